@@ -1,0 +1,50 @@
+"""What can go wrong by the user's hand, each with the remedy in its message.
+
+The command line prints `error: <message>` and exits with the class's `exit_code`; a traceback is always our own bug.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConsensusError(Exception):
+    """Base of every error a user can mend."""
+
+    exit_code = 2
+
+
+class OptionError(ConsensusError, ValueError):
+    """A bad argument: names the argument, the value, the bound and the remedy."""
+
+
+class DataError(ConsensusError):
+    """A missing or damaged file: names the path, the line and where the file comes from."""
+
+    exit_code = 3
+
+
+class ImageError(DataError):
+    """One picture that cannot be read."""
+
+
+class BusyError(ConsensusError):
+    """Another process is working on the same run."""
+
+    exit_code = 4
+
+
+class MissingDependency(ConsensusError, ImportError):
+    """An optional package is absent: names the pip line to type."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
+    """An error for a name that is in no registry, with near misses and all that exists."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return OptionError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}")
+
+
+def missing_extra(what: str, extra: str) -> MissingDependency:
+    """An error for an absent optional package: `what` needs the extra named `extra`."""
+    return MissingDependency(f"{what}: not installed. Type: pip install 'llava-consensus[{extra}]'")
