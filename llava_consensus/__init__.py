@@ -1,0 +1,54 @@
+"""ConsensusDrop: fewer visual tokens for vision-language models, without training.
+
+    from llava_consensus import attach
+    with attach(model, method="consensusdrop", tokens=64):
+        model.generate(...)
+
+Nothing heavy is imported until a name is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts import Attachment
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Budget": "tokens",
+    "Reduction": "tokens",
+    "VisualTokens": "tokens",
+    "METHODS": "methods",
+    "make": "methods",
+    "HOSTS": "hosts",
+    "load": "hosts",
+    "BENCHMARKS": "benchmarks",
+}
+__all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def attach(model: Any, method: str = "consensusdrop", tokens: int = 64, merged: int | None = None, **options: Any) -> "Attachment":
+    """Makes one model instance answer from `tokens` visual tokens; detach with `.detach()` or by leaving a `with` block.
+
+    Args:
+        model: a loaded model of a class some host adapts (`HOSTS`).
+        method: name in `METHODS`.
+        tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model.
+        merged: M of them, merged; None is the paper's share.
+        options: fields of the method, for example `alpha=1.0`.
+    Raises:
+        OptionError: for an unknown name or a value outside its bound.
+    """
+    from llava_consensus.hosts import wrap
+    from llava_consensus.methods import make
+    from llava_consensus.tokens import Budget
+
+    chosen, budget = make(method, **options), Budget(tokens, merged)
+    return wrap(model).attach(chosen, budget)

@@ -1,0 +1,185 @@
+"""Host: official LLaVA 1.5 and 1.6, Llama and Mistral language models, by the `llava` package's own loader, templates and `generate`.
+
+The vision tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded batches.
+"""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from llava_consensus.errors import OptionError, missing_extra
+from llava_consensus.hosts.base import Answer, Encoded, Prompt, VisionTaps
+from llava_consensus.hosts.llava_seam import LlavaAttachment, take_taps
+from llava_consensus.methods import make
+from llava_consensus.tokens import Budget, Method
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class LlavaHost:
+    """A LLaVA model with its tokenizer and image processor.
+
+    Args:
+        model: a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM` with its vision tower loaded.
+        tokenizer, image_processor: as the official loader returns them; only `encode` and `answer` need them.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, image_processor: Any = None) -> None:
+        self.model, self.tokenizer, self.image_processor = model, tokenizer, image_processor
+        self.attachment: LlavaAttachment | None = None
+
+    @property
+    def visual_tokens(self) -> int:
+        """Patches of one picture, or of one tile of it."""
+        patches: int = self.model.get_vision_tower().num_patches
+        return patches
+
+    def attach(self, method: Method, budget: Budget) -> LlavaAttachment:
+        """Attaches a method to this model instance; a context manager, or call `.detach()`."""
+        self.attachment = LlavaAttachment(self.model, method, budget)
+        return self.attachment
+
+    @torch.inference_mode()
+    def encode(self, images: list[Image.Image]) -> list[Encoded]:
+        """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
+        from llava.mm_utils import process_images
+
+        pixels = [process_images([image], self.image_processor, self.model.config)[0] for image in images]
+        tiles = [one if one.ndim == 4 else one[None] for one in pixels]
+        batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
+        attachment = self.attachment
+        taps = take_taps(self.model, batch, attachment.method if attachment else make("full"))
+        parts, start = [], 0
+        for image, one, own in zip(images, pixels, tiles, strict=True):
+            parts.append(Encoded(slice_taps(taps, start, start + len(own)), one.ndim == 4, image.size))
+            start += len(own)
+        return parts
+
+    @torch.inference_mode()
+    def answer(self, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]:
+        """Greedy answers to one prompt about each encoded picture, in one left-padded batch.
+
+        Raises:
+            ValueError: when the prompts differ in the length of answer they allow.
+        """
+        if len({prompt.max_new_tokens for prompt in prompts}) != 1:
+            raise ValueError("the prompts of one batch must allow answers of one length")
+        attached = self.attachment is not None and self.attachment.active
+        attachment = self.attachment if attached and self.attachment else self.attach(make("full"), Budget(1))
+        try:
+            return self._generate(attachment, encoded, prompts)
+        finally:
+            attachment.encoded, attachment.overrides = None, {}
+            if not attached:
+                attachment.detach()
+
+    def _generate(self, attachment: LlavaAttachment, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]:
+        """Answers through the official `generate`, with the pictures' features handed over."""
+        rows = [self.prompt_ids(prompt) for prompt in prompts]
+        width = max(len(row) for row in rows)
+        device = self.model.device
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=pad) for row in rows])
+        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
+        attachment.encoded = join_taps([one.taps for one in encoded])
+        attachment.overrides = {"tokenizer_padding_side": "left"}
+        blank = [torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=self.model.dtype) for one in encoded]
+        images: Any = blank if any(one.tiled for one in encoded) else torch.cat(blank)
+        output = self.model.generate(
+            ids.to(device),
+            images=images,
+            image_sizes=[one.size for one in encoded],
+            attention_mask=mask.to(device),
+            do_sample=False,
+            max_new_tokens=prompts[0].max_new_tokens,
+            pad_token_id=pad,
+            use_cache=True,
+        )
+        texts = self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return [self._answer(attachment, row, text.strip()) for row, text in enumerate(texts)]
+
+    def _answer(self, attachment: LlavaAttachment, row: int, text: str) -> Answer:
+        """One row's text with the account of its tokens."""
+        own = tuple(one for one in attachment.outcomes if one.row == row)
+        counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
+        return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
+
+    def prompt_ids(self, prompt: Prompt) -> Tensor:
+        """Token ids of a prompt with the image placeholder in front of its text, as LLaVA's own runners build it: [L] on the CPU."""
+        from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN, IMAGE_TOKEN_INDEX
+        from llava.conversation import conv_templates
+        from llava.mm_utils import tokenizer_image_token
+
+        if prompt.conversation not in conv_templates:
+            raise OptionError(f"conversation={prompt.conversation!r} must be one of {', '.join(sorted(conv_templates))}")
+        wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
+        image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
+        turns = conv_templates[prompt.conversation].copy()
+        turns.append_message(turns.roles[0], f"{image}\n{prompt.text}")
+        turns.append_message(turns.roles[1], None)
+        ids: Tensor = tokenizer_image_token(turns.get_prompt(), self.tokenizer, IMAGE_TOKEN_INDEX, return_tensors="pt")
+        return ids
+
+
+def join_taps(taps: list[VisionTaps]) -> VisionTaps:
+    """Tiles of several pictures as one batch."""
+    joined = [None if values[0] is None else torch.cat(values) for values in zip(*(tap[:4] for tap in taps), strict=True)]
+    prints = None if taps[0].fingerprint is None else torch.cat([tap.fingerprint for tap in taps if tap.fingerprint is not None])
+    return VisionTaps(*joined, taps[0].scale, taps[0].classes, prints)  # type: ignore[arg-type]
+
+
+def slice_taps(taps: VisionTaps, start: int, stop: int) -> VisionTaps:
+    """The tiles start..stop-1."""
+    return VisionTaps(*(value[start:stop] if isinstance(value, Tensor) else value for value in taps))  # type: ignore[arg-type]
+
+
+def wrap(model: Any) -> LlavaHost:
+    """The host of a model that is loaded already."""
+    return LlavaHost(model)
+
+
+def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
+    """Loads a checkpoint with LLaVA's own loader (`llava.model.builder`).
+
+    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from any folder.
+
+    Raises:
+        OptionError: for a folder that is not there, a name LLaVA's loader would take for another model, or a bad device or dtype.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise OptionError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if place.startswith("cuda") and not torch.cuda.is_available():
+        raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
+    changes = tower_beside(path)
+    try:
+        from llava.mm_utils import get_model_name_from_path
+        from llava.model.builder import load_pretrained_model
+    except ImportError as error:
+        raise missing_extra(f"official LLaVA ({error})", "llava") from error
+    name = get_model_name_from_path(path)
+    if "llava" not in name.lower() or "lora" in name.lower():
+        raise OptionError(f"model={path!r}: LLaVA's loader goes by the folder's name, which must contain 'llava' and not 'lora' (merge first)")
+    with contextlib.redirect_stdout(io.StringIO()):
+        tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
+    if dtype != "auto" or place == "cpu":
+        model.to(DTYPES.get(dtype, torch.float32))
+    return LlavaHost(model.eval(), tokenizer, processor)
+
+
+def tower_beside(path: str) -> dict[str, str]:
+    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other checkpoints."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        if folder.exists() or len(folder.parts) != 2 or path.startswith((".", "/", "checkpoints")):
+            raise OptionError(f"model={path!r}: no config.json there. Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b")
+        return {}
+    name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
+    beside = folder / Path(name).name
+    return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}

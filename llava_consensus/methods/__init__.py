@@ -1,0 +1,31 @@
+"""The reduction methods. METHODS is the only list: a new method is one file here and one line below (docs/adding.md)."""
+
+from dataclasses import fields
+from typing import Any
+
+from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.full import Full
+from llava_consensus.methods.random import Random
+from llava_consensus.tokens import Method
+
+METHODS: dict[str, Any] = {"consensusdrop": ConsensusDrop, "full": Full, "random": Random}
+
+
+def make(name: str, **options: Any) -> Method:
+    """The method called `name` with these options, checked before anything is loaded.
+
+    Raises:
+        OptionError: for an unknown name, an unknown option or a value outside its bound.
+    """
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    known = [f.name for f in fields(METHODS[name])]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of method {name!r}", option, known)
+    try:
+        method: Method = METHODS[name](**options)
+    except TypeError as error:
+        raise OptionError(f"options of method {name!r}: {error}") from error
+    return method

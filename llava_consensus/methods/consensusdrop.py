@@ -1,0 +1,143 @@
+"""ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (the paper; settled in method.md)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus import egtm, fusers, saliency, scap
+from llava_consensus.tokens import Budget, Placement, Reduction, Stages, VisualTokens, choose, ensure_finite, first_true, membership, within
+
+
+class Saliencies(NamedTuple):
+    """The three saliencies of a unit: [B, N] each, of which the fused one sums to 1."""
+
+    vision: Tensor
+    cross: Tensor
+    fused: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsensusDrop(Placement):
+    """Fuse vision-encoder saliency with query-aware saliency (SCAP), keep the best K tokens, merge the rest into M (EGTM).
+
+    Args:
+        vision_score: `class` (attention of the class token) | `tokens` (attention received from the other patches).
+        aggregate: `all` | `last` | `max`, how SCAP's text rows become one saliency.
+        scap_rope: whether SCAP rotates queries and keys as the host does.
+        fuser: `convex` | `recovery`.
+        alpha: weight of the vision side in the convex fuser, in [0, 1]; 1 is vision-only, 0 is cross-only.
+        student: `vision` | `cross`, whose ranking comes first in the recovery fuser.
+        rate: share of the kept tokens the teacher adds in the recovery fuser, in [0, 1].
+        tau_vision, tau_cross: temperatures, above 0.
+        fps_start: `first` | `salient` | `mean`, where EGTM's sampling starts.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    vision_score: str = "class"
+    aggregate: str = "all"
+    scap_rope: bool = True
+    fuser: str = "convex"
+    alpha: float = 0.7
+    student: str = "vision"
+    rate: float = 0.1
+    tau_vision: float = 1.0
+    tau_cross: float = 1.0
+    fps_start: str = "first"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "probe"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("vision_score", self.vision_score, ("class", "tokens"))
+        choose("aggregate", self.aggregate, scap.AGGREGATES)
+        choose("fuser", self.fuser, ("convex", "recovery"))
+        choose("student", self.student, ("vision", "cross"))
+        choose("fps_start", self.fps_start, egtm.STARTS)
+        within("alpha", self.alpha, 0.0, 1.0)
+        within("rate", self.rate, 0.0, 1.0)
+        within("tau_vision", self.tau_vision, 0.0, float("inf"), open_low=True)
+        within("tau_cross", self.tau_cross, 0.0, float("inf"), open_low=True)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens only."""
+        stages = Stages(tokens.projected.device)
+        available = tokens.projected.shape[1]
+        count, merged = budget.split(available)
+        with torch.no_grad():
+            found = self.saliencies(tokens, stages)
+            with stages.stage("fusion"):
+                kept = self.select(found, count)  # [B, K]
+                rest = first_true(~membership(kept, available), available - count)  # [B, R]
+        with stages.stage("merge"):
+            folded, anchors, group = self._merge(tokens, found.fused, rest, merged)
+        with stages.stage("output"):
+            return assemble(tokens.projected, kept, rest, folded, anchors, group, self.order)._replace(
+                vision=found.vision, cross=found.cross, fused=found.fused, stages=stages
+            )
+
+    def saliencies(self, tokens: VisualTokens, stages: Stages) -> Saliencies:
+        """Both sides and their fusion. A prompt without text after the image counts on the vision side alone (method.md 3.4)."""
+        if tokens.attention is None or tokens.probe is None or tokens.item is None or tokens.columns is None:
+            raise ValueError("ConsensusDrop needs the vision attention and the text probe: the host did not collect them")
+        with stages.stage("saliency"):
+            score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
+            vision = tokens.of_tiles(score(tokens.attention))
+            if tokens.tiles_per_unit > 1:
+                vision = saliency.pool_tiles(vision, tokens.tile, tokens.tiles_per_unit)
+        with stages.stage("scap"):
+            attention = scap.text_attention(tokens.probe, self.scap_rope)
+            row_mask = tokens.probe.row_mask
+            cross = scap.cross_saliency(attention[tokens.item], row_mask[tokens.item], tokens.columns, self.aggregate)
+        with stages.stage("fusion"):
+            asked = row_mask.any(1)[tokens.item][:, None]
+            side_v = fusers.temperature(vision, self.tau_vision)
+            side_c = torch.where(asked, fusers.temperature(cross, self.tau_cross), side_v)
+            fused = ensure_finite("fused saliency", fusers.convex(side_v, side_c, self.alpha))
+        return Saliencies(vision, torch.where(asked, cross, side_v), fused)
+
+    def select(self, found: Saliencies, count: int) -> Tensor:
+        """The K kept tokens in ascending index order: [B, K]."""
+        if self.fuser == "convex":
+            return fusers.top(found.fused, count)
+        student, teacher = (found.vision, found.cross) if self.student == "vision" else (found.cross, found.vision)
+        return fusers.recover(student, teacher, count, self.rate)
+
+    def _merge(self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Merged tokens [B, M, D], their anchors [B, M] among the unit's tokens, and the group of each of the R left-over tokens."""
+        if count == 0:
+            width = tokens.projected.shape[-1]
+            return tokens.projected.new_empty(len(rest), 0, width), rest[:, :0], None
+        if tokens.features is None or tokens.attention is None:
+            raise ValueError("EGTM needs the features and keys of the vision tower: the host did not collect them")
+        tile, patch = tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)
+        with torch.no_grad():
+            start = fused.gather(1, rest)
+            anchors = egtm.sample_anchors(tokens.features[tile, patch], count, self.fps_start, start)
+            keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)  # [U, N, d_k]
+            group = egtm.assign(keys[tile, patch], anchors)
+        left_over = tokens.projected.gather(1, rest[..., None].expand(-1, -1, tokens.projected.shape[-1]))
+        return egtm.merge(left_over, group, count), rest.gather(1, anchors), group
+
+
+def assemble(projected: Tensor, kept: Tensor, rest: Tensor, folded: Tensor, anchors: Tensor, group: Tensor | None, order: str) -> Reduction:
+    """Puts kept and merged tokens in output order and says where every input token went.
+
+    Args:
+        projected: [B, N, D]. kept: [B, K]. rest: [B, R]. folded: [B, M, D]. anchors: [B, M] indices among the N.
+        group: [B, R] anchor that each left-over token joined, None where nothing was merged.
+        order: `top_then_merged` | `raster`.
+    """
+    own = projected.gather(1, kept[..., None].expand(-1, -1, projected.shape[-1]))
+    slots = torch.arange(kept.shape[1] + anchors.shape[1], device=kept.device).expand(len(kept), -1)
+    output, source = torch.cat((own, folded), dim=1), torch.cat((kept, anchors), dim=1)  # [B, K + M, D], [B, K + M]
+    if order == "raster":
+        source, place = source.sort(dim=1)
+        output = output.gather(1, place[..., None].expand(-1, -1, output.shape[-1]))
+        slots = place.argsort(dim=1)  # slot of the i-th of kept, then anchors
+    owner = torch.full(projected.shape[:2], -1, dtype=torch.long, device=kept.device).scatter(1, kept, slots[:, : kept.shape[1]])
+    if group is not None:
+        owner = owner.scatter(1, rest, slots[:, kept.shape[1] :].gather(1, group))
+    return Reduction(output, kept, anchors, source, owner)

@@ -1,0 +1,50 @@
+"""Random: T tokens drawn without looking, the floor every method must clear."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.fusers import top
+from llava_consensus.methods.consensusdrop import assemble
+from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens, first_true, membership
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Placement):
+    """T of N tokens drawn at random, none merged; the draw depends on the picture, the prompt and `seed`, never on the batch.
+
+    Args:
+        seed: whole number that makes another draw.
+    """
+
+    seed: int = 0
+
+    needs: ClassVar[frozenset[str]] = frozenset({"fingerprint"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise OptionError(f"seed={self.seed!r} must be a whole number")
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens at random."""
+        if tokens.fingerprint is None:
+            raise ValueError("random selection needs the fingerprint of picture and prompt: the host did not collect it")
+        available = tokens.projected.shape[1]
+        noise = draw(tokens.fingerprint + self.seed * 0x5851F42D4C957F, available)
+        kept = top(noise, min(budget.tokens, available))
+        rest = first_true(~membership(kept, available), available - kept.shape[1])
+        nothing = tokens.projected[:, :0]
+        return assemble(tokens.projected, kept, rest, nothing, kept[:, :0], None, self.order)._replace(fused=noise)
+
+
+def draw(seeds: Tensor, count: int) -> Tensor:
+    """`count` uniform numbers in [0, 1) for each of the int64 seeds [B], by a counter and an avalanche of shifts: the same on every device."""
+    counter = torch.arange(1, count + 1, device=seeds.device)
+    state = seeds[:, None] * 0x2545F4914F6CDD1D + counter * 0x9E3779B97F4A7C1  # int64 arithmetic wraps
+    for multiplier in (0x7F51AFD7ED558CCD, 0x44CEB9FE1A85EC53):
+        state = (state ^ (state >> 31)) * multiplier
+    return ((state >> 20) & 0xFFFFFF).float() / 2**24

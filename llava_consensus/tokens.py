@@ -1,0 +1,235 @@
+"""The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
+
+Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit, U distinct tiles seen by the
+vision tower, I prompts-with-image that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import ConsensusError, OptionError
+
+
+class NonFiniteError(ConsensusError, FloatingPointError):
+    """A stage of the reduction produced NaN or infinity; a ranking of such numbers would mean nothing."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged (method.md 7).
+
+    Args:
+        tokens: T >= 1, in absolute tokens. T >= N means the unpatched model.
+        merged: M in 0..T; None means floor(20 T / 128 + 1/2), the split of the paper.
+    Raises:
+        OptionError: for a T below 1 or an M outside 0..T.
+    """
+
+    tokens: int
+    merged: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "merged"):
+            value = getattr(self, name)
+            if not (value is None and name == "merged") and (not isinstance(value, int) or isinstance(value, bool)):
+                raise OptionError(f"{name}={value!r} must be a whole number")
+        if self.tokens < 1:
+            raise OptionError(f"tokens={self.tokens} must be at least 1: a budget counts the visual tokens of one image")
+        if self.merged is not None and not 0 <= self.merged <= self.tokens:
+            raise OptionError(f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of the budget tokens={self.tokens}")
+
+    def split(self, available: int) -> tuple[int, int]:
+        """K and M for a unit of `available` tokens; M is clamped to what is left after K, K to what there is."""
+        merged = (40 * self.tokens + 128) // 256 if self.merged is None else self.merged
+        kept = min(self.tokens - merged, available)
+        return kept, min(merged, available - kept)
+
+    def share(self, parts: int) -> list["Budget"]:
+        """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
+        tokens = [self.tokens // parts + (i < self.tokens % parts) for i in range(parts)]
+        if min(tokens) < 1:
+            raise OptionError(f"tokens={self.tokens} is less than one token for each of {parts} tiles: give at least {parts}, or tile_budget=global")
+        merged = [None if self.merged is None else self.merged // parts + (i < self.merged % parts) for i in range(parts)]
+        return [Budget(t, m) for t, m in zip(tokens, merged, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Options every method shares: where its tokens go in the sequence and how tiles share the budget (method.md 6, 7).
+
+    Args:
+        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept).
+        positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
+        tile_budget: `per_tile` | `global` (one ranking over all tiles of a picture).
+        vision_layer: block that gives saliency, features and keys; None is the block whose output feeds the projector.
+    Raises:
+        OptionError: for a value that is none of these.
+    """
+
+    order: str = "top_then_merged"
+    positions: str = "renumber"
+    tile_budget: str = "per_tile"
+    vision_layer: int | None = None
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    reduces: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        choose("order", self.order, ("top_then_merged", "raster"))
+        choose("positions", self.positions, ("renumber", "keep"))
+        choose("tile_budget", self.tile_budget, ("per_tile", "global"))
+        if self.vision_layer is not None and (not isinstance(self.vision_layer, int) or isinstance(self.vision_layer, bool)):
+            raise OptionError(f"vision_layer={self.vision_layer!r} must be the whole number of a vision block, or left out")
+
+
+class VisionAttention(NamedTuple):
+    """Inputs to the attention of one vision block, before the scale is applied."""
+
+    query: Tensor  # [U, H, C + N, d]
+    key: Tensor  # [U, H, C + N, d]
+    scale: float
+    classes: int  # C: class tokens in front of the patches, 0 or 1
+
+
+class TextProbe(NamedTuple):
+    """Inputs to the attention of the language model's first layer, for the text rows only, before rotation and scale."""
+
+    query: Tensor  # [I, H, L, d]
+    key: Tensor  # [I, H_kv, S, d]
+    cos: Tensor  # [I, S, d]
+    sin: Tensor  # [I, S, d]
+    scale: float
+    rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
+    row_mask: Tensor  # [I, L] true where the row is real
+    key_mask: Tensor  # [I, S] true where the key is not padding
+
+
+class VisualTokens(NamedTuple):
+    """One batch of units to reduce; the optional parts are there when the method's `needs` names them."""
+
+    projected: Tensor  # [B, N, D] what the language model would have received
+    tile: Tensor  # [B, N] which of the U tiles each token came from
+    patch: Tensor  # [B, N] which patch of that tile
+    tiles_per_unit: int = 1
+    attention: VisionAttention | None = None  # needs "attention"
+    features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
+    probe: TextProbe | None = None  # needs "probe"
+    item: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
+    columns: Tensor | None = None  # [B, N] place of each token in the full sequence
+    fingerprint: Tensor | None = None  # [B] int64 of picture and prompt, the same in every batch
+
+    def of_tiles(self, values: Tensor) -> Tensor:
+        """Rows of a per-tile tensor [U, N_tile, ...] for these tokens: [B, N, ...]."""
+        return values[self.tile, self.patch]
+
+
+class Reduction(NamedTuple):
+    """The reduced tokens and the bookkeeping of how they came about (method.md 6). Indices count the unit's own tokens."""
+
+    tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
+    kept: Tensor  # [B, K] ascending
+    anchors: Tensor  # [B, M] ascending
+    source: Tensor  # [B, K + M] input token each output slot stands for: a kept token itself, a merged token's anchor
+    owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
+    vision: Tensor | None = None  # [B, N] s_v
+    cross: Tensor | None = None  # [B, N] s_c
+    fused: Tensor | None = None  # [B, N] s
+    stages: "Stages | None" = None
+
+
+class Method(Protocol):
+    """A reduction method: a frozen dataclass of its options that declares what a host must collect for it."""
+
+    needs: ClassVar[frozenset[str]]
+    reduces: ClassVar[bool]
+
+    @property
+    def order(self) -> str: ...
+    @property
+    def positions(self) -> str: ...
+    @property
+    def tile_budget(self) -> str: ...
+    @property
+    def vision_layer(self) -> int | None: ...
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The `budget.tokens` tokens that replace the N of each unit."""
+        ...
+
+
+@dataclass
+class Stages:
+    """Wall time of named stages. On CUDA it records events and waits for nothing until it is read."""
+
+    device: torch.device
+    marks: list[tuple[str, object, object]] = field(default_factory=list)
+
+    def _now(self) -> object:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times the body under `name`."""
+        start = self._now()
+        yield
+        self.marks.append((name, start, self._now()))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time of each stage in milliseconds, summed over calls. Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        total: dict[str, float] = {}
+        for name, start, end in self.marks:
+            spent = start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else (end - start) * 1e3  # type: ignore[operator]
+            total[name] = total.get(name, 0.0) + spent
+        return total
+
+
+def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises OptionError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise OptionError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+
+
+def within(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    """Raises OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (low < value if open_low else low <= value) or not value <= high:  # type: ignore[operator]
+        bound = f"above {low:g}" if high == float("inf") else f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        raise OptionError(f"{name}={value!r} must be a number {bound}")
+
+
+def ensure_finite(stage: str, values: Tensor) -> Tensor:
+    """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it."""
+    fine = torch.isfinite(values).all()
+    message = f"{stage}: NaN or infinite values. Check the model's weights and dtype (bfloat16 or float32 where float16 overflows)"
+    if values.device.type == "cpu":
+        if not fine:
+            raise NonFiniteError(message)
+    else:
+        torch._assert_async(fine, message)
+    return values
+
+
+def rank(saliency: Tensor) -> Tensor:
+    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable, so ties never depend on the device."""
+    return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
+
+
+def membership(index: Tensor, size: int) -> Tensor:
+    """Which of `size` places an index [B, K] names: bool [B, size]."""
+    return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)
+
+
+def first_true(mask: Tensor, count: int) -> Tensor:
+    """Ascending indices of the true places of a mask [B, N] that has `count` of them in every row: [B, count]."""
+    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[:, :count]
