@@ -1,0 +1,218 @@
+"""What a run is: checked before any weight loads, and written down to the last thing that can change an answer.
+
+`prepare(RunConfig("gqa", tokens=64))` returns a Plan or raises what the user can mend. `Plan.description` becomes
+config.json and names the run: method options with defaults filled in, contents of question files and weights, versions.
+Batch size and the folder of results are not in it.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llava_consensus import benchmarks
+from llava_consensus.benchmarks import Benchmark, Question
+from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.methods import make
+from llava_consensus.records import Record
+from llava_consensus.tokens import Budget, Method
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
+PACKAGES = (
+    "llava-consensus",
+    "torch",
+    "transformers",
+    "llava-torch",
+    "tokenizers",
+    "pillow",
+)  # their versions can change answers
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is measured. Anything here may change an answer; batch size and the folder of results cannot.
+
+    Args:
+        benchmark: name in BENCHMARKS.
+        method: name in METHODS; `options` are its options, defaults filled in.
+        tokens: visual tokens per image handed to the language model.
+        merged: how many of them are merged ones; None is the split of the paper.
+        model: folder of a LLaVA checkpoint, or hub name.
+        data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
+        limit: only the first questions.
+        device, dtype: `auto`, or as torch calls them.
+        conversation, max_new_tokens: instead of the benchmark's own.
+    """
+
+    benchmark: str
+    method: str = "consensusdrop"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int = 64
+    merged: int | None = None
+    model: str = "checkpoints/llava-mini"
+    data: str = "playground/mini"
+    limit: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    conversation: str | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked configuration: what the loop works with; `description` is config.json and names the run."""
+
+    benchmark: Benchmark
+    method: Method
+    budget: Budget
+    questions: list[Question]
+    data: Path
+    device: str
+    description: Record
+
+    def picture(self, question: Question) -> Path | None:
+        """The file of a question's picture."""
+        if question.image is None:
+            return None
+        return self.data / "eval" / self.benchmark.folder / self.benchmark.images / question.image
+
+
+def prepare(config: RunConfig, batch: int = 1) -> Plan:
+    """Checks everything that needs no weights, and writes down the whole configuration."""
+    benchmark = benchmarks.get(config.benchmark)
+    method = make(config.method, **config.options)
+    budget = Budget(config.tokens, config.merged)
+    for name, value in (("batch", batch), ("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value} must be at least 1")
+    device = _device(config.device)
+    if config.dtype not in DTYPES:
+        raise unknown_name("dtype", config.dtype, DTYPES)
+    check_model(config.model)
+    questions = _read_questions(config, benchmark)
+    description = _describe(config, benchmark, method) | {"device": device}
+    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description)
+
+
+def check_model(model: str) -> None:
+    """Raises DataError for a local folder that is no checkpoint; a name of the form owner/name is left to the hub."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DataError(f"model {model!r}: the folder has no config.json, so it is no checkpoint.{_checkpoints()}")
+        return
+    local = model.startswith((".", "/", "~")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
+    if folder.exists() or local or not HUB_NAME.fullmatch(model):
+        raise DataError(f"model {model!r}: no such folder.{_checkpoints()} A model of the hub is named owner/name")
+
+
+def _checkpoints() -> str:
+    found = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
+    return f" Here are: {', '.join(found)}." if found else " There are none in checkpoints/ either."
+
+
+def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
+    """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
+    questions = benchmark.load(Path(config.data).expanduser())[: config.limit]
+    folder = Path(config.data).expanduser() / "eval" / benchmark.folder
+    if not questions:
+        raise DataError(f"{folder / benchmark.questions}: no questions in it")
+    if not (folder / benchmark.images).is_dir() and any(question.image is not None for question in questions):
+        raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
+    return questions
+
+
+def _device(name: str) -> str:
+    if name == "cpu":
+        return name
+    if not re.fullmatch(r"auto|mps|cuda(:\d+)?", name):
+        raise unknown_name("device", name, ("auto", "cpu", "cuda", "mps"))
+    import torch  # only now: it takes a second
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
+        raise OptionError(
+            f"device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Take --device auto"
+        )
+    return name
+
+
+def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record:
+    """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
+    options = _options(method)
+    folder = Path(config.data).expanduser() / "eval" / benchmark.folder
+    files = [folder / file.path for file in benchmark.files]
+    return {
+        "benchmark": benchmark.name,
+        "method": config.method,
+        "tokens": config.tokens,
+        "merged": config.merged,
+        "options": {name: value for name, (value, _) in options.items()},
+        "changed": {name: value for name, (value, default) in options.items() if value != default},
+        "model": _place(config.model),
+        "weights": _fingerprint(_weights(Path(config.model).expanduser())),
+        "data": _place(config.data),
+        "questions": _fingerprint(path for path in files if path.is_file()),
+        "limit": config.limit,
+        "conversation": config.conversation or benchmark.conversation,
+        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
+        "decoding": "greedy",
+        "dtype": config.dtype,
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _options(method: Method) -> dict[str, tuple[Any, Any]]:
+    """Every option of a method, with its default; a whole number given for a fraction counts as one: 1 is 1.0."""
+    found = {}
+    for one in fields(method):  # type: ignore[arg-type]  # every method is a dataclass
+        value = getattr(method, one.name)
+        if isinstance(one.default, float) and isinstance(value, int):
+            value = float(value)
+        plain = value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+        found[one.name] = (plain, one.default)
+    return found
+
+
+def _place(name: str) -> str:
+    """A folder as seen from here if it lies below, else its full path; a hub name as it is."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _weights(folder: Path) -> list[Path]:
+    suffixes = {".json", ".safetensors", ".bin", ".model", ".txt"}
+    return sorted(path for path in folder.glob("*") if path.suffix in suffixes) if folder.is_dir() else []
+
+
+def _fingerprint(paths: Iterable[Path]) -> str:
+    """One hash of the names and contents of files; of large ones, of their sizes, beginnings and ends."""
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with open(path, "rb") as file:
+            if size <= LARGE:
+                digest.update(file.read())
+            else:
+                digest.update(file.read(1 << 20))
+                file.seek(-(1 << 20), os.SEEK_END)
+                digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

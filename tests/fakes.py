@@ -1,0 +1,122 @@
+"""A host without weights and a benchmark without data, for tests of everything around the model.
+Imported by the other tests as `fakes`; registers nothing by itself.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from PIL import Image
+
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
+from llava_consensus.hosts.base import Answer
+from llava_consensus.plan import RunConfig
+
+FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
+
+
+def load(data: Path) -> list[Question]:
+    return load_questions(data / "eval" / "fake", FILES)
+
+
+def score(records: Sequence[Mapping[str, Any]], data: Path) -> dict[str, Any]:
+    """An answer is right when it is longer than its neighbours' would be: any fixed function of the text does."""
+    extracted = [{"index": one["metadata"]["index"], "correct": float(len(one["text"]) % 3 > 0)} for one in records]
+    return {"accuracy": 100 * sum(one["correct"] for one in extracted) / len(extracted), "extracted": extracted}
+
+
+FAKE = Benchmark(
+    name="fake",
+    line="nothing real",
+    folder="fake",
+    questions="questions.jsonl",
+    images="images",
+    files=FILES,
+    metric="accuracy",
+    paper=None,
+    max_new_tokens=8,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+)
+
+
+class FakeAttachment:
+    def __init__(self, host: "FakeHost", tokens: int) -> None:
+        self.host, self.tokens = host, tokens
+        self.outcomes: list[Any] = []
+
+    def detach(self) -> None:
+        self.host.tokens = self.host.visual_tokens
+
+    def __enter__(self) -> "FakeAttachment":
+        self.host.tokens = min(self.tokens, self.host.visual_tokens)
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.detach()
+
+
+class FakeHost:
+    """Answers with a function of picture, question and tokens; writes down what it was asked."""
+
+    visual_tokens = 576
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.tokens = self.visual_tokens
+        self.seconds = seconds
+        self.encoded: list[int] = []
+        self.asked: list[str] = []
+        self.groups: list[int] = []
+        self.interrupt_after: int | None = None
+
+    def attach(self, method: Any, budget: Any) -> FakeAttachment:
+        return FakeAttachment(self, budget.tokens if method.reduces else self.visual_tokens)
+
+    def encode(self, images: list[Image.Image]) -> list[Any]:
+        colours = [int(image.getpixel((0, 0))[0]) for image in images]  # type: ignore[index]
+        self.encoded += colours
+        return colours
+
+    def answer(self, encoded: list[Any], prompts: list[Any]) -> list[Answer]:
+        if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
+            raise KeyboardInterrupt
+        time.sleep(self.seconds)
+        self.groups.append(len(prompts))
+        self.asked += [prompt.text for prompt in prompts]
+        texts = [f"{prompt.text} {one} {'é' * (self.tokens % 5)}" for one, prompt in zip(encoded, prompts, strict=True)]
+        before = [0 if one is None else self.visual_tokens for one in encoded]
+        return [Answer(t, b, min(b, self.tokens), 0, (), ()) for t, b in zip(texts, before, strict=True)]
+
+
+def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:
+    """`pictures` tiny PNG files with `each` questions about each of them."""
+    images = folder / "eval" / "fake" / "images"
+    images.mkdir(parents=True)
+    lines = []
+    for number in range(pictures):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(images / f"{number}.png")
+        for question in range(each):
+            row = {
+                "question_id": number * 100 + question,
+                "image": f"{number}.png",
+                "text": f"what {number} {question}",
+            }
+            lines.append(json.dumps(row) + "\n")
+    (folder / "eval" / "fake" / "questions.jsonl").write_text("".join(lines))
+    return folder
+
+
+def make_model(folder: Path) -> Path:
+    """A folder that looks like a checkpoint."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def config(data: Path, model: Path, /, **changes: Any) -> RunConfig:
+    """The configuration most tests use."""
+    return RunConfig(**{"benchmark": "fake", "data": str(data), "model": str(model), "device": "cpu", **changes})

@@ -1,0 +1,274 @@
+"""The evaluation loop against a host without weights: resume, SIGKILL, bad pictures, bad arguments.
+
+Run: `pytest tests/test_harness.py`.
+"""
+
+import json
+import logging
+import multiprocessing
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FAKE, FakeHost, config, make_data, make_model
+
+from llava_consensus import harness
+from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
+from llava_consensus.harness import Interrupted, Pictures, RunResult
+from llava_consensus.plan import prepare
+from llava_consensus.records import open_run, read_answers
+
+FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_model(tmp_path / "data" / "model")
+    return make_data(tmp_path / "data")
+
+
+def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
+    loader = lambda *_: host or FakeHost()  # noqa: E731
+    return harness.run(config(data, data / "model", **changes), out, batch, False, loader)
+
+
+def no_load(*_: str) -> Any:
+    raise AssertionError("weights were loaded")
+
+
+def steady(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in every run of one configuration."""
+    return {key: value for key, value in metrics.items() if key not in ("timing", "environment")}
+
+
+def texts(result: RunResult) -> list[tuple[int, str, str]]:
+    lines = read_answers(result.path / "answers.jsonl")
+    return [(one["metadata"]["index"], one["prompt"], one["text"]) for one in lines]
+
+
+def test_a_whole_run(data: Path, tmp_path: Path) -> None:
+    host = FakeHost()
+    result = go(data, tmp_path / "out", host)
+    assert host.encoded == [0, 1, 2, 3], "the tower runs once per picture"
+    assert host.groups == [3] * 6 + [2] and result.asked == 20
+    assert [index for index, _, _ in texts(result)] == list(range(20))
+    metrics = result.metrics
+    assert metrics["tokens"] == {"before": 576, "after": 64, "structural": 0}
+    assert (metrics["questions"], metrics["answered"], metrics["errors"]) == (20, 20, 0)
+    assert metrics["score"] == metrics["report"]["accuracy"] and metrics["timing"]["questions_per_second"] > 0
+    assert result.path.name.startswith("fake-consensusdrop-64-")
+    assert read_answers(result.path / "answers.jsonl")[0]["model_id"] == "model"
+
+
+def test_complete_run_loads_nothing(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and again.asked == 0
+
+
+def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    (first.path / "metrics.json").unlink()
+    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert steady(again.metrics) == steady(first.metrics)
+
+
+def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
+    results = [go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99)]
+    assert len({result.path.name for result in results}) == 1
+    assert texts(results[0]) == texts(results[1]) == texts(results[2])
+    assert steady(results[0].metrics) == steady(results[1].metrics) == steady(results[2].metrics)
+
+
+def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = FakeHost()
+    host.interrupt_after = 6
+    with pytest.raises(Interrupted, match="6 of 20 questions"):
+        go(data, tmp_path, host)
+    caplog.set_level(logging.INFO)
+    rest = FakeHost()
+    result = go(data, tmp_path, rest)
+    assert "going on after 6 of 20" in caplog.text and len(rest.asked) == 14 == result.asked
+    assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
+
+
+def test_cut_answers_at_every_byte_of_the_last_line(data: Path, tmp_path: Path) -> None:
+    whole = go(data, tmp_path)
+    path = whole.path / "answers.jsonl"
+    content = path.read_bytes()
+    expected = texts(whole)
+    last = content[:-1].rfind(b"\n") + 1
+    for length in (last - 1, *range(last, len(content), 17), len(content) - 1):
+        path.write_bytes(content[:length])
+        host = FakeHost()
+        result = go(data, tmp_path, host)
+        assert len(host.asked) == (2 if length < last else 1)
+        assert texts(result) == expected and steady(result.metrics) == steady(whole.metrics)
+
+
+def test_sigkill_at_random_moments(data: Path, tmp_path: Path) -> None:
+    """Killed again and again, between and in the middle of batches: nothing lost, nothing twice, the same metrics."""
+    undisturbed = go(data, tmp_path / "undisturbed")
+    out = tmp_path / "killed"
+    moments, kills = random.Random(0), 0
+    while kills < 200 and not list(out.glob("*/metrics.json")):
+        child = FORK.Process(target=go, args=(data, out, FakeHost(0.02), 2))
+        child.start()
+        child.join(moments.uniform(0.01, 0.12))
+        if child.exitcode is None:
+            child.kill()
+            kills += 1
+        child.join()
+        assert child.exitcode in (0, -signal.SIGKILL)
+    result = go(data, out)
+    assert kills >= 3 and result.asked == 0
+    assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
+
+
+def test_second_process_is_told(data: Path, tmp_path: Path) -> None:
+    plan = prepare(config(data, data / "model"))
+    with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
+        go(data, tmp_path)
+
+
+def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    images = data / "eval" / "fake" / "images"
+    (images / "1.png").write_bytes((images / "1.png").read_bytes()[:40])
+    (images / "3.png").unlink()
+    host = FakeHost()
+    result = go(data, tmp_path, host)
+    errors = [json.loads(line) for line in (result.path / "errors.jsonl").read_text().splitlines()]
+    assert [one["index"] for one in errors] == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
+    assert list(errors[0]) == ["index", "question_id", "image", "error"] and errors[0]["image"] == "1.png"
+    assert result.metrics["errors"] == 10 and result.metrics["answered"] == 10 and host.encoded == [0, 2]
+    assert len(result.metrics["report"]["extracted"]) == 10, "an error is not a wrong answer"
+    assert go(data, tmp_path).asked == 0
+    (result.path / "errors.jsonl").unlink()
+    assert go(data, tmp_path).asked == 10, "without errors.jsonl they are asked again"
+
+
+def test_no_readable_picture_at_all(data: Path, tmp_path: Path) -> None:
+    for path in (data / "eval" / "fake" / "images").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="not one picture can be read"):
+        go(data, tmp_path)
+
+
+def test_questions_without_picture(data: Path, tmp_path: Path) -> None:
+    path = data / "eval" / "fake" / "questions.jsonl"
+    path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
+    assert go(data, tmp_path).metrics["answered"] == 21
+
+
+def test_limit(data: Path, tmp_path: Path) -> None:
+    whole, part = go(data, tmp_path), go(data, tmp_path, limit=7)
+    assert part.metrics["questions"] == 7 and whole.path != part.path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 32},
+        {"merged": 3},
+        {"method": "random"},
+        {"options": {"alpha": 0.5}},
+        {"limit": 19},
+        {"dtype": "float32"},
+        {"conversation": "plain"},
+        {"max_new_tokens": 5},
+    ],
+)
+def test_another_configuration_is_another_run(data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    assert go(data, tmp_path).path != go(data, tmp_path, **change).path
+
+
+def test_changed_data_and_weights_are_another_run(data: Path, tmp_path: Path) -> None:
+    paths = {go(data, tmp_path).path}
+    (data / "model" / "model.safetensors").write_bytes(b"weights")
+    paths.add(go(data, tmp_path).path)
+    questions = data / "eval" / "fake" / "questions.jsonl"
+    questions.write_text(questions.read_text().replace("what 1", "who 1"))
+    paths.add(go(data, tmp_path).path)
+    assert len(paths) == 3
+
+
+def test_spelling_of_options_is_the_same_run(data: Path, tmp_path: Path) -> None:
+    spelled = ({}, {"alpha": 0.7}), ({"alpha": 1}, {"alpha": 1.0})
+    for one, other in spelled:
+        assert (
+            prepare(config(data, data / "model", options=one)).description
+            == prepare(config(data, data / "model", options=other)).description
+        )
+    assert prepare(config(data, data / "model", options={"alpha": 1})).description["changed"] == {"alpha": 1.0}
+
+
+def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert go(data, tmp_path, tokens=600).metrics["tokens"]["after"] == 576
+    assert caplog.text.count("this is the full model") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        ({"benchmark": "fak"}, OptionError, "Did you mean 'fake'"),
+        ({"method": "consensus_drop"}, OptionError, "Did you mean 'consensusdrop'"),
+        ({"options": {"alpa": 1}}, OptionError, "alpha"),
+        ({"options": {"alpha": 2}}, OptionError, "alpha=2"),
+        ({"tokens": 0}, OptionError, "tokens=0"),
+        ({"tokens": -5}, OptionError, "tokens=-5"),
+        ({"merged": 65}, OptionError, "merged=65"),
+        ({"limit": 0}, OptionError, "limit=0"),
+        ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
+        ({"device": "gpu"}, OptionError, "device"),
+        ({"device": "cuda:99"}, OptionError, "CUDA devices"),
+        ({"dtype": "float23"}, OptionError, "Did you mean 'float32'"),
+        ({"model": "./nowhere"}, DataError, "no such folder"),
+        ({"model": "llava"}, DataError, "owner/name"),
+        ({"data": "nowhere"}, DataError, r"questions\.jsonl"),
+    ],
+)
+def test_bad_input_stops_before_weights(
+    data: Path, tmp_path: Path, change: dict[str, Any], error: type[ConsensusError], why: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(error, match=why):
+        harness.run(config(data, data / "model", **change), out, host_loader=no_load)
+    assert not out.exists()
+
+
+def test_models(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "checkpoints" / "one")
+    (tmp_path / "checkpoints" / "empty").mkdir()
+    with pytest.raises(DataError, match="Here are: checkpoints/one"):
+        prepare(config(data, Path("checkpoints/two")))
+    with pytest.raises(DataError, match=r"no config\.json"):
+        prepare(config(data, Path("checkpoints/empty")))
+    assert prepare(config(data, Path("liuhaotian/llava-v1.5-7b"))).description["model"] == "liuhaotian/llava-v1.5-7b"
+
+
+def test_missing_pictures_folder_and_empty_questions(data: Path) -> None:
+    folder = data / "eval" / "fake"
+    (folder / "images").rename(folder / "elsewhere")
+    with pytest.raises(DataError, match=r"missing folder: .*images"):
+        prepare(config(data, data / "model"))
+    (folder / "questions.jsonl").write_text("")
+    with pytest.raises(DataError):
+        prepare(config(data, data / "model"))
+
+
+def test_pictures_forgets_what_is_no_longer_needed(data: Path) -> None:
+    paths: list[Path | None] = [data / "eval" / "fake" / "images" / f"{n}.png" for n in (0, 1, 0, 2, 3, 1)]
+    host = FakeHost()
+    pictures = Pictures(host, paths, capacity=2)
+    assert [pictures.fetch([path])[0] for path in paths] == [0, 1, 0, 2, 3, 1]
+    assert host.encoded == [0, 1, 2, 3] and not pictures._held
