@@ -1,0 +1,22 @@
+"""Benchmarks: one file each says where the data is, how it is asked, how it is scored, whose number it must match.
+
+`BENCHMARKS` is the only list: a new benchmark is a new file and a line here. DATA is a folder in LLaVA's layout
+(`playground/data`, or the small bundled `playground/mini`); everything lies under `DATA/eval/<folder>`.
+"""
+
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.benchmarks.gqa import GQA
+from llava_consensus.benchmarks.pope import POPE
+from llava_consensus.benchmarks.textvqa import TEXTVQA
+from llava_consensus.errors import unknown_name
+
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (GQA, POPE, TEXTVQA)}
+
+__all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]
+
+
+def get(name: str) -> Benchmark:
+    """The benchmark of that name, or an error with near misses."""
+    if name not in BENCHMARKS:
+        raise unknown_name("benchmark", name, BENCHMARKS)
+    return BENCHMARKS[name]

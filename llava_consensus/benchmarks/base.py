@@ -1,0 +1,197 @@
+"""What every benchmark shares: its description, its files, and joining answers to questions by id.
+
+Answers are never paired with labels by position: an answer file may be partial (LIMIT, unreadable pictures), in
+another order, hold a line twice or come from somebody else's LLaVA. Every file error names the path, the line and
+where the file comes from. Files are parsed as JSON, nothing else; nothing in them is executed.
+"""
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError
+
+Record = Mapping[str, Any]  # one line of an answer file: question_id, prompt, text, ...
+LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; `image` is the file name as the question file has it, below the benchmark's image folder."""
+
+    index: int  # line in the question file, from 0
+    question_id: int | str
+    image: str | None
+    text: str  # everything that is asked, suffix included
+    category: str = "default"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file a benchmark needs: its path under DATA/eval/<folder>, and where a user gets it."""
+
+    path: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where the data is, how it is asked, how it is scored, whose number it must match."""
+
+    name: str
+    line: str  # what it is, in one line
+    folder: str  # under DATA/eval
+    questions: str  # under the folder
+    images: str  # under the folder
+    files: tuple[DataFile, ...]
+    metric: str  # key of the headline number in the report, in percent
+    paper: float | None  # that number for LLaVA-1.5-7B with all tokens, as published
+    max_new_tokens: int
+    conversation: str
+    load: Callable[[Path], list[Question]]
+    score: Callable[[Sequence[Record], Path], dict[str, Any]]
+
+
+class Joined(NamedTuple):
+    """Answers by the index of their question (ascending), and how many were asked, answered, missing, odd."""
+
+    answers: dict[int, Record]
+    counts: dict[str, int]
+
+
+def require(folder: Path, files: Sequence[DataFile]) -> None:
+    """Stop unless every file is there; the message names all that are missing and their sources."""
+    absent = [one for one in files if not (folder / one.path).is_file()]
+    if absent:
+        listed = "".join(f"\n  {folder / one.path}\n    from {one.source}" for one in absent)
+        where = "" if folder.is_dir() else f" (there is no folder {folder}: is DATA right?)"
+        raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{listed}")
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, or a DataError that names it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DataError(f"missing file: {path}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """A whole JSON file that must hold a `kind` (dict or list)."""
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error}): damaged or cut off, fetch it again") from error
+    if not isinstance(value, kind):
+        raise DataError(f"{path}: expected a JSON {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def read_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """A JSON-lines file of objects that each have `fields`."""
+    rows = []
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error}): {line[:60]!r}") from error
+        absent = [name for name in fields if not isinstance(row, dict) or name not in row]
+        if absent:
+            raise DataError(f"{path}, line {number}: expected an object with {', '.join(absent)}: {line[:60]!r}")
+        rows.append(row)
+    return rows
+
+
+def read_questions(path: Path) -> list[Question]:
+    """A question file of LLaVA's: one object a line with question_id, text and mostly image and category."""
+    questions = []
+    for index, row in enumerate(read_lines(path, ("question_id", "text"))):
+        one = Question(index, row["question_id"], row.get("image"), row["text"], row.get("category", "default"))
+        if not (_is_id(one.question_id) and isinstance(one.text, str) and isinstance(one.image, str | None)):
+            raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
+        questions.append(one)
+    return questions
+
+
+def load_questions(folder: Path, files: Sequence[DataFile]) -> list[Question]:
+    """The questions in the first of `files`, once all of them are known to be there (labels missing: say so now)."""
+    require(folder, files)
+    return read_questions(folder / files[0].path)
+
+
+def join(
+    records: Sequence[Record],
+    questions: Sequence[Question],
+    key_of_question: Callable[[Question], Hashable] = lambda one: one.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda one: one["question_id"],
+) -> Joined:
+    """Which question each answer belongs to: by metadata.index if its id agrees, else by key.
+
+    The n-th answer with a key goes to the n-th question with it; more answers than questions are duplicates, of which
+    the last counts; answers to no question are unknown. If all are unknown something is wrong, and it stops.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for question in questions:
+        places.setdefault(key_of_question(question), []).append(question.index)
+    answers: dict[int, Record] = {}
+    odd = {"duplicate": 0, "unknown": 0}
+    for number, record in enumerate(records, start=1):
+        _check(record, number)
+        index = _stated_index(record, questions)
+        if index is None:
+            known = places.get(key_of_record(record))
+            if known is None:
+                odd["unknown"] += 1
+                continue
+            index = next((place for place in known if place not in answers), known[-1])
+        odd["duplicate"] += index in answers
+        answers[index] = record
+    if records and not answers:
+        raise DataError(_strangers(records[0], questions))
+    counts = {"asked": len(questions), "answered": len(answers), "missing": len(questions) - len(answers), **odd}
+    return Joined(dict(sorted(answers.items())), counts)
+
+
+def report(name: str, joined: Joined, numbers: Mapping[str, Any], extracted: list[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON-able result every benchmark returns: the numbers, how complete they are, and each answer as read."""
+    complete = not joined.counts["missing"]
+    return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
+
+
+def percent(value: float | None) -> float | None:
+    """A fraction in percent; None stays None."""
+    return None if value is None else 100 * value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _check(record: Record, number: int) -> None:
+    if not isinstance(record, Mapping) or not _is_id(record.get("question_id")):
+        raise DataError(f"answer {number}: no question_id (a number or a text)")
+    if not isinstance(record.get("text"), str):
+        raise DataError(f"answer {number} (question_id {record['question_id']!r}): no text")
+
+
+def _stated_index(record: Record, questions: Sequence[Question]) -> int | None:
+    """The line our own harness asked, if the answer states one and the id there is the same."""
+    metadata = record.get("metadata")
+    index = metadata.get("index") if isinstance(metadata, Mapping) else None
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(questions):
+        return None
+    return index if questions[index].question_id == record["question_id"] else None
+
+
+def _strangers(record: Record, questions: Sequence[Question]) -> str:
+    expected = f"{questions[0].question_id!r}" if questions else "none"
+    return (
+        "none of the answers belongs to a question of this benchmark: the first answer has question_id "
+        f"{record['question_id']!r}, the first question {expected}. Is it the right answer file and DATA folder?"
+    )

@@ -1,0 +1,88 @@
+"""GQA, testdev-balanced: 12,578 questions on relations, attributes, categories and existence in 398 photographs.
+
+Data: DATA/eval/gqa; questions from LLaVA's eval.zip, images and gold answers from
+https://cs.stanford.edu/people/dorarad/gqa/download.html (annotations CC BY 4.0, Visual Genome pictures).
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored by exact match after LLaVA's conversion, with the official script's whole report.
+Must match: LLaVA-1.5-7B 62.0 (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import gqa as scorer
+
+FOLDER = "gqa"
+FILES = (
+    DataFile("llava_gqa_testdev_balanced.jsonl", base.LLAVA_EVAL_ZIP),
+    DataFile("data/testdev_balanced_questions.json", "questions1.2.zip at cs.stanford.edu/people/dorarad/gqa"),
+)
+CHOICES = "data/testdev_balanced_choices.json"  # optional; not published for testdev, so validity is mostly absent
+GOLD_FIELDS = ("question", "answer", "isBalanced", "types", "groups", "semantic")
+
+
+def load(data: Path) -> list[Question]:
+    """The questions in file order."""
+    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+
+
+def score(records: Sequence[Record], data: Path, consistency: bool = False) -> dict[str, Any]:
+    """The official report over the answered questions; `complete` says whether those are all.
+
+    `consistency` needs entailed questions, which the balanced tier mostly lacks: those absent are left out.
+    """
+    folder = Path(data) / "eval" / FOLDER
+    questions = load(data)
+    gold = _gold(folder / FILES[1].path, questions)
+    joined = base.join(records, questions)
+    said = {index: scorer.convert(record["text"]) for index, record in joined.answers.items()}
+    predictions = {str(questions[index].question_id): text for index, text in said.items()}
+    choices = base.read_json(folder / CHOICES, dict) if (folder / CHOICES).is_file() else None
+    numbers = scorer.evaluate(gold, predictions, choices, consistency)
+    for name, measured in (("validity", choices), ("plausibility", choices), ("consistency", consistency)):
+        if not measured:
+            del numbers[name]
+    for table in scorer.TABLES:
+        numbers[table] = {str(key): value for key, value in numbers[table].items()}
+    extracted = [
+        {"index": index, "extracted": text, "correct": text == gold[str(questions[index].question_id)]["answer"]}
+        for index, text in said.items()
+    ]
+    result = base.report(FOLDER, joined, numbers, extracted)
+    return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
+
+
+def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
+    """The gold file, known to have every question that is asked and every field that is scored."""
+    gold = base.read_json(path, dict)
+    for key, one in gold.items():
+        absent = [name for name in GOLD_FIELDS if not isinstance(one, dict) or name not in one]
+        if absent:
+            raise DataError(f"{path}: question {key!r} lacks {', '.join(absent)}: not a GQA question file")
+    strange = next((one for one in questions if one.question_id not in gold), None)
+    if strange is not None:
+        raise DataError(
+            f"{path} does not know question_id {strange.question_id!r} (line {strange.index + 1} of {FILES[0].path}): "
+            f"another tier or version. Get it: {FILES[1].source}"
+        )
+    return gold
+
+
+GQA = Benchmark(
+    name="gqa",
+    line="GQA testdev-balanced: compositional questions, exact match",
+    folder=FOLDER,
+    questions=FILES[0].path,
+    images="data/images",
+    files=FILES,
+    metric="accuracy",
+    paper=62.0,
+    max_new_tokens=128,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+)

@@ -1,0 +1,106 @@
+"""POPE on COCO: 8,910 yes/no questions on objects that are or are not there; hallucination by category.
+
+Data: DATA/eval/pope; questions from LLaVA's eval.zip, labels from https://github.com/AoiDragon/POPE (MIT) **at commit
+e3e3926**, pictures from COCO val2014. Later label files hold 3,000 other random questions instead of 2,910; the
+official script pairs by position and would score them without a word, so here every question text is compared first.
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored by the official parsing; the headline is the mean F1 of random, popular and adversarial.
+Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import mean
+from llava_consensus.scorers import pope as scorer
+
+FOLDER = "pope"
+CATEGORIES = ("random", "popular", "adversarial")
+LABELS = "coco/coco_pope_{}.json"
+LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
+FILES = (
+    DataFile("llava_pope_test.jsonl", base.LLAVA_EVAL_ZIP),
+    *(DataFile(LABELS.format(category), LABEL_SOURCE) for category in CATEGORIES),
+)
+RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
+
+
+def load(data: Path) -> list[Question]:
+    """The questions in file order."""
+    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+
+
+def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
+    """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
+
+    A category without answers has no numbers. `official_line` is the last line the official script prints.
+    """
+    questions = load(data)
+    labels = _labels(Path(data) / "eval" / FOLDER, questions)
+    joined = base.join(records, questions)
+    said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+    found: dict[str, dict[str, float | None]] = {}
+    for category in dict.fromkeys(one.category for one in questions):
+        of_category = [index for index in said if questions[index].category == category]
+        if of_category:
+            found[category] = scorer.metrics([said[at] for at in of_category], [labels[at] for at in of_category])
+    numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(found.values())))}
+    for name in ("accuracy", "precision", "recall", "yes_ratio"):
+        values = [value for one in found.values() if (value := one[name]) is not None]
+        numbers[name] = base.percent(mean(values)) if values else None
+    numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
+    extracted = [
+        {"index": index, "extracted": answer, "correct": (answer == "no") == (labels[index] == "no")}
+        for index, answer in said.items()
+    ]
+    return base.report(FOLDER, joined, numbers, extracted)
+
+
+def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
+    """The label of every question, by its index, once question and label file agree line by line."""
+    labels: dict[int, str] = {}
+    for category in dict.fromkeys(one.category for one in questions):
+        path = folder / LABELS.format(category)
+        rows = base.read_lines(path, ("text", "label"))
+        asked = [one for one in questions if one.category == category]
+        if len(rows) != len(asked):
+            what = f"it has {len(rows)} lines, but {len(asked)} {category} questions are asked"
+            raise DataError(_mismatch(path, what))
+        for number, (question, row) in enumerate(zip(asked, rows, strict=True), start=1):
+            same_image = question.image == row.get("image", question.image)
+            if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
+                ours = f"{question.image}: {question.text.partition(chr(10))[0]!r}"
+                what = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
+                raise DataError(_mismatch(path, what))
+            labels[question.index] = str(row["label"])
+    return labels
+
+
+def _mismatch(path: Path, what: str) -> str:
+    return f"{path} does not belong to {FILES[0].path}: {what}. Another label version? Get it: {LABEL_SOURCE}"
+
+
+def _in_percent(one: dict[str, float | None]) -> dict[str, Any]:
+    order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
+    line = ", ".join("-" if (value := one[name]) is None else f"{value:.3f}" for name in order)
+    return one | {name: base.percent(one[name]) for name in RATIOS} | {"official_line": line}
+
+
+POPE = Benchmark(
+    name="pope",
+    line="POPE: is the object there? yes or no, mean F1 of three ways to choose absent objects",
+    folder=FOLDER,
+    questions=FILES[0].path,
+    images="val2014",
+    files=FILES,
+    metric="f1",
+    paper=85.9,
+    max_new_tokens=128,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+)

@@ -1,0 +1,98 @@
+"""TextVQA, validation 0.5.1: 5,000 questions on writing in 3,166 pictures, ten human answers each.
+
+Data: DATA/eval/textvqa; questions (with OCR tokens) from LLaVA's eval.zip, annotations and pictures from
+https://textvqa.org/dataset (CC BY 4.0; pictures from Open Images).
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, reference OCR tokens in the prompt.
+Scored by agreement with ten people after the "EvalAI" normaliser. In LLaVA's files question_id is the image id and
+repeats, so an answer finds its annotation by image id and lower-cased question, cut out of its prompt.
+Must match: LLaVA-1.5-7B 58.2 (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import Score, mean, vqa_text
+
+FOLDER = "textvqa"
+FILES = (
+    DataFile("llava_textvqa_val_v051_ocr.jsonl", base.LLAVA_EVAL_ZIP),
+    DataFile("TextVQA_0.5.1_val.json", "https://dl.fbaipublicfiles.com/textvqa/data/TextVQA_0.5.1_val.json"),
+)
+
+
+def load(data: Path) -> list[Question]:
+    """The questions in file order."""
+    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+
+
+def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
+    """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""
+    questions = load(data)
+    path = Path(data) / "eval" / FOLDER / FILES[1].path
+    references = _references(path)
+    joined = base.join(records, questions, _key_of_question, _key_of_record)
+    scores: dict[int, Score] = {}
+    for index, record in joined.answers.items():
+        key = _key_of_question(questions[index])
+        if key not in references:
+            raise DataError(f"{path} has no question {key!r} (line {index + 1} of {FILES[0].path}): another version?")
+        scores[index] = vqa_text.score(record["text"], references[key])
+    accuracy = base.percent(mean(one.value for one in scores.values())) if scores else None
+    extracted = [{"index": index, "extracted": one.extracted, "correct": one.value} for index, one in scores.items()]
+    return base.report(FOLDER, joined, {"accuracy": accuracy}, extracted)
+
+
+def _key_of_question(question: Question) -> Hashable:
+    return question.question_id, _cut(question.text, f"{FILES[0].path}, line {question.index + 1}")
+
+
+def _key_of_record(record: Record) -> Hashable:
+    prompt = record.get("prompt")
+    where = f"the answer to question_id {record['question_id']!r}"
+    if not isinstance(prompt, str):
+        raise DataError(f"{where}: no prompt, which tells the questions of one picture apart")
+    return record["question_id"], _cut(prompt, where)
+
+
+def _cut(prompt: str, where: str) -> str:
+    try:
+        return vqa_text.question_of(prompt)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _references(path: Path) -> dict[Hashable, list[str]]:
+    """Ten answers by (image id, lower-cased question); of two entries with one key the later counts."""
+    rows = base.read_json(path, dict).get("data")
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: no list 'data': not a TextVQA annotation file")
+    references: dict[Hashable, list[str]] = {}
+    for number, row in enumerate(rows, start=1):
+        try:
+            answers = [str(answer) for answer in row["answers"]]
+            references[row["image_id"], row["question"].lower()] = answers
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}, entry {number} of data: no image_id, question and answers") from error
+        if len(answers) != 10:
+            raise DataError(f"{path}, entry {number} of data: {len(answers)} answers instead of 10")
+    return references
+
+
+TEXTVQA = Benchmark(
+    name="textvqa",
+    line="TextVQA validation: questions on writing in pictures, agreement with ten people",
+    folder=FOLDER,
+    questions=FILES[0].path,
+    images="train_images",
+    files=FILES,
+    metric="accuracy",
+    paper=58.2,
+    max_new_tokens=128,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+)

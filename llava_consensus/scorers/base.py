@@ -1,0 +1,23 @@
+"""What all scorers share: one scored answer, and a mean whose last bit does not depend on the Python version."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Score(NamedTuple):
+    """One scored answer."""
+
+    value: float  # 0..1
+    extracted: str  # what the scorer read out of the answer
+
+
+def mean(values: Iterable[float]) -> float:
+    """Plain left-to-right sum divided by the count; 0.0 of nothing.
+
+    Not `sum`: since Python 3.12 it compensates rounding, and the official numbers were made without.
+    """
+    total, count = 0.0, 0
+    for value in values:
+        total += value
+        count += 1
+    return total / count if count else 0.0

@@ -1,0 +1,265 @@
+"""Benchmarks on tiny data in the official layout: reading, joining by id, and every way the files can be wrong."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_data import make_gqa, make_pope, make_textvqa
+
+from llava_consensus.benchmarks import BENCHMARKS, get
+from llava_consensus.errors import DataError, OptionError
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+@pytest.fixture
+def gqa_data(tmp_path: Path) -> Path:
+    return make_gqa(tmp_path / "gqa")
+
+
+@pytest.fixture
+def pope_data(tmp_path: Path) -> Path:
+    return make_pope(tmp_path / "pope")
+
+
+@pytest.fixture
+def textvqa_data(tmp_path: Path) -> Path:
+    return make_textvqa(tmp_path / "textvqa")
+
+
+def answers_to(name: str, data: Path, text: str = "yes", ours: bool = False) -> list[dict[str, Any]]:
+    records = []
+    for one in get(name).load(data):
+        metadata = {"index": one.index, "before": 576, "after": 64, "structural": 0, "notes": []} if ours else {}
+        records.append({"question_id": one.question_id, "prompt": one.text, "text": text, "metadata": metadata})
+    return records
+
+
+def question_file(name: str, data: Path) -> Path:
+    return data / "eval" / get(name).folder / get(name).questions
+
+
+@pytest.fixture(params=sorted(BENCHMARKS))
+def case(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    return request.param, request.getfixturevalue(f"{request.param}_data")
+
+
+def test_registry_names_and_near_misses() -> None:
+    assert {"gqa", "pope", "textvqa"} <= set(BENCHMARKS)
+    assert all(name == one.name and one.line and one.files for name, one in BENCHMARKS.items())
+    assert (get("gqa").paper, get("pope").paper, get("textvqa").paper) == (62.0, 85.9, 58.2)
+    assert all((one.max_new_tokens, one.conversation) == (128, "vicuna_v1") for one in BENCHMARKS.values())
+    with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
+        get("text_vqa")
+
+
+def test_questions_come_in_file_order(case: tuple[str, Path]) -> None:
+    name, data = case
+    rows = [json.loads(line) for line in question_file(name, data).read_text().splitlines()]
+    for index, (question, row) in enumerate(zip(get(name).load(data), rows, strict=True)):
+        assert question.index == index and question.text == row["text"] and question.image == row["image"]
+        assert question.question_id == row["question_id"] and question.category == row["category"]
+
+
+def test_report_is_json_and_complete(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data)
+    report = get(name).score(records, data)
+    assert json.loads(json.dumps(report)) == report
+    assert 0 <= report[get(name).metric] <= 100 and report["complete"]
+    assert [one["index"] for one in report["extracted"]] == list(range(len(records)))
+
+
+def test_order_duplicates_and_strangers_do_not_move_the_score(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data, "no")
+    expected = get(name).score(records, data)
+    shuffled = answers_to(name, data, "no", ours=True)
+    random.Random(0).shuffle(shuffled)
+    assert get(name).score(shuffled, data) == expected
+    wrong_first = [{**shuffled[0], "text": "something else"}]
+    stranger = [{"question_id": "nobody", "prompt": "who?\nAnswer", "text": "no"}]
+    odd = get(name).score(wrong_first + stranger + shuffled, data)
+    assert odd.pop("counts") == expected.pop("counts") | {"duplicate": 1, "unknown": 1}
+    assert odd == expected
+
+
+def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data)
+    report = get(name).score(records[:3], data)
+    assert not report["complete"] and report["counts"]["missing"] == len(records) - 3
+    assert report["counts"]["answered"] == 3 and len(report["extracted"]) == 3
+    nothing = get(name).score([], data)
+    assert nothing[get(name).metric] is None and nothing["counts"]["answered"] == 0
+    assert json.loads(json.dumps(nothing)) == nothing
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_missing_files_are_named_with_their_source(case: tuple[str, Path], number: int) -> None:
+    name, data = case
+    file = get(name).files[number]
+    (data / "eval" / get(name).folder / file.path).unlink()
+    with pytest.raises(DataError) as caught:
+        get(name).load(data)
+    assert file.path in str(caught.value) and file.source in str(caught.value)
+
+
+def test_a_wrong_data_folder_says_so(case: tuple[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is DATA right"):
+        get(case[0]).load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"question_id": 1, "te', "[]", "{}", "", '"text"', "[" * 100_000, '{"question_id": [1], "text": "a"}']
+)
+def test_damaged_lines_name_file_and_line(case: tuple[str, Path], damage: str) -> None:
+    name, data = case
+    path = question_file(name, data)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], damage, *lines[1:]]) + "\n")
+    with pytest.raises(DataError, match="line 2") as caught:
+        get(name).load(data)
+    assert str(path) in str(caught.value)
+
+
+def test_bytes_that_are_no_text(case: tuple[str, Path]) -> None:
+    name, data = case
+    question_file(name, data).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-8"):
+        get(name).load(data)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"a": 1}', '{"data": [{"image_id": 3}]}'])
+@pytest.mark.parametrize("name", ["gqa", "textvqa"])
+def test_damaged_gold_files_are_named(name: str, content: str, request: pytest.FixtureRequest) -> None:
+    data = request.getfixturevalue(f"{name}_data")
+    records = answers_to(name, data)
+    path = data / "eval" / name / get(name).files[1].path
+    path.write_text(content)
+    with pytest.raises(DataError) as caught:
+        get(name).score(records, data)
+    assert path.name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda records: [one.pop("text") for one in records], "no text"),
+        (lambda records: [one.pop("question_id") for one in records], "no question_id"),
+        (lambda records: [one.update(question_id=[1]) for one in records], "no question_id"),
+        (lambda records: [one.update(text=3) for one in records], "no text"),
+        (lambda records: [one.update(question_id="else") for one in records], "none of the answers"),
+    ],
+)
+def test_answers_of_another_kind(case: tuple[str, Path], change: Change, words: str) -> None:
+    records = answers_to(*case)
+    change(records)
+    with pytest.raises(DataError, match=words):
+        get(case[0]).score(records, case[1])
+
+
+def test_a_stated_index_counts_only_if_its_id_agrees(gqa_data: Path) -> None:
+    records = answers_to("gqa", gqa_data, ours=True)
+    for record, index in zip(records, (True, -1, 99, "0", 1), strict=False):
+        record["metadata"]["index"] = index
+    assert get("gqa").score(records, gqa_data)["counts"]["missing"] == 0
+
+
+# GQA
+
+
+def test_gqa_reports_everything(gqa_data: Path) -> None:
+    report = get("gqa").score(answers_to("gqa", gqa_data, "Yes."), gqa_data)
+    assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
+    assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
+    assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True}
+
+
+def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:
+    from llava_consensus.benchmarks.gqa import score
+
+    choices = {str(key): {"valid": ["yes"], "plausible": []} for key in range(4)}
+    (gqa_data / "eval/gqa/data/testdev_balanced_choices.json").write_text(json.dumps(choices))
+    report = score(answers_to("gqa", gqa_data), gqa_data, consistency=True)
+    assert report["validity"] == 100.0 and report["plausibility"] == 0.0 and report["consistency"] == 50.0
+
+
+def test_gqa_gold_of_another_tier_is_refused(gqa_data: Path) -> None:
+    path = gqa_data / "eval" / "gqa" / get("gqa").files[1].path
+    gold = json.loads(path.read_text())
+    del gold["2"]
+    path.write_text(json.dumps(gold))
+    with pytest.raises(DataError, match="does not know question_id '2'"):
+        get("gqa").score([], gqa_data)
+
+
+# POPE
+
+
+def rewrite_labels(data: Path, change: Change) -> None:
+    path = data / "eval" / "pope" / "coco" / "coco_pope_random.json"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows)
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.append(dict(rows[0])), "13 lines, but 12 random questions"),
+        (lambda rows: rows[4].update(text="Is there a car?"), "line 5 is .*Is there a car"),
+        (lambda rows: rows[3].update(text=rows[3]["text"][:-1]), "line 4"),
+        (lambda rows: rows[2].update(image="other.jpg"), "line 3 is other.jpg"),
+        (lambda rows: rows[2].pop("label"), "line 3: expected an object with label"),
+    ],
+)
+def test_pope_labels_of_another_version_are_refused(pope_data: Path, change: Change, words: str) -> None:
+    rewrite_labels(pope_data, change)
+    with pytest.raises(DataError, match=words) as caught:
+        get("pope").score([], pope_data)
+    assert "coco_pope_random.json" in str(caught.value)
+
+
+def test_pope_perfect_and_constant_answers(pope_data: Path) -> None:
+    questions = get("pope").load(pope_data)
+    labels = ["yes" if one.index % 2 == 0 else "no" for one in questions]
+    perfect = [{"question_id": one.question_id, "text": label} for one, label in zip(questions, labels, strict=True)]
+    assert get("pope").score(perfect, pope_data)["f1"] == 100.0
+    never = get("pope").score([{**one, "text": "no"} for one in perfect], pope_data)
+    assert never["f1"] == 0.0 and never["precision"] is None and never["yes_ratio"] == 0.0
+
+
+# TextVQA
+
+
+def test_textvqa_tells_the_questions_of_one_picture_apart(textvqa_data: Path) -> None:
+    records = answers_to("textvqa", textvqa_data)
+    for record in records:
+        record["text"] = "Dakota" if record["prompt"].startswith("What Brand") else "1999"
+        record["prompt"] = record["prompt"].split("\n")[0].upper() + "\nAnswer the question using a single word."
+    report = get("textvqa").score(records[::-1], textvqa_data)
+    assert report["accuracy"] == pytest.approx(100.0)
+    assert report["extracted"][1] == {"index": 1, "extracted": "1999", "correct": 1.0}
+
+
+def test_textvqa_needs_prompts_and_ten_answers(textvqa_data: Path) -> None:
+    records = answers_to("textvqa", textvqa_data)
+    with pytest.raises(DataError, match="no question found"):
+        get("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], textvqa_data)
+    with pytest.raises(DataError, match="no prompt"):
+        get("textvqa").score([{"question_id": "im1", "text": "a"}], textvqa_data)
+    path = textvqa_data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
+    content = json.loads(path.read_text())
+    content["data"][1]["answers"].pop()
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="entry 2 of data: 9 answers"):
+        get("textvqa").score(records, textvqa_data)
+    content["data"] = content["data"][:1]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="another version"):
+        get("textvqa").score(records, textvqa_data)

@@ -1,0 +1,77 @@
+"""GQA, POPE and TextVQA with a handful of questions each, in the official layout and file formats."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SUFFIX = "\nAnswer the question using a single word or phrase."
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_gqa(data: Path) -> Path:
+    """Four questions: two to verify (yes), two open (dog, red); each entails the others."""
+    asked, gold = [], {}
+    for number, (text, answer, structural) in enumerate(
+        [
+            ("Is it overcast?", "yes", "verify"),
+            ("Which animal is it?", "dog", "query"),
+            ("Is the dog brown?", "yes", "verify"),
+            ("What colour is the car?", "red", "query"),
+        ]
+    ):
+        asked.append({"question_id": str(number), "image": "n1.jpg", "text": text + SUFFIX, "category": "default"})
+        gold[str(number)] = {
+            "question": text,
+            "answer": answer,
+            "isBalanced": True,
+            "imageId": "n1",
+            "types": {"structural": structural, "semantic": "obj", "detailed": "existC"},
+            "groups": {"global": "animal" if number == 1 else None, "local": "l"},
+            "semantic": [{"operation": "exist", "argument": "?", "dependencies": []}],
+            "entailed": [str(number), str((number + 1) % 4), str((number + 2) % 4)],
+        }
+    write_lines(data / "eval/gqa/llava_gqa_testdev_balanced.jsonl", asked)
+    path = data / "eval/gqa/data/testdev_balanced_questions.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(gold))
+    return data
+
+
+def make_pope(data: Path) -> Path:
+    """Twelve questions a category, in LLaVA's order of categories; labels alternate yes, no."""
+    asked = []
+    for start, category in ((1, "adversarial"), (10_000_001, "random"), (20_000_001, "popular")):
+        labels = []
+        for number in range(12):
+            image = f"COCO_val2014_{number // 6:012}.jpg"
+            text = f"Is there a {category} thing number {number} in the imange?"
+            labels.append({"question_id": number + 1, "image": image, "text": text, "label": ("yes", "no")[number % 2]})
+            asked.append(
+                {"question_id": start + number, "image": image, "text": text + SUFFIX, "category": category}
+            )  # fmt: skip
+        write_lines(data / f"eval/pope/coco/coco_pope_{category}.json", labels)
+    write_lines(data / "eval/pope/llava_pope_test.jsonl", asked)
+    return data
+
+
+def make_textvqa(data: Path) -> Path:
+    """Six questions on three pictures; question_id is the image id and repeats."""
+    asked: list[dict[str, Any]] = []
+    gold: list[dict[str, Any]] = []
+    for picture in ("im1", "im2", "im3"):
+        for text, answers in (
+            ("What Brand is it?", ["dakota"] * 6 + ["digital"] * 4),
+            ("What year?", ["1999"] * 5 + ["two"] * 5),
+        ):
+            prompt = f"{text}\nReference OCR token: A, B{SUFFIX}"
+            asked.append({"question_id": picture, "image": f"{picture}.jpg", "text": prompt, "category": "default"})
+            gold.append(
+                {"question_id": len(gold), "image_id": picture, "question": text.lower(), "answers": answers}
+            )  # fmt: skip
+    write_lines(data / "eval/textvqa/llava_textvqa_val_v051_ocr.jsonl", asked)
+    (data / "eval/textvqa/TextVQA_0.5.1_val.json").write_text(json.dumps({"data": gold}))
+    return data
