@@ -26,7 +26,9 @@ def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
     logits = query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale  # [I, H_kv, groups, L, S]
     place = torch.arange(key.shape[2], device=key.device)
     seen = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
-    seen = seen | ~probe.row_mask[..., None]  # a padding row sees everything, so that its softmax is finite; zeroed below
+    seen = (
+        seen | ~probe.row_mask[..., None]
+    )  # a padding row sees everything, so that its softmax is finite; zeroed below
     weights = torch.softmax(logits.masked_fill(~seen[:, None, None], float("-inf")), dim=-1).mean((1, 2))
     return weights * probe.row_mask[..., None]
 

@@ -40,9 +40,13 @@ class Budget:
             if not (value is None and name == "merged") and (not isinstance(value, int) or isinstance(value, bool)):
                 raise OptionError(f"{name}={value!r} must be a whole number")
         if self.tokens < 1:
-            raise OptionError(f"tokens={self.tokens} must be at least 1: a budget counts the visual tokens of one image")
+            raise OptionError(
+                f"tokens={self.tokens} must be at least 1: a budget counts the visual tokens of one image"
+            )
         if self.merged is not None and not 0 <= self.merged <= self.tokens:
-            raise OptionError(f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of the budget tokens={self.tokens}")
+            raise OptionError(
+                f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of the budget tokens={self.tokens}"
+            )
 
     def split(self, available: int) -> tuple[int, int]:
         """K and M for a unit of `available` tokens; M is clamped to what is left after K, K to what there is."""
@@ -54,8 +58,12 @@ class Budget:
         """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
         tokens = [self.tokens // parts + (i < self.tokens % parts) for i in range(parts)]
         if min(tokens) < 1:
-            raise OptionError(f"tokens={self.tokens} is less than one token for each of {parts} tiles: give at least {parts}, or tile_budget=global")
-        merged = [None if self.merged is None else self.merged // parts + (i < self.merged % parts) for i in range(parts)]
+            raise OptionError(
+                f"tokens={self.tokens} is less than one token for each of {parts} tiles: give at least {parts}, or tile_budget=global"
+            )
+        merged = [
+            None if self.merged is None else self.merged // parts + (i < self.merged % parts) for i in range(parts)
+        ]
         return [Budget(t, m) for t, m in zip(tokens, merged, strict=True)]
 
 
@@ -84,8 +92,12 @@ class Placement:
         choose("order", self.order, ("top_then_merged", "raster"))
         choose("positions", self.positions, ("renumber", "keep"))
         choose("tile_budget", self.tile_budget, ("per_tile", "global"))
-        if self.vision_layer is not None and (not isinstance(self.vision_layer, int) or isinstance(self.vision_layer, bool)):
-            raise OptionError(f"vision_layer={self.vision_layer!r} must be the whole number of a vision block, or left out")
+        if self.vision_layer is not None and (
+            not isinstance(self.vision_layer, int) or isinstance(self.vision_layer, bool)
+        ):
+            raise OptionError(
+                f"vision_layer={self.vision_layer!r} must be the whole number of a vision block, or left out"
+            )
 
 
 class VisionAttention(NamedTuple):

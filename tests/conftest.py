@@ -24,12 +24,21 @@ def tower_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tower")
     torch.manual_seed(0)
-    config = CLIPVisionConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, image_size=IMAGE, patch_size=14)
+    config = CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        image_size=IMAGE,
+        patch_size=14,
+    )
     tower = CLIPVisionModel(config)
     for parameter in tower.parameters():  # larger than the default, so that saliencies differ
         torch.nn.init.normal_(parameter, std=0.3)
     tower.save_pretrained(folder)
-    CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size={"height": IMAGE, "width": IMAGE}).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size={"height": IMAGE, "width": IMAGE}).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -42,14 +51,25 @@ def tiny_llava(tower: Path, family: str = "llama", seed: int = 0, **config: Any)
         "mistral": (llava_mistral.LlavaMistralConfig, llava_mistral.LlavaMistralForCausalLM),
     }
     make_config, make_model = classes[family]
-    shape = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=512)
-    special = dict(max_position_embeddings=4096, pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
-    vision = dict(mm_vision_tower=str(tower), mm_hidden_size=32, mm_projector_type="mlp2x_gelu", mm_vision_select_layer=-2)
+    shape = dict(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+    )
+    special = dict(
+        max_position_embeddings=4096, pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False
+    )
+    vision = dict(
+        mm_vision_tower=str(tower), mm_hidden_size=32, mm_projector_type="mlp2x_gelu", mm_vision_select_layer=-2
+    )
     choices = dict(mm_vision_select_feature="patch", image_aspect_ratio="pad", use_cache=True)
     torch.manual_seed(seed)
     model = make_model(make_config(**{**shape, **special, **vision, **choices, **config}))
     for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and "vision_tower" not in name:
+        if (parameter.ndim > 1 or "newline" in name) and "vision_tower" not in name:
             torch.nn.init.normal_(parameter, std=0.2)
     model.get_vision_tower().load_model()
     return model.float().eval()

@@ -30,7 +30,9 @@ class Group(NamedTuple):
     reduction: Reduction
 
 
-def reduce_sequences(full: Sequences, layout: Layout, method: Method, source: Source) -> tuple[Sequences, list[ImageOutcome]]:
+def reduce_sequences(
+    full: Sequences, layout: Layout, method: Method, source: Source
+) -> tuple[Sequences, list[ImageOutcome]]:
     """The sequences with their visual tokens reduced, unpadded lengths as `layout.lengths()`, right padding, and what became of each picture."""
     probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
     groups = []
@@ -51,7 +53,9 @@ def outcomes(layout: Layout, groups: list[Group]) -> list[ImageOutcome]:
             own = [value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction]
             parts[unit.picture].append((unit.part, Reduction(*own)))
     return [
-        ImageOutcome(picture.row, picture.before, after[i], picture.structural, tuple(sorted(parts[i], key=lambda part: part[0])))
+        ImageOutcome(
+            picture.row, picture.before, after[i], picture.structural, tuple(sorted(parts[i], key=lambda part: part[0]))
+        )
         for i, picture in enumerate(layout.pictures)
     ]
 
@@ -62,7 +66,9 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
     row = torch.tensor([layout.pictures[unit.picture].row for unit in units], device=device)
     columns = torch.stack([unit.places for unit in units]).to(device)
     tile = torch.stack([unit.tile for unit in units])
-    used, tile = tile.unique(return_inverse=True)  # saliency is worked out once for each tile, not for each question about it
+    used, tile = tile.unique(
+        return_inverse=True
+    )  # saliency is worked out once for each tile, not for each question about it
     used, tile = used.to(device), tile.to(device)
 
     def of_used(values: Tensor | None) -> Tensor | None:
@@ -127,7 +133,9 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
     return dropped.to(device), inserts
 
 
-def _sort_keys(place: Tensor, reduction: Reduction, layout: Layout, units: list[Unit], scheme: tuple[str, int, int]) -> Tensor:
+def _sort_keys(
+    place: Tensor, reduction: Reduction, layout: Layout, units: list[Unit], scheme: tuple[str, int, int]
+) -> Tensor:
     """Sort keys [B, K + M] of reduced tokens: their source's place, or behind the last row of their picture for tokens merged at the end."""
     order, stride, longest = scheme
     kept = reduction.kept.shape[1]

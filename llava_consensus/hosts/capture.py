@@ -31,7 +31,9 @@ def feature_block(blocks: nn.ModuleList, select_layer: int, option: int | None) 
         chosen = select_layer + len(blocks)  # hidden_states has one entry more than there are blocks
     index = chosen + len(blocks) if chosen < 0 else chosen
     if not 0 <= index < len(blocks):
-        raise OptionError(f"vision_layer={chosen} must be in {-len(blocks)}..{len(blocks) - 1}: the tower has {len(blocks)} blocks")
+        raise OptionError(
+            f"vision_layer={chosen} must be in {-len(blocks)}..{len(blocks) - 1}: the tower has {len(blocks)} blocks"
+        )
     return index
 
 
@@ -43,7 +45,9 @@ def tapped(block: nn.Module, wanted: frozenset[str]) -> Iterator[dict[str, Tenso
     def keep(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if name in found:
-                raise RuntimeError("the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted")
+                raise RuntimeError(
+                    "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
+                )
             found[name] = (output[0] if isinstance(output, tuple) else output).detach()
 
         return hook
@@ -112,5 +116,3 @@ def _rotary(decoder: Any, attention: Any, hidden: Tensor, positions: Tensor) -> 
         return rotary(hidden, positions)  # type: ignore[no-any-return]
     cos, sin = rotary(hidden, seq_len=positions.shape[1])
     return cos[positions], sin[positions]
-
-

@@ -89,7 +89,9 @@ class LlavaHost:
         mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
         attachment.encoded = join_taps([one.taps for one in encoded])
         attachment.overrides = {"tokenizer_padding_side": "left"}
-        blank = [torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=self.model.dtype) for one in encoded]
+        blank = [
+            torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=self.model.dtype) for one in encoded
+        ]
         images: Any = blank if any(one.tiled for one in encoded) else torch.cat(blank)
         output = self.model.generate(
             ids.to(device),
@@ -117,7 +119,9 @@ class LlavaHost:
         from llava.mm_utils import tokenizer_image_token
 
         if prompt.conversation not in conv_templates:
-            raise OptionError(f"conversation={prompt.conversation!r} must be one of {', '.join(sorted(conv_templates))}")
+            raise OptionError(
+                f"conversation={prompt.conversation!r} must be one of {', '.join(sorted(conv_templates))}"
+            )
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
         turns = conv_templates[prompt.conversation].copy()
@@ -129,8 +133,14 @@ class LlavaHost:
 
 def join_taps(taps: list[VisionTaps]) -> VisionTaps:
     """Tiles of several pictures as one batch."""
-    joined = [None if values[0] is None else torch.cat(values) for values in zip(*(tap[:4] for tap in taps), strict=True)]
-    prints = None if taps[0].fingerprint is None else torch.cat([tap.fingerprint for tap in taps if tap.fingerprint is not None])
+    joined = [
+        None if values[0] is None else torch.cat(values) for values in zip(*(tap[:4] for tap in taps), strict=True)
+    ]
+    prints = (
+        None
+        if taps[0].fingerprint is None
+        else torch.cat([tap.fingerprint for tap in taps if tap.fingerprint is not None])
+    )
     return VisionTaps(*joined, taps[0].scale, taps[0].classes, prints)  # type: ignore[arg-type]
 
 
@@ -165,7 +175,9 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
         raise missing_extra(f"official LLaVA ({error})", "llava") from error
     name = get_model_name_from_path(path)
     if "llava" not in name.lower() or "lora" in name.lower():
-        raise OptionError(f"model={path!r}: LLaVA's loader goes by the folder's name, which must contain 'llava' and not 'lora' (merge first)")
+        raise OptionError(
+            f"model={path!r}: LLaVA's loader goes by the folder's name, which must contain 'llava' and not 'lora' (merge first)"
+        )
     with contextlib.redirect_stdout(io.StringIO()):
         tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
     if dtype != "auto" or place == "cpu":
@@ -178,7 +190,9 @@ def tower_beside(path: str) -> dict[str, str]:
     folder = Path(path)
     if not (folder / "config.json").is_file():
         if folder.exists() or len(folder.parts) != 2 or path.startswith((".", "/", "checkpoints")):
-            raise OptionError(f"model={path!r}: no config.json there. Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b")
+            raise OptionError(
+                f"model={path!r}: no config.json there. Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b"
+            )
         return {}
     name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
     beside = folder / Path(name).name

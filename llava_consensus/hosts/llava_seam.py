@@ -112,7 +112,9 @@ class LlavaAttachment:
             shape = (images.shape[0], tower.num_patches, 1)
             return torch.arange(1, shape[0] * shape[1] + 1, dtype=torch.float64).view(shape)
 
-        inner = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(*ids.shape, 1, dtype=torch.float64), get_vision_tower=lambda: tower)
+        inner = SimpleNamespace(
+            embed_tokens=lambda ids: torch.zeros(*ids.shape, 1, dtype=torch.float64), get_vision_tower=lambda: tower
+        )
         stand_in = SimpleNamespace(
             config=self._config(tokenizer_model_max_length=None),
             device=torch.device("cpu"),
@@ -157,7 +159,14 @@ class LlavaAttachment:
         out = out if limit is None else cut(out, limit)
         if getattr(config, "tokenizer_padding_side", "right") == "left":
             out = pad_left(out)
-        return None, self._positions(out, call.position_ids), _like(out.real, call.attention_mask), cache, out.embeds, out.labels
+        return (
+            None,
+            self._positions(out, call.position_ids),
+            _like(out.real, call.attention_mask),
+            cache,
+            out.embeds,
+            out.labels,
+        )
 
     def _positions(self, out: Sequences, given: Tensor | None) -> Tensor | None:
         """Position ids of the reduced sequence: the original ones, or none where the official function returns none."""
@@ -177,16 +186,22 @@ class LlavaAttachment:
 def check_model(model: Any, method: Method) -> None:
     """Raises OptionError for what cannot be attached, with the remedy."""
     if type(model).__name__ == "LlavaMptForCausalLM":
-        raise OptionError("LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): use a Llama or Mistral checkpoint")
+        raise OptionError(
+            "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): use a Llama or Mistral checkpoint"
+        )
     if SEAM in vars(model):
         raise OptionError("this model has a method attached already: detach it first")
     tower = model.get_vision_tower()
     if tower is not None and getattr(tower, "select_feature", "patch") != "patch":
-        raise OptionError(f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': a class token among the patches is no candidate")
+        raise OptionError(
+            f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': a class token among the patches is no candidate"
+        )
     if tower is not None and tower.is_loaded:
         capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
     if method.positions == "keep" and int(transformers.__version__.split(".")[0]) < 5:
-        raise OptionError(f"positions=keep needs transformers >= 5: generate() of {transformers.__version__} does not advance given positions")
+        raise OptionError(
+            f"positions=keep needs transformers >= 5: generate() of {transformers.__version__} does not advance given positions"
+        )
 
 
 def take_taps(model: Any, images: Tensor, method: Method) -> VisionTaps:

@@ -48,7 +48,9 @@ def splice(full: Sequences, dropped: Tensor, inserts: Inserts, lengths: list[int
     if labels is not None:
         labels = torch.cat((labels, labels.new_full(inserts.positions.shape, IGNORE)), dim=1).gather(1, index)
     positions = torch.cat((full.positions, inserts.positions), dim=1).gather(1, index)
-    return blank_padding(Sequences(pool.gather(1, index[..., None].expand(-1, -1, pool.shape[-1])), labels, positions, real))
+    return blank_padding(
+        Sequences(pool.gather(1, index[..., None].expand(-1, -1, pool.shape[-1])), labels, positions, real)
+    )
 
 
 def cut(sequences: Sequences, limit: int) -> Sequences:
@@ -64,7 +66,9 @@ def pad_left(sequences: Sequences) -> Sequences:
     index = (torch.arange(size, device=shift.device) - shift) % size
     labels = None if sequences.labels is None else sequences.labels.gather(1, index)
     embeds = sequences.embeds.gather(1, index[..., None].expand_as(sequences.embeds))
-    return blank_padding(Sequences(embeds, labels, sequences.positions.gather(1, index), sequences.real.gather(1, index)))
+    return blank_padding(
+        Sequences(embeds, labels, sequences.positions.gather(1, index), sequences.real.gather(1, index))
+    )
 
 
 def blank_padding(sequences: Sequences) -> Sequences:

@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from llava_consensus import egtm, fusers, saliency, scap
-from llava_consensus.tokens import Budget, Placement, Reduction, Stages, VisualTokens, choose, ensure_finite, first_true, membership, within
+from llava_consensus.tokens import (
+    Budget,
+    Placement,
+    Reduction,
+    Stages,
+    VisualTokens,
+    choose,
+    ensure_finite,
+    first_true,
+    membership,
+    within,
+)
 
 
 class Saliencies(NamedTuple):
@@ -81,7 +92,9 @@ class ConsensusDrop(Placement):
     def saliencies(self, tokens: VisualTokens, stages: Stages) -> Saliencies:
         """Both sides and their fusion. A prompt without text after the image counts on the vision side alone (method.md 3.4)."""
         if tokens.attention is None or tokens.probe is None or tokens.item is None or tokens.columns is None:
-            raise ValueError("ConsensusDrop needs the vision attention and the text probe: the host did not collect them")
+            raise ValueError(
+                "ConsensusDrop needs the vision attention and the text probe: the host did not collect them"
+            )
         with stages.stage("saliency"):
             score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
             vision = tokens.of_tiles(score(tokens.attention))
@@ -105,7 +118,9 @@ class ConsensusDrop(Placement):
         student, teacher = (found.vision, found.cross) if self.student == "vision" else (found.cross, found.vision)
         return fusers.recover(student, teacher, count, self.rate)
 
-    def _merge(self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _merge(
+        self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Merged tokens [B, M, D], their anchors [B, M] among the unit's tokens, and the group of each of the R left-over tokens."""
         if count == 0:
             width = tokens.projected.shape[-1]
@@ -122,7 +137,9 @@ class ConsensusDrop(Placement):
         return egtm.merge(left_over, group, count), rest.gather(1, anchors), group
 
 
-def assemble(projected: Tensor, kept: Tensor, rest: Tensor, folded: Tensor, anchors: Tensor, group: Tensor | None, order: str) -> Reduction:
+def assemble(
+    projected: Tensor, kept: Tensor, rest: Tensor, folded: Tensor, anchors: Tensor, group: Tensor | None, order: str
+) -> Reduction:
     """Puts kept and merged tokens in output order and says where every input token went.
 
     Args:
@@ -137,7 +154,9 @@ def assemble(projected: Tensor, kept: Tensor, rest: Tensor, folded: Tensor, anch
         source, place = source.sort(dim=1)
         output = output.gather(1, place[..., None].expand(-1, -1, output.shape[-1]))
         slots = place.argsort(dim=1)  # slot of the i-th of kept, then anchors
-    owner = torch.full(projected.shape[:2], -1, dtype=torch.long, device=kept.device).scatter(1, kept, slots[:, : kept.shape[1]])
+    owner = torch.full(projected.shape[:2], -1, dtype=torch.long, device=kept.device).scatter(
+        1, kept, slots[:, : kept.shape[1]]
+    )
     if group is not None:
         owner = owner.scatter(1, rest, slots[:, kept.shape[1] :].gather(1, group))
     return Reduction(output, kept, anchors, source, owner)

@@ -16,5 +16,7 @@ class Full(Placement):
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """All N tokens. A host never gets here: `reduces` says that there is nothing to do."""
-        places = torch.arange(tokens.projected.shape[1], device=tokens.projected.device).expand(tokens.projected.shape[:2])
+        places = torch.arange(tokens.projected.shape[1], device=tokens.projected.device).expand(
+            tokens.projected.shape[:2]
+        )
         return Reduction(tokens.projected, places, places[:, :0], places, places)

@@ -32,7 +32,9 @@ class Random(Placement):
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens at random."""
         if tokens.fingerprint is None:
-            raise ValueError("random selection needs the fingerprint of picture and prompt: the host did not collect it")
+            raise ValueError(
+                "random selection needs the fingerprint of picture and prompt: the host did not collect it"
+            )
         available = tokens.projected.shape[1]
         noise = draw(tokens.fingerprint + self.seed * 0x5851F42D4C957F, available)
         kept = top(noise, min(budget.tokens, available))

@@ -1,0 +1,479 @@
+"""The official LLaVA host on tiny random models: bit-exact attach and detach, every branch of the official function, SCAP against eager attention."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import IMAGE, PATCHES, tiny_llava
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import capture, llava_seam
+from llava_consensus.hosts.llava_seam import SEAM
+from llava_consensus.saliency import class_saliency
+from llava_consensus.scap import text_attention
+from llava_consensus.tokens import TextProbe, VisionAttention
+
+MAJOR = int(transformers.__version__.split(".")[0])
+ANYRES = {
+    "image_aspect_ratio": "anyres",
+    "image_grid_pinpoints": [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]],
+}
+needs_5 = pytest.mark.skipif(MAJOR < 5, reason="generate() of transformers 4 does not advance given positions")
+
+
+def tiles(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(seed))
+
+
+def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
+    """BOS, some text, then every picture followed by some text."""
+    ids = [1, *text]
+    for number in range(images):
+        ids += [-200, *range(20 + 10 * number, 20 + 10 * number + after)]
+    return ids
+
+
+def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded ids and mask."""
+    width = max(len(one) for one in rows)
+    pad = [[0] * (width - len(one)) for one in rows]
+    ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]
+    mask = [
+        [0] * len(p) + [1] * len(one) if left else [1] * len(one) + [0] * len(p)
+        for p, one in zip(pad, rows, strict=True)
+    ]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+# ---- attach and detach
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@torch.no_grad()
+def test_full_budget_and_detach_are_bit_identical(tower_folder: Path, prompt: SimpleNamespace, family: str) -> None:
+    model = tiny_llava(tower_folder, family)
+    dense = model(prompt.ids, images=prompt.images).logits
+    said = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
+    for method in ("consensusdrop", "random", "full"):
+        with attach(model, method, tokens=PATCHES):
+            assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+            assert torch.equal(
+                model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False), said
+            )
+    with attach(model, tokens=5) as attached:
+        assert model(prompt.ids, images=prompt.images).logits.shape[1] == dense.shape[1] - PATCHES + 5
+        assert attached.outcomes[0][:4] == (0, PATCHES, 5, 0)
+    assert SEAM not in vars(model)
+    assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+
+
+@torch.no_grad()
+def test_exception_in_the_middle_of_a_forward_leaves_nothing_behind(
+    tower_folder: Path, prompt: SimpleNamespace
+) -> None:
+    model = tiny_llava(tower_folder)
+    dense = model(prompt.ids, images=prompt.images).logits
+    hooks = {name: len(module._forward_hooks) for name, module in model.named_modules()}
+    keys = set(vars(model))
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("boom")
+
+    handle = model.get_model().mm_projector.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="boom"), attach(model, tokens=5):
+        model(prompt.ids, images=prompt.images)
+    handle.remove()
+    assert {name: len(module._forward_hooks) for name, module in model.named_modules()} == hooks and set(
+        vars(model)
+    ) == keys
+    assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+
+
+@torch.no_grad()
+def test_a_second_model_is_untouched_and_attaching_twice_is_refused(
+    tower_folder: Path, prompt: SimpleNamespace
+) -> None:
+    one, other = tiny_llava(tower_folder), tiny_llava(tower_folder)
+    dense = other(prompt.ids, images=prompt.images).logits
+    config = one.config.to_json_string()
+    with attach(one, tokens=5):
+        one(prompt.ids, images=prompt.images)
+        assert torch.equal(other(prompt.ids, images=prompt.images).logits, dense)
+        assert one.config.to_json_string() == config
+        with pytest.raises(OptionError, match="detach it first"):
+            attach(one, tokens=4)
+    attached = attach(one, tokens=4)
+    attached.detach()
+    attached.detach()
+    assert torch.equal(one(prompt.ids, images=prompt.images).logits, dense)
+
+
+def test_what_cannot_be_attached_says_why(llava_model: Any) -> None:
+    class LlavaMptForCausalLM:
+        config = SimpleNamespace()
+
+    with pytest.raises(OptionError, match="MPT class is broken upstream"):
+        attach(LlavaMptForCausalLM())
+    with pytest.raises(OptionError, match="no host"):
+        attach(torch.nn.Linear(2, 2))
+    with pytest.raises(OptionError, match=r"vision_layer=9 must be in -4\.\.3"):
+        attach(llava_model, vision_layer=9)
+    with pytest.raises(OptionError, match="tokens=0"):
+        attach(llava_model, tokens=0)
+
+
+# ---- every branch of the official function
+
+
+def reference(
+    model: Any, arguments: dict[str, Any], outcomes: list[Any], ranges: list[range], order: str
+) -> list[torch.Tensor]:
+    """Reduced rows built the slow way: the official full rows without padding, dropped ones taken out one by one, reduced ones put in."""
+    config = model.config
+    limit = getattr(config, "tokenizer_model_max_length", None)
+    config.tokenizer_model_max_length = None
+    numbers = NumberedModel(model)
+    given = dict(position_ids=None, past_key_values=None, labels=None, image_sizes=None) | arguments
+    given["attention_mask"] = (
+        torch.ones_like(given["input_ids"]) if given["attention_mask"] is None else given["attention_mask"]
+    )
+    full = model.prepare_inputs_labels_for_multimodal(**given)
+    marks = type(model).prepare_inputs_labels_for_multimodal(numbers, **given)[4][..., 0]
+    config.tokenizer_model_max_length = limit
+    rows = []
+    for index in range(len(full[4])):
+        real = full[2][index].bool()
+        embeds, mark = full[4][index][real], marks[index][real].long().tolist()
+        entries = [(place, 0, embeds[place]) for place in range(len(embeds))]
+        for own_tiles, outcome in zip(ranges, outcomes, strict=True):
+            if outcome.row != index:
+                continue
+            visual = [
+                place for place in range(len(mark)) if mark[place] > 0 and (mark[place] - 1) // PATCHES in own_tiles
+            ]
+            end = visual[-1]
+            while end + 1 < len(mark) and mark[end + 1] == -1:
+                end += 1
+            for part, reduction in outcome.reductions:
+                places = (
+                    visual
+                    if len(outcome.reductions) == 1
+                    else [p for p in visual if (mark[p] - 1) // PATCHES == own_tiles[part]]
+                )
+                entries = [entry for entry in entries if entry[0] not in places or entry[1]]
+                kept = reduction.kept.shape[1]
+                for slot, source in enumerate(reduction.source[0].tolist()):
+                    tail = order == "top_then_merged" and slot >= kept
+                    entries.append(
+                        (
+                            end if tail else places[source],
+                            1 + (part * 1000 + slot if tail else 0),
+                            reduction.tokens[0, slot],
+                        )
+                    )
+        row_entries = sorted(entries, key=lambda entry: entry[:2])
+        rows.append(torch.stack([entry[2] for entry in row_entries])[:limit])
+    return rows
+
+
+class NumberedModel:
+    """A stand-in whose visual rows are their own numbers, made independently of the host's."""
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.device = model.config, torch.device("cpu")
+        tower = model.get_vision_tower()
+        inner = SimpleNamespace(embed_tokens=lambda ids: torch.zeros(*ids.shape, 1))
+        self.get_model, self.get_vision_tower = (lambda: inner), (lambda: tower)
+        self.model = SimpleNamespace(image_newline=torch.tensor([-1.0]))
+
+    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.arange(1, len(images) * PATCHES + 1).float().view(len(images), PATCHES, 1)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one picture": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
+    "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
+    "right padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "left padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)], left=True),
+    "two pictures in a prompt": dict(rows=[row(5, images=2)], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "list of pictures": dict(rows=[row(5, images=2)], images=list(tiles(2)), ranges=[range(1), range(1, 2)]),
+    "a row without picture": dict(rows=[row(5), [1, 5, 6, 7], row(6)], images=tiles(3), ranges=[range(1), range(2, 3)]),
+    "adjacent pictures": dict(rows=[[1, 5, -200, -200, 9, 8]], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "five dimensions, flat": dict(
+        rows=[row(5), row(6, 7)], images=tiles(6).view(2, 3, 3, IMAGE, IMAGE), ranges=[range(3), range(3, 6)]
+    ),
+    "spatial": dict(
+        rows=[row(5), row(6, 7)],
+        images=[tiles(5), tiles(3, 1)],
+        sizes=[(100, 100), (110, 50)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial"},
+        ranges=[range(5), range(5, 8)],
+    ),
+    "spatial_unpad": dict(
+        rows=[row(5), row(6, 7)],
+        images=[tiles(5), tiles(3, 1)],
+        sizes=[(100, 70), (110, 30)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
+        ranges=[range(5), range(5, 8)],
+        left=True,
+    ),
+    "spatial_unpad, single tile": dict(
+        rows=[row(5)],
+        images=[tiles(1)],
+        sizes=[(50, 50)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
+        ranges=[range(1)],
+    ),
+    "truncated": dict(
+        rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)], config={"tokenizer_model_max_length": 24}
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ["top_then_merged", "raster"])
+@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_every_branch_equals_the_slow_reference(tower_folder: Path, case: str, tile_budget: str, order: str) -> None:
+    spec = CASES[case]
+    model = tiny_llava(tower_folder, **spec.get("config", {}))
+    left = spec.get("left", False)
+    if left:
+        model.config.tokenizer_padding_side = "left"
+    ids, mask = batch(*spec["rows"], left=left)
+    arguments = dict(
+        input_ids=ids,
+        attention_mask=mask if spec.get("mask", True) else None,
+        images=spec["images"],
+        image_sizes=spec.get("sizes"),
+    )
+    tokens = 20 if max(len(one) for one in spec["ranges"]) > 1 else 6
+    with attach(model, tokens=tokens, merged=tokens // 3, tile_budget=tile_budget, order=order) as attached:
+        given = dict(position_ids=None, past_key_values=None, labels=None) | arguments
+        _, positions, new_mask, _, embeds, labels = model.prepare_inputs_labels_for_multimodal(**given)
+        outcomes = list(attached.outcomes)
+    expected = reference(model, arguments, outcomes, spec["ranges"], order)
+    assert positions is None and labels is None and len(outcomes) == len(spec["ranges"])
+    assert (new_mask is None) == (arguments["attention_mask"] is None)
+    for index, want in enumerate(expected):
+        real = torch.ones(embeds.shape[1], dtype=torch.bool) if new_mask is None else new_mask[index].bool()
+        assert torch.equal(embeds[index][real], want)
+        assert (embeds[index][~real] == 0).all()
+        assert new_mask is None or bool(new_mask[index][-1 if left else 0])
+
+
+@torch.no_grad()
+def test_tile_budgets(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
+    ids, mask = batch(row(5), row(6, 7))
+    arguments = dict(images=[tiles(5), tiles(3, 1)], image_sizes=[(100, 100), (110, 50)], attention_mask=mask)
+    with attach(model, tokens=20) as attached:
+        model(ids, **arguments)
+        assert [outcome[:4] for outcome in attached.outcomes] == [
+            (0, 80, 20, 0),
+            (1, 48, 12, 0),
+        ]  # fewer tiles, fewer tokens
+    with attach(model, tokens=20, tile_budget="global") as attached:
+        model(ids, **arguments)
+        assert [outcome[:4] for outcome in attached.outcomes] == [(0, 80, 20, 0), (1, 48, 20, 0)]
+    with attach(model, tokens=4), pytest.raises(OptionError, match="each of 5 tiles"):
+        model(ids, **arguments)
+
+
+@torch.no_grad()
+def test_newlines_are_structural(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    ids, _ = batch(row(5))
+    with attach(model, tokens=20) as attached:
+        model(ids, images=[tiles(5)], image_sizes=[(100, 60)])
+    (outcome,) = attached.outcomes
+    assert (
+        outcome.structural == 4 and outcome.after == 20 and outcome.before == 16 + 4 * 8
+    )  # unpadding removed the outer rows
+
+
+# ---- what comes out is right
+
+
+@needs_5
+@torch.no_grad()
+def test_selection_with_kept_positions_equals_masking_the_dropped_tokens(
+    llava_model: Any, prompt: SimpleNamespace
+) -> None:
+    with attach(llava_model, tokens=6, merged=0, positions="keep") as attached:
+        reduced = llava_model(
+            prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids), use_cache=False
+        ).logits
+        kept = attached.outcomes[0].reductions[0][1].kept[0]
+    _, _, _, _, embeds, _ = llava_model.prepare_inputs_labels_for_multimodal(
+        prompt.ids, None, None, None, None, prompt.images
+    )
+    mask = torch.ones(1, embeds.shape[1], dtype=torch.long)
+    mask[0, 5 : 5 + PATCHES] = 0
+    mask[0, 5 + kept] = 1
+    masked = (
+        super(type(llava_model), llava_model).forward(inputs_embeds=embeds, attention_mask=mask, use_cache=False).logits
+    )
+    assert torch.allclose(reduced[0], masked[0, mask[0].bool()], atol=1e-4)
+
+
+@torch.no_grad()
+def test_generation_in_left_padded_batches_equals_single_prompts(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
+    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2)]
+    images = tiles(3)
+    ids, mask = batch(*rows, left=True)
+    with attach(model, tokens=6):
+        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        for index, one in enumerate(rows):
+            alone = model.generate(
+                torch.tensor([one]), images=images[index : index + 1], max_new_tokens=6, do_sample=False
+            )
+            assert together[index].tolist() == alone[0].tolist()
+
+
+@torch.no_grad()
+def test_beams_run_and_answer_the_reduced_prompt(llava_model: Any, prompt: SimpleNamespace) -> None:
+    with attach(llava_model, tokens=6):
+        beams = llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=4, num_beams=3, do_sample=False)
+    assert beams.shape[0] == 1
+
+
+def test_training_loss_is_finite_and_visual_rows_have_no_target(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder).train()
+    ids, mask = batch(row(5, 6), row(5, after=9))
+    labels = torch.where(mask.bool(), ids, -100)
+    with attach(model, tokens=6):
+        out = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labels, tiles(2))
+        loss = model(ids, attention_mask=mask, labels=labels, images=tiles(2)).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    text = [[token for token in one if token > 0] for one in ids.tolist()]
+    assert [[token for token in one if token != -100] for one in out[5].tolist()] == text
+    assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_truncation_judges_the_reduced_length(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    model = tiny_llava(tower_folder, tokenizer_model_max_length=20)
+    assert model(prompt.ids, images=prompt.images).logits.shape[1] == 20
+    with attach(model, tokens=6):
+        assert model(prompt.ids, images=prompt.images).logits.shape[1] == 18  # nothing is lost: 12 ids and 6 tokens
+
+
+@torch.no_grad()
+def test_decode_steps_and_prompts_without_pictures_pass_through(llava_model: Any) -> None:
+    ids = torch.tensor([[1, 5, 6, 7]])
+    dense = llava_model(ids).logits
+    with attach(llava_model, tokens=6):
+        assert torch.equal(llava_model(ids).logits, dense)
+        out = llava_model.prepare_inputs_labels_for_multimodal(ids[:, :1], None, None, None, None, tiles(1))
+    assert out[0] is not None and out[4] is None
+
+
+@torch.no_grad()
+def test_a_prompt_that_ends_in_its_picture_is_reduced_by_sight_and_says_so_once(llava_model: Any) -> None:
+    ids = torch.tensor([[1, 5, 6, -200]])
+    with attach(llava_model, tokens=6, merged=0, alpha=1.0), pytest.warns(UserWarning, match="vision saliency alone"):
+        sight = llava_model(ids, images=tiles(1)).logits
+    with attach(llava_model, tokens=6, merged=0, alpha=0.0) as attached:
+        with pytest.warns(UserWarning, match="vision saliency alone"):
+            blind = llava_model(ids, images=tiles(1)).logits
+        assert attached.notes == (llava_seam.NO_TEXT,)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            llava_model(ids, images=tiles(1))
+        assert attached.notes == (llava_seam.NO_TEXT,)
+    assert torch.equal(sight, blind)
+
+
+@torch.no_grad()
+def test_half_precision_model_keeps_its_dtype(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    model = tiny_llava(tower_folder).bfloat16()
+    with attach(model, tokens=6) as attached:
+        out = model.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images.bfloat16())
+    assert out[4].dtype == torch.bfloat16 and attached.outcomes[0].reductions[0][1].fused.dtype == torch.float32
+
+
+# ---- saliencies against eager attention
+
+
+@torch.no_grad()
+def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_model: Any, tower_folder: Path) -> None:
+    from transformers import CLIPVisionModel
+
+    images = tiles(2)
+    plain = llava_model.encode_images(images)
+    from llava_consensus.methods import make
+
+    taps = llava_seam.take_taps(llava_model, images, make("consensusdrop"))
+    assert torch.equal(taps.projected, plain)
+    eager = (
+        CLIPVisionModel.from_pretrained(tower_folder, attn_implementation="eager")
+        if MAJOR >= 5
+        else CLIPVisionModel.from_pretrained(tower_folder)
+    )
+    out = eager(images, output_attentions=True, output_hidden_states=True)
+    attention = VisionAttention(taps.query, taps.key, taps.scale, taps.classes)
+    assert torch.allclose(class_saliency(attention), out.attentions[-2][:, :, 0, 1:].mean(1), atol=1e-5)
+    assert torch.allclose(taps.features, out.hidden_states[-2][:, 1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2"])
+@torch.no_grad()
+def test_scap_equals_the_eager_first_layer(family: str) -> None:
+    config = getattr(transformers, f"{family}Config")(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=99,
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    decoder = getattr(transformers, f"{family}Model")(config).eval()
+    for parameter in decoder.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    embeds = torch.randn(2, 30, 64)
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[0, :4] = 0  # a left-padded row
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    eager = decoder(
+        inputs_embeds=embeds, attention_mask=mask, position_ids=positions, output_attentions=True, use_cache=False
+    )
+    rows = torch.arange(22, 30).expand(2, -1)
+    fields = capture.probe_first_layer(decoder, embeds, positions, rows, torch.tensor([0, 1]))
+    probe = TextProbe(rows=rows, row_mask=torch.ones(2, 8, dtype=torch.bool), key_mask=mask.bool(), **fields)
+    assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
+
+
+@torch.no_grad()
+def test_probe_of_a_real_prompt_equals_the_models_own_first_layer(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    """The s_c in the record is Norm of the eager layer-0 rows of the full prompt."""
+    model = tiny_llava(tower_folder)
+    with attach(model, tokens=6, alpha=0.0) as attached:
+        model(prompt.ids, images=prompt.images)
+    cross = attached.outcomes[0].reductions[0][1].cross[0]
+    if MAJOR >= 5:
+        model.set_attn_implementation("eager")
+    else:
+        model = tiny_llava(tower_folder, _attn_implementation="eager")
+    attention = model(prompt.ids, images=prompt.images, output_attentions=True).attentions[0].mean(1)[0]
+    rows = attention[5 + PATCHES :, 5 : 5 + PATCHES]
+    assert torch.allclose(cross, (rows / (rows.sum(1, keepdim=True) + 1e-6)).mean(0), atol=1e-5)
+
+
+def test_tower_runs_once_per_attachment_call(llava_model: Any, prompt: SimpleNamespace) -> None:
+    calls = []
+    handle = llava_model.get_vision_tower().register_forward_hook(lambda *_: calls.append(1))
+    with attach(llava_model, tokens=6), torch.no_grad():
+        llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=4, do_sample=False)
+    handle.remove()
+    assert len(calls) == 1

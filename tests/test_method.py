@@ -1,0 +1,406 @@
+"""The maths of the method: the worked examples of method.md and its invariants as properties."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llava_consensus import egtm, fusers, saliency, scap
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import METHODS, make
+from llava_consensus.methods.random import draw
+from llava_consensus.tokens import Budget, NonFiniteError, TextProbe, VisionAttention, VisualTokens, rank
+
+S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
+S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])
+
+
+def unit(
+    size: int = 24, batch: int = 2, seed: int = 0, text: int = 5, dtype: torch.dtype = torch.float32
+) -> VisualTokens:
+    """Random tokens of `batch` units, one tile each, with everything a method can ask for."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    length = 3 + size + text
+    places = torch.arange(length - text, length).expand(batch, -1)
+    probe = TextProbe(
+        query=noise(batch, 4, text, 8),
+        key=noise(batch, 2, length, 8),
+        cos=torch.ones(batch, length, 8),
+        sin=torch.zeros(batch, length, 8),
+        scale=8**-0.5,
+        rows=places,
+        row_mask=torch.ones(batch, text, dtype=torch.bool),
+        key_mask=torch.ones(batch, length, dtype=torch.bool),
+    )
+    return VisualTokens(
+        projected=noise(batch, size, 6),
+        tile=torch.arange(batch)[:, None].expand(-1, size),
+        patch=torch.arange(size).expand(batch, -1),
+        attention=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
+        features=noise(batch, size, 10),
+        probe=probe,
+        item=torch.arange(batch),
+        columns=torch.arange(3, 3 + size).expand(batch, -1),
+        fingerprint=torch.arange(batch) * 77 + 5,
+    )
+
+
+def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
+    """One unit of a batch, alone."""
+    cut = slice(index, index + 1)
+    attention, probe = tokens.attention, tokens.probe
+    assert attention is not None and probe is not None
+    return tokens._replace(
+        projected=tokens.projected[cut],
+        tile=torch.zeros_like(tokens.tile[cut]),
+        patch=tokens.patch[cut],
+        attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
+        features=tokens.features[cut],
+        probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
+        item=torch.zeros(1, dtype=torch.long),
+        columns=tokens.columns[cut],
+        fingerprint=tokens.fingerprint[cut],
+    )
+
+
+def test_worked_example_fusion_and_selection() -> None:
+    fused = fusers.convex(fusers.temperature(S_V), fusers.temperature(S_C), 0.7)
+    assert torch.allclose(fused, torch.tensor([[0.160, 0.295, 0.110, 0.170, 0.110, 0.155]]))
+    assert fusers.top(fused, 2).tolist() == [[1, 3]]
+
+
+def test_worked_example_recovery() -> None:
+    assert fusers.recover(S_V, S_C, 4, 0.5).tolist() == [[0, 1, 2, 3]]
+    assert fusers.agreement(S_V, S_C, 4).tolist() == [0.5]
+    assert fusers.correction_factor(S_V, S_C, 4, 0.5).tolist() == [1.0]
+
+
+def test_worked_example_merge() -> None:
+    angles = torch.tensor([0.0, 10, 170, 80]) * math.pi / 180  # of the tokens 0, 2, 4, 5
+    features = torch.stack((angles.cos(), angles.sin()), -1)[None]
+    anchors = egtm.sample_anchors(features, 2)
+    assert anchors.tolist() == [[0, 2]]  # tokens 0 and 4
+    group = egtm.assign(features, anchors)
+    assert group.tolist() == [[0, 0, 1, 0]]
+    projected = torch.tensor([[[0.0], [2.0], [4.0], [5.0]]])
+    assert torch.allclose(egtm.merge(projected, group, 2), torch.tensor([[[7 / 3], [4.0]]]))
+
+
+def worked_tokens() -> VisualTokens:
+    """Attention that gives method.md 9's saliencies exactly: one head, the class token's logits are log s_v, the text's log s_c."""
+    key = torch.zeros(1, 1, 7, 1)
+    key[0, 0, 1:, 0] = S_V[0].log()
+    key[0, 0, 0, 0] = -1e4  # the class token does not look at itself
+    probe_key = torch.cat((S_C[0].log(), torch.tensor([-1e4])))[None, None, :, None]
+    ones = torch.ones(1, 7, 1)
+    probe = TextProbe(
+        torch.ones(1, 1, 1, 1),
+        probe_key,
+        ones,
+        0 * ones,
+        1.0,
+        torch.tensor([[6]]),
+        torch.tensor([[True]]),
+        torch.ones(1, 7).bool(),
+    )
+    return VisualTokens(
+        projected=torch.arange(6.0)[None, :, None],
+        tile=torch.zeros(1, 6, dtype=torch.long),
+        patch=torch.arange(6)[None],
+        attention=VisionAttention(torch.ones(1, 1, 7, 1), key, 1.0, 1),
+        features=torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0)),
+        probe=probe,
+        item=torch.tensor([0]),
+        columns=torch.arange(6)[None],
+    )
+
+
+def test_worked_example_whole_method() -> None:
+    result = make("consensusdrop", scap_rope=False).reduce(worked_tokens(), Budget(3, 1))
+    assert torch.allclose(result.vision, S_V) and torch.allclose(result.cross, S_C, atol=1e-5)
+    assert (
+        result.kept.tolist() == [[1, 3]]
+        and result.anchors.tolist() == [[0]]
+        and result.owner.tolist() == [[2, 0, 2, 1, 2, 2]]
+    )
+    assert result.tokens[..., 0].tolist() == [[1.0, 3.0, 11 / 4]]
+
+
+def test_worked_example_raster_order() -> None:
+    result = make("consensusdrop", order="raster", scap_rope=False).reduce(worked_tokens(), Budget(3, 1))
+    assert result.tokens[..., 0].tolist() == [[11 / 4, 1.0, 3.0]]
+    assert result.owner.tolist() == [[0, 1, 0, 2, 0, 0]] and result.source.tolist() == [[0, 1, 3]]
+
+
+def test_toy_example_of_the_baselines_page() -> None:
+    """baselines.md 12.8: temperatures and the two-row cross saliency."""
+    s_v = torch.tensor([[0.36, 0.09, 0.18, 0.09, 0.09, 0.09]])
+    rows = torch.tensor([[[0.02, 0.02, 0.02, 0.10, 0.02, 0.02], [0.03, 0.03, 0.03, 0.15, 0.03, 0.03]]])
+    s_c = scap.cross_saliency(rows, torch.ones(1, 2, dtype=torch.bool), torch.arange(6)[None])
+    assert torch.allclose(s_c, torch.tensor([[0.1, 0.1, 0.1, 0.5, 0.1, 0.1]]), atol=1e-4)
+    fused = fusers.convex(fusers.temperature(s_v), fusers.temperature(s_c), 0.7)
+    assert torch.allclose(fused, torch.tensor([[0.31, 0.10, 0.17, 0.22, 0.10, 0.10]]), atol=1e-4)
+    assert torch.allclose(
+        fusers.temperature(s_v, 0.5), torch.tensor([[0.6667, 0.0417, 0.1667, 0.0417, 0.0417, 0.0417]]), atol=1e-4
+    )
+    assert torch.allclose(
+        fusers.temperature(s_v, 2.0), torch.tensor([[0.2698, 0.1349, 0.1907, 0.1349, 0.1349, 0.1349]]), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "merged"),
+    [
+        (192, 30),
+        (128, 20),
+        (64, 10),
+        (32, 5),
+        (640, 100),
+        (320, 50),
+        (160, 25),
+        (455, 71),
+        (227, 35),
+        (114, 18),
+        (144, 23),
+        (123, 19),
+    ],
+)
+def test_budget_table(tokens: int, merged: int) -> None:
+    assert Budget(tokens).split(10_000) == (tokens - merged, merged)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_invariants_of_a_reduction(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 40), label="N")
+    tokens = data.draw(st.integers(1, size - 1), label="T")
+    merged = data.draw(st.none() | st.integers(0, tokens), label="M")
+    options = {
+        "alpha": data.draw(st.sampled_from([0.0, 0.3, 0.7, 1.0])),
+        "vision_score": data.draw(st.sampled_from(["class", "tokens"])),
+        "aggregate": data.draw(st.sampled_from(["all", "last", "max"])),
+        "fuser": data.draw(st.sampled_from(["convex", "recovery"])),
+        "student": data.draw(st.sampled_from(["vision", "cross"])),
+        "rate": data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        "fps_start": data.draw(st.sampled_from(["first", "salient", "mean"])),
+        "order": data.draw(st.sampled_from(["top_then_merged", "raster"])),
+        "tau_vision": data.draw(st.sampled_from([0.1, 1.0, 3.0])),
+    }
+    given_tokens = unit(size, seed=data.draw(st.integers(0, 50)))
+    result = make("consensusdrop", **options).reduce(given_tokens, Budget(tokens, merged))
+    count, folded = Budget(tokens, merged).split(size)
+    assert result.tokens.shape == (2, tokens, 6) and result.kept.shape[1] == count and result.anchors.shape[1] == folded
+    assert torch.allclose(result.fused.sum(1), torch.ones(2), atol=1e-5)
+    for row in range(2):
+        kept, anchors, owner = result.kept[row].tolist(), result.anchors[row].tolist(), result.owner[row].tolist()
+        assert kept == sorted(set(kept)) and anchors == sorted(set(anchors)) and not set(kept) & set(anchors)
+        assert sorted(set(owner) - {-1}) == list(range(tokens))  # every slot stands for something
+        assert (
+            (owner.count(-1) == 0) if folded else (owner.count(-1) == size - count)
+        )  # kept and groups partition the N
+        for slot in range(tokens):  # every output token is the mean of what it owns
+            members = [index for index, own in enumerate(owner) if own == slot]
+            assert torch.allclose(result.tokens[row, slot], given_tokens.projected[row, members].mean(0), atol=1e-5)
+            assert result.source[row, slot] in members
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), factor=st.floats(0.1, 10))
+def test_scaling_a_saliency_changes_nothing(seed: int, factor: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    vision, cross = torch.rand(1, 30, generator=generator), torch.rand(1, 30, generator=generator)
+    one = fusers.convex(fusers.temperature(vision), fusers.temperature(cross), 0.7)
+    other = fusers.convex(fusers.temperature(vision * factor), fusers.temperature(cross), 0.7)
+    assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_alpha_one_ignores_the_question_and_alpha_zero_the_picture() -> None:
+    tokens = unit()
+    other_text = tokens._replace(probe=unit(seed=9).probe)
+    other_sight = tokens._replace(attention=tokens.attention._replace(query=unit(seed=9).attention.query))
+    vision, cross = make("consensusdrop", alpha=1.0), make("consensusdrop", alpha=0.0)
+    budget = Budget(8, 0)
+    assert torch.equal(vision.reduce(tokens, budget).kept, vision.reduce(other_text, budget).kept)
+    assert torch.equal(cross.reduce(tokens, budget).kept, cross.reduce(other_sight, budget).kept)
+    assert not torch.equal(vision.reduce(tokens, budget).kept, cross.reduce(tokens, budget).kept)
+
+
+def test_recovery_at_rate_zero_is_the_student_and_at_one_the_teacher() -> None:
+    assert torch.equal(fusers.recover(S_V, S_C, 3, 0.0), fusers.top(S_V, 3))
+    assert torch.equal(fusers.recover(S_V, S_C, 3, 1.0), fusers.top(S_C, 3))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batch_equals_singles(name: str) -> None:
+    tokens, method = unit(batch=3), make(name)
+    together = method.reduce(tokens, Budget(9))
+    for index in range(3):
+        alone = method.reduce(of_batch(tokens, index), Budget(9))
+        assert torch.equal(together.kept[index], alone.kept[0]) and torch.equal(together.owner[index], alone.owner[0])
+        assert torch.allclose(together.tokens[index], alone.tokens[0], atol=1e-6)
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert rank(torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0]])).tolist() == [[1, 2, 4, 0, 3]]
+    assert fusers.top(torch.zeros(1, 8), 3).tolist() == [[0, 1, 2]]
+    same = torch.ones(1, 5, 2)
+    assert egtm.sample_anchors(same, 2).tolist() == [[0, 1]] and egtm.assign(same, torch.tensor([[1, 3]])).tolist() == [
+        [0, 0, 0, 1, 0]
+    ]
+
+
+def test_merging_identical_tokens_gives_that_token() -> None:
+    tokens = unit()._replace(projected=torch.full((2, 24, 6), 0.3))
+    assert torch.allclose(make("consensusdrop").reduce(tokens, Budget(8, 4)).tokens, torch.tensor(0.3))
+
+
+def test_temperature_edge_cases() -> None:
+    assert fusers.temperature(torch.zeros(1, 4)).tolist() == [[0.25] * 4]
+    assert fusers.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.1)[0, 0] == 0.0
+    assert torch.isfinite(fusers.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.05)).all()
+
+
+def test_received_saliency_equals_the_definition() -> None:
+    attention = unit(size=150, batch=1).attention
+    weights = torch.softmax(attention.query @ attention.key.transpose(-1, -2) * attention.scale, -1).mean(1)[:, 1:, 1:]
+    others = weights.sum(1) - weights.diagonal(dim1=1, dim2=2)
+    assert torch.allclose(saliency.received_saliency(attention), others / 149, atol=1e-6)
+    without_class = attention._replace(query=attention.query[:, :, 1:], key=attention.key[:, :, 1:], classes=0)
+    assert torch.equal(saliency.class_saliency(without_class), saliency.received_saliency(without_class))
+
+
+def test_nothing_of_size_n_by_n_by_heads_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 0
+    matmul = torch.Tensor.__matmul__
+
+    def watched(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        result = matmul(left, right)
+        largest = max(largest, result.numel())
+        return result
+
+    tokens = unit(size=500, batch=1)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    make("consensusdrop", vision_score="tokens").reduce(tokens, Budget(64))
+    assert 0 < largest <= 4 * 64 * 501
+
+
+def test_a_prompt_without_text_falls_back_to_vision() -> None:
+    tokens = unit()
+    probe = tokens.probe._replace(row_mask=torch.tensor([[False] * 5, [True] * 5]))
+    result = make("consensusdrop", alpha=0.0).reduce(tokens._replace(probe=probe), Budget(8, 0))
+    vision = make("consensusdrop", alpha=1.0).reduce(tokens, Budget(8, 0))
+    cross = make("consensusdrop", alpha=0.0).reduce(tokens, Budget(8, 0))
+    assert torch.equal(result.kept[0], vision.kept[0]) and torch.equal(result.kept[1], cross.kept[1])
+
+
+@pytest.mark.parametrize("where", ["attention", "probe", "features"])
+def test_nan_is_an_error_that_names_the_stage(where: str) -> None:
+    tokens = unit()
+    bad = {
+        "attention": {"attention": tokens.attention._replace(key=tokens.attention.key * float("nan"))},
+        "probe": {"probe": tokens.probe._replace(key=tokens.probe.key * float("nan"))},
+        "features": {"features": tokens.features * float("inf")},
+    }
+    stage = {"attention": "vision saliency", "probe": "SCAP", "features": "features of the vision tower"}
+    with pytest.raises(NonFiniteError, match=stage[where]):
+        make("consensusdrop").reduce(tokens._replace(**bad[where]), Budget(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_selects_nearly_the_same(dtype: torch.dtype) -> None:
+    full = make("consensusdrop").reduce(unit(size=200), Budget(64))
+    tokens = unit(size=200, dtype=dtype)
+    half = make("consensusdrop").reduce(tokens, Budget(64))
+    assert half.tokens.dtype == dtype and half.fused.dtype == torch.float32
+    for row in range(2):
+        same = len(set(full.kept[row].tolist()) & set(half.kept[row].tolist()))
+        assert same / full.kept.shape[1] > (0.9 if dtype == torch.bfloat16 else 0.97)
+
+
+def test_gradients_reach_the_projected_tokens_only() -> None:
+    tokens = unit()
+    projected = tokens.projected.requires_grad_()
+    make("consensusdrop").reduce(tokens._replace(projected=projected), Budget(8, 3)).tokens.sum().backward()
+    assert torch.isfinite(projected.grad).all() and (projected.grad != 0).any()
+
+
+def test_random_draws_differ_by_picture_prompt_and_seed_but_not_by_batch() -> None:
+    noise = draw(torch.tensor([1, 2, 1]), 576)
+    assert torch.equal(noise[0], noise[2]) and not torch.equal(noise[0], noise[1])
+    assert abs(float(draw(torch.arange(200), 576).mean()) - 0.5) < 0.01
+    tokens = unit()
+    assert not torch.equal(
+        make("random").reduce(tokens, Budget(8)).kept, make("random", seed=1).reduce(tokens, Budget(8)).kept
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),
+        ({"alpha": float("nan")}, "alpha=nan"),
+        ({"tau_vision": 0}, "tau_vision=0 must be a number above 0"),
+        ({"rate": -0.1}, "rate=-0.1"),
+        ({"order": "sideways"}, "top_then_merged, raster"),
+        ({"fuser": "both"}, "convex, recovery"),
+        ({"alhpa": 1.0}, "Did you mean 'alpha'"),
+        ({"vision_layer": "two"}, "vision_layer='two'"),
+    ],
+)
+def test_bad_options_name_argument_value_and_bound(options: dict, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        make("consensusdrop", **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((0,), "tokens=0 must be at least 1"),
+        ((8, 9), r"merged=9 must be in 0\.\.8"),
+        ((8, -1), "merged=-1"),
+        ((6.5,), "tokens=6.5"),
+        ((True,), "tokens=True"),
+    ],
+)
+def test_bad_budgets(arguments: tuple, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        Budget(*arguments)
+
+
+def test_unknown_method_teaches() -> None:
+    with pytest.raises(OptionError, match="Did you mean 'consensusdrop'"):
+        make("consensus_drop")
+
+
+def test_budget_shares_over_tiles() -> None:
+    assert [budget.tokens for budget in Budget(640).share(5)] == [128] * 5
+    assert [budget.tokens for budget in Budget(7).share(3)] == [3, 2, 2]
+    with pytest.raises(OptionError, match="less than one token for each of 5 tiles"):
+        Budget(4).share(5)
+
+
+def test_tiles_pool_to_their_share() -> None:
+    tile = torch.tensor([[4, 4, 4, 5]])
+    pooled = saliency.pool_tiles(torch.tensor([[1.0, 1.0, 2.0, 7.0]]), tile, 2)
+    assert torch.allclose(pooled, torch.tensor([[0.1875, 0.1875, 0.375, 0.25]]))
+
+
+@pytest.mark.parametrize("aggregate", scap.AGGREGATES)
+def test_aggregates_by_hand(aggregate: str) -> None:
+    rows = torch.tensor([[[0.1, 0.1, 0.2], [0.4, 0.1, 0.0], [9.0, 9.0, 9.0]]])  # the last row is padding
+    mask = torch.tensor([[True, True, False]])
+    rows = rows * mask[..., None]
+    expected = {
+        "all": [(0.25 + 0.8) / 2, (0.25 + 0.2) / 2, 0.25],
+        "last": [0.8, 0.2, 0.0],
+        "max": [4 / 7, 1 / 7, 2 / 7],
+    }
+    found = scap.cross_saliency(rows, mask, torch.arange(3)[None], aggregate)
+    assert torch.allclose(found, torch.tensor([expected[aggregate]]), atol=1e-4)
