@@ -191,8 +191,10 @@ def _place(name: str) -> str:
 
 
 def _weights(folder: Path) -> list[Path]:
+    """What a checkpoint folder holds that can change answers, a vision tower in a folder of its own included."""
     suffixes = {".json", ".safetensors", ".bin", ".model", ".txt"}
-    return sorted(path for path in folder.glob("*") if path.suffix in suffixes) if folder.is_dir() else []
+    found = (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if folder.is_dir() else ()
+    return sorted(path for path in found if path.suffix in suffixes)
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from zlib import crc32
 
 from PIL import Image
 
@@ -23,8 +24,9 @@ def load(data: Path) -> list[Question]:
 
 
 def score(records: Sequence[Mapping[str, Any]], data: Path) -> dict[str, Any]:
-    """An answer is right when it is longer than its neighbours' would be: any fixed function of the text does."""
-    extracted = [{"index": one["metadata"]["index"], "correct": float(len(one["text"]) % 3 > 0)} for one in records]
+    """Two answers in three are right, by their checksum: any fixed function of the text does."""
+    right = [float(crc32(one["text"].encode()) % 3 > 0) for one in records]
+    extracted = [{"index": r["metadata"]["index"], "correct": value} for r, value in zip(records, right, strict=True)]
     return {"accuracy": 100 * sum(one["correct"] for one in extracted) / len(extracted), "extracted": extracted}
 
 

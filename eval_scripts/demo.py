@@ -1,0 +1,27 @@
+"""One question about one mini picture, answered from a few visual tokens, with a picture of what was kept.
+
+Run: `make demo`, or `python eval_scripts/demo.py --tokens 64 --method random` (any option of `llava-consensus ask`).
+"""
+
+import sys
+from pathlib import Path
+
+from llava_consensus import cli
+from llava_consensus.benchmarks import BENCHMARKS
+
+DATA = Path("playground/mini")
+
+
+def main() -> int:
+    """Asks the first question of the mini GQA."""
+    gqa = BENCHMARKS["gqa"]
+    question = next(one for one in gqa.load(DATA) if one.image is not None)
+    picture = DATA / "eval" / gqa.folder / gqa.images / str(question.image)
+    print(f"{picture}\n{question.text}\n", flush=True)
+    overlay = Path(cli.OUT) / "demo.png"
+    overlay.parent.mkdir(exist_ok=True)
+    return cli.main(["ask", str(picture), question.text, "--overlay", str(overlay), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The front door: arguments in, one call, numbers out.
+
+    llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
+    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
+    llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus list                                  methods, hosts, benchmarks
+
+Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
+before it is needed.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.errors import ConsensusError, DataError, OptionError
+
+if TYPE_CHECKING:
+    from llava_consensus.harness import RunResult
+
+MODEL, DATA, OUT = "checkpoints/llava-mini", "playground/mini", "results"
+SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's own suffix
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    _tell()
+    try:
+        arguments.command(arguments)
+    except ConsensusError as error:
+        print(f"error: {error}" if error.exit_code != 130 else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llava-consensus", description="Fewer visual tokens for LLaVA, measured.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _eval_arguments(_command(commands, "eval", _eval, "accuracy of a model and method on one benchmark"))
+    score = _command(commands, "score", _score, "score an answer file and print JSON")
+    score.add_argument("name", metavar="BENCHMARK")
+    score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
+    score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
+    report = _command(commands, "report", _report, "tables of all results, as Markdown")
+    report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+    report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
+    _command(commands, "list", _list, "methods, hosts and benchmarks")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], line: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=line, description=line)
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)")
+    parser.add_argument("--method", default="consensusdrop", help="see `llava-consensus list` (%(default)s)")
+    parser.add_argument("--tokens", default=64, type=int, help="visual tokens per image for the LLM (%(default)s)")
+    parser.add_argument("--merged", type=int, help="how many of them are merged ones (the paper's split)")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)")
+    parser.add_argument("--conversation", help="LLaVA's conversation template (the benchmark's own, vicuna_v1)")
+    parser.add_argument("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, 128)")
+
+
+def _eval_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
+    _model_arguments(parser)
+    parser.add_argument("--data", default=DATA, help="folder with eval/... in LLaVA's layout (%(default)s)")
+    parser.add_argument("--out", default=OUT, type=Path, help="folder of results (%(default)s)")
+    parser.add_argument("--limit", type=int, help="only the first questions")
+    parser.add_argument("--batch", default=16, type=int, help="questions answered together (%(default)s)")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+
+
+def _ask_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("picture", metavar="PICTURE")
+    parser.add_argument("question", metavar="QUESTION")
+    _model_arguments(parser)
+    parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
+    parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
+    parser.add_argument("--overlay", type=Path, metavar="FILE", help="write a picture of what was kept")
+
+
+def _tell() -> None:
+    """Messages of the package go to stderr as they are; standard output is for results."""
+    logger = logging.getLogger("llava_consensus")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise OptionError(f"--option {pair}: must be KEY=VALUE, for example --option alpha=0.5")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def _eval(arguments: argparse.Namespace) -> None:
+    from llava_consensus import harness
+    from llava_consensus.plan import RunConfig
+    from llava_consensus.report import table
+
+    config = RunConfig(
+        benchmark=arguments.name,
+        method=arguments.method,
+        options=_options(arguments.option),
+        tokens=arguments.tokens,
+        merged=arguments.merged,
+        model=arguments.model,
+        data=arguments.data,
+        limit=arguments.limit,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        conversation=arguments.conversation,
+        max_new_tokens=arguments.max_new_tokens,
+    )
+    result = harness.run(config, arguments.out, arguments.batch, not arguments.no_progress)
+    stored = json.loads((result.path / "config.json").read_bytes())
+    print("\n".join(_summary(result, arguments.name, table.full_score(arguments.out, stored))))
+
+
+def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
+    """What a run measured, for people."""
+    metrics, tokens = result.metrics, result.metrics["tokens"]
+    score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
+    errors = f", {metrics['errors']} not asked: picture unreadable" if metrics["errors"] else ""
+    lines = [
+        f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {metrics['questions']} questions{errors}"
+    ]
+    if tokens["before"] == tokens["after"]:
+        lines.append("all tokens: this run is the full model")
+    elif full is None:
+        lines.append("all tokens: not measured yet, run the same with --method full")
+    else:
+        share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
+        lines.append(f"all tokens: {full:.2f}{share}")
+    structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
+    lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")
+    speed = metrics["timing"]["questions_per_second"]
+    lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
+    return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from llava_consensus import benchmarks
+    from llava_consensus.records import read_answers
+
+    benchmark = benchmarks.get(arguments.name)
+    print(json.dumps(benchmark.score(read_answers(arguments.answers), arguments.data), indent=1))
+
+
+def _ask(arguments: argparse.Namespace) -> None:
+    from llava_consensus import hosts
+    from llava_consensus.ask import ask, picture
+    from llava_consensus.images import open_image
+    from llava_consensus.methods import make
+    from llava_consensus.plan import check_model
+    from llava_consensus.tokens import Budget
+
+    method = make(arguments.method, **_options(arguments.option))
+    budget = Budget(arguments.tokens, arguments.merged)
+    _check_ask(arguments)
+    check_model(arguments.model)
+    image = open_image(arguments.picture, upright=True)
+    text = arguments.question + (SHORT if arguments.short else "")
+    prompt = hosts.Prompt(text, arguments.conversation or "vicuna_v1", arguments.max_new_tokens or 128)
+    host = hosts.load(arguments.model, arguments.device, arguments.dtype)
+    reply = ask(host, image, prompt, method, budget, arguments.repeats)
+    structural = f" (and {reply.answer.structural} structural ones)" if reply.answer.structural else ""
+    print(reply.answer.text)
+    print(f"visual tokens the language model saw: {reply.answer.after} of {reply.answer.before}{structural}")
+    print(f"time to first token: {reply.reduced_ms:.1f} ms, with all tokens {reply.full_ms:.1f} ms")
+    for note in reply.answer.notes:
+        print(f"note: {note}")
+    if arguments.overlay:
+        picture(host, image, reply.answer).save(arguments.overlay)
+        print(f"kept, merged and dropped: {arguments.overlay}")
+
+
+def _check_ask(arguments: argparse.Namespace) -> None:
+    """What `ask` alone needs to be right, before weights load."""
+    for name in ("repeats", "max_new_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value} must be at least 1")
+    file = arguments.overlay
+    if file and file.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")
+    if file and not file.parent.is_dir():
+        raise DataError(f"--overlay {file}: no folder {file.parent}")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from llava_consensus.report import table
+
+    tables = table.markdown(table.read_rows(arguments.out))
+    for path in arguments.write:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
+        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
+    print(tables)
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.hosts import HOSTS
+    from llava_consensus.methods import METHODS
+
+    methods = {name: (method.__doc__ or "").strip().split("\n")[0] for name, method in METHODS.items()}
+    hosts = {name: host.line for name, host in HOSTS.items()}
+    benchmarks = {name: benchmark.line for name, benchmark in BENCHMARKS.items()}
+    for title, entries in (("methods", methods), ("hosts", hosts), ("benchmarks", benchmarks)):
+        print(title)
+        for name, line in entries.items():
+            print(f"  {name:14} {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
