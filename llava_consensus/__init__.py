@@ -34,8 +34,11 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
-def attach(model: Any, method: str = "consensusdrop", tokens: int = 64, merged: int | None = None, **options: Any) -> "Attachment":
-    """Makes one model instance answer from `tokens` visual tokens; detach with `.detach()` or by leaving a `with` block.
+def attach(
+    model: Any, method: str = "consensusdrop", tokens: int = 64, merged: int | None = None, **options: Any
+) -> "Attachment":
+    """Makes one model instance answer from `tokens` visual tokens; detach with `.detach()` or by leaving a `with`
+    block.
 
     Args:
         model: a loaded model of a class some host adapts (`HOSTS`).

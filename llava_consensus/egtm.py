@@ -1,6 +1,7 @@
 """EGTM, encoder-guided token merge: what was not kept is folded into M tokens (paper section 3.4; method.md 5).
 
-Anchors are spread by farthest point sampling on the tower's features, every other token joins the anchor whose attention key is nearest, and a
+Anchors are spread by farthest point sampling on the tower's features, every other token joins the anchor whose
+attention key is nearest, and a
 merged token is the plain mean of the projected tokens of its group. The only loop is over the M sampling steps.
 """
 
@@ -19,7 +20,8 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
     Args:
         features: [B, R, D_v] of the tokens not kept, in ascending index order.
         count: M, at most R.
-        start: `first` | `salient` (highest saliency, which must then be given) | `mean` (farthest from the mean feature).
+        start: `first` | `salient` (highest saliency, which must then be given) | `mean` (farthest from the mean
+            feature).
         saliency: [B, R] fused saliency of the same tokens.
     Returns:
         [B, M] places among the R, ascending. Ties go to the lower place.
@@ -38,7 +40,9 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
 
 
 def assign(keys: Tensor, anchors: Tensor) -> Tensor:
-    """The anchor each token joins, by cosine of head-mean keys: [B, R, d_k], [B, M] -> [B, R] in 0..M-1. An anchor joins itself."""
+    """The anchor each token joins, by cosine of head-mean keys: [B, R, d_k], [B, M] -> [B, R] in 0..M-1. An anchor
+    joins itself.
+    """
     direction = normalize(ensure_finite("keys of the vision tower", keys).float(), dim=-1)
     at_anchors = direction.gather(1, anchors[..., None].expand(-1, -1, direction.shape[2]))  # [B, M, d_k]
     group = (direction @ at_anchors.transpose(1, 2)).argmax(2)  # ties to the lower anchor

@@ -60,7 +60,9 @@ def agreement(vision: Tensor, cross: Tensor, count: int) -> Tensor:
 
 
 def correction_factor(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor:
-    """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens the student does not keep: [B] (method.md 8)."""
+    """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens the student does not keep: [B]
+    (method.md 8).
+    """
     handed = recovered(count, rate)
     if count == handed:
         return torch.ones(len(student), device=student.device)

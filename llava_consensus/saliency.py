@@ -1,6 +1,7 @@
 """Vision-side saliency s_v: how much attention a patch gets inside the vision tower (paper section 3.1; method.md 2).
 
-Reads the query and key of one block, which a host takes with hooks, so that the tower keeps its fast attention kernel. Float32 throughout.
+Reads the query and key of one block, which a host takes with hooks, so that the tower keeps its fast attention kernel.
+Float32 throughout.
 """
 
 import torch
@@ -40,7 +41,8 @@ def received_saliency(attention: VisionAttention) -> Tensor:
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
-    """One scale for a picture of several tiles: each tile's saliency sums to its share of the tokens (method.md 7, `global`).
+    """One scale for a picture of several tiles: each tile's saliency sums to its share of the tokens (method.md 7,
+    `global`).
 
     Args:
         saliency: [B, N].

@@ -1,7 +1,10 @@
-"""SCAP, the static cross-attention probe: what the question's words look at in the language model's first layer (paper section 3.2; method.md 3).
+"""SCAP, the static cross-attention probe: what the question's words look at in the language model's first layer (paper
+section 3.2; method.md 3).
 
-The probe runs before the language model: a host projects the queries of the text rows and the keys of the whole sequence with layer 0's own
-modules, this file turns them into a saliency of the visual tokens. Never more than (L x S) per head is held. Float32 throughout.
+The probe runs before the language model: a host projects the queries of the text rows and the keys of the whole
+sequence with layer 0's own
+modules, this file turns them into a saliency of the visual tokens. Never more than (L x S) per head is held. Float32
+throughout.
 """
 
 import torch
@@ -60,7 +63,9 @@ def cross_saliency(attention: Tensor, row_mask: Tensor, columns: Tensor, aggrega
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding with the two halves of a head as the pairs: states [I, H, T, d], cos and sin [I, T, d]."""
+    """Rotary position embedding with the two halves of a head as the pairs: states [I, H, T, d], cos and sin [I, T,
+    d].
+    """
     first, second = states.chunk(2, dim=-1)
     return states * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 

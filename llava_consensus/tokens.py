@@ -1,14 +1,16 @@
 """The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
 
-Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit, U distinct tiles seen by the
-vision tower, I prompts-with-image that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
+Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit,
+U distinct tiles seen by the
+vision tower, I prompts-with-image that were probed, L text rows, S length of the full input sequence, H heads, D
+width. Torch only.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ class Budget:
             )
         if self.merged is not None and not 0 <= self.merged <= self.tokens:
             raise OptionError(
-                f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of the budget tokens={self.tokens}"
+                f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of tokens={self.tokens}"
             )
 
     def split(self, available: int) -> tuple[int, int]:
@@ -59,7 +61,8 @@ class Budget:
         tokens = [self.tokens // parts + (i < self.tokens % parts) for i in range(parts)]
         if min(tokens) < 1:
             raise OptionError(
-                f"tokens={self.tokens} is less than one token for each of {parts} tiles: give at least {parts}, or tile_budget=global"
+                f"tokens={self.tokens} is less than one token for each of {parts} tiles: "
+                f"give at least {parts}, or tile_budget=global"
             )
         merged = [
             None if self.merged is None else self.merged // parts + (i < self.merged % parts) for i in range(parts)
@@ -110,7 +113,9 @@ class VisionAttention(NamedTuple):
 
 
 class TextProbe(NamedTuple):
-    """Inputs to the attention of the language model's first layer, for the text rows only, before rotation and scale."""
+    """Inputs to the attention of the language model's first layer, for the text rows only, before rotation and
+    scale.
+    """
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]
@@ -142,7 +147,9 @@ class VisualTokens(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """The reduced tokens and the bookkeeping of how they came about (method.md 6). Indices count the unit's own tokens."""
+    """The reduced tokens and the bookkeeping of how they came about (method.md 6). Indices count the unit's own
+    tokens.
+    """
 
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
@@ -179,9 +186,9 @@ class Stages:
     """Wall time of named stages. On CUDA it records events and waits for nothing until it is read."""
 
     device: torch.device
-    marks: list[tuple[str, object, object]] = field(default_factory=list)
+    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
 
-    def _now(self) -> object:
+    def _now(self) -> Any:
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -201,7 +208,7 @@ class Stages:
             torch.cuda.synchronize(self.device)
         total: dict[str, float] = {}
         for name, start, end in self.marks:
-            spent = start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else (end - start) * 1e3  # type: ignore[operator]
+            spent = start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else (end - start) * 1e3
             total[name] = total.get(name, 0.0) + spent
         return total
 
@@ -223,7 +230,7 @@ def within(name: str, value: object, low: float, high: float, open_low: bool = F
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it."""
     fine = torch.isfinite(values).all()
-    message = f"{stage}: NaN or infinite values. Check the model's weights and dtype (bfloat16 or float32 where float16 overflows)"
+    message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
     if values.device.type == "cpu":
         if not fine:
             raise NonFiniteError(message)
@@ -233,7 +240,9 @@ def ensure_finite(stage: str, values: Tensor) -> Tensor:
 
 
 def rank(saliency: Tensor) -> Tensor:
-    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable, so ties never depend on the device."""
+    """Indices by (saliency descending, index ascending): [..., N] -> [..., N]. Stable, so ties never depend on the
+    device.
+    """
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
 
 

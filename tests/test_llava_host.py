@@ -1,4 +1,6 @@
-"""The official LLaVA host on tiny random models: bit-exact attach and detach, every branch of the official function, SCAP against eager attention."""
+"""The official LLaVA host on tiny random models: bit-exact attach and detach, every branch of the official function,
+SCAP against eager attention.
+"""
 
 import warnings
 from pathlib import Path
@@ -133,7 +135,9 @@ def test_what_cannot_be_attached_says_why(llava_model: Any) -> None:
 def reference(
     model: Any, arguments: dict[str, Any], outcomes: list[Any], ranges: list[range], order: str
 ) -> list[torch.Tensor]:
-    """Reduced rows built the slow way: the official full rows without padding, dropped ones taken out one by one, reduced ones put in."""
+    """Reduced rows built the slow way: the official full rows without padding, dropped ones taken out one by one,
+    reduced ones put in.
+    """
     config = model.config
     limit = getattr(config, "tokenizer_model_max_length", None)
     config.tokenizer_model_max_length = None

@@ -93,7 +93,9 @@ def test_worked_example_merge() -> None:
 
 
 def worked_tokens() -> VisualTokens:
-    """Attention that gives method.md 9's saliencies exactly: one head, the class token's logits are log s_v, the text's log s_c."""
+    """Attention that gives method.md 9's saliencies exactly: one head, the class token's logits are log s_v, the
+    text's log s_c.
+    """
     key = torch.zeros(1, 1, 7, 1)
     key[0, 0, 1:, 0] = S_V[0].log()
     key[0, 0, 0, 0] = -1e4  # the class token does not look at itself

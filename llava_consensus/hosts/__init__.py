@@ -1,4 +1,6 @@
-"""Hosts: the vision-language models a method can be attached to. HOSTS is the only list; a host's own packages are imported when it is used."""
+"""Hosts: the vision-language models a method can be attached to. HOSTS is the only list; a host's own packages are
+imported when it is used.
+"""
 
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -35,7 +37,7 @@ def wrap(model: Any) -> Host:
     names = {cls.__name__ for cls in type(model).__mro__}
     for entry in HOSTS.values():
         if names & set(entry.classes):
-            return import_module(entry.module).wrap(model)  # type: ignore[no-any-return]
+            return import_module(entry.module).wrap(model)
     known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
     raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
 
@@ -50,4 +52,4 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Host:
     Raises:
         OptionError: for a model that is not there or not of a kind any host adapts.
     """
-    return import_module(HOSTS["llava"].module).load(model, device, dtype)  # type: ignore[no-any-return]
+    return import_module(HOSTS["llava"].module).load(model, device, dtype)

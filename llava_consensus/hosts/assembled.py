@@ -33,7 +33,9 @@ class Group(NamedTuple):
 def reduce_sequences(
     full: Sequences, layout: Layout, method: Method, source: Source
 ) -> tuple[Sequences, list[ImageOutcome]]:
-    """The sequences with their visual tokens reduced, unpadded lengths as `layout.lengths()`, right padding, and what became of each picture."""
+    """The sequences with their visual tokens reduced, unpadded lengths as `layout.lengths()`, right padding, and
+    what became of each picture.
+    """
     probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
     groups = []
     for units in layout.groups():
@@ -51,7 +53,7 @@ def outcomes(layout: Layout, groups: list[Group]) -> list[ImageOutcome]:
         for index, unit in enumerate(units):
             after[unit.picture] += reduction.tokens.shape[1] - len(unit.places)
             own = [value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction]
-            parts[unit.picture].append((unit.part, Reduction(*own)))
+            parts[unit.picture].append((unit.part, Reduction._make(own)))
     return [
         ImageOutcome(
             picture.row, picture.before, after[i], picture.structural, tuple(sorted(parts[i], key=lambda part: part[0]))
@@ -108,7 +110,9 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
     dropped = torch.zeros(rows, width, dtype=torch.bool)
     longest = max(reduction.tokens.shape[1] for _, reduction in groups) + 1
     stride = longest * (1 + max(unit.part for unit in layout.units)) + 1
-    used, slot_row, slot_column = [0] * rows, [], []
+    used = [0] * rows
+    slot_row: list[int] = []
+    slot_column: list[int] = []
     tokens, keys, positions = [], [], []
     for units, reduction in groups:
         for unit in units:
@@ -136,7 +140,9 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
 def _sort_keys(
     place: Tensor, reduction: Reduction, layout: Layout, units: list[Unit], scheme: tuple[str, int, int]
 ) -> Tensor:
-    """Sort keys [B, K + M] of reduced tokens: their source's place, or behind the last row of their picture for tokens merged at the end."""
+    """Sort keys [B, K + M] of reduced tokens: their source's place, or behind the last row of their picture for
+    tokens merged at the end.
+    """
     order, stride, longest = scheme
     kept = reduction.kept.shape[1]
     if order == "raster" or kept == place.shape[1]:

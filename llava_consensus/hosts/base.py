@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without the image token, the conversation template, and the bound on the answer's length."""
+    """One question: its text without the image token, the conversation template, and the bound on the answer's
+    length.
+    """
 
     text: str
     conversation: str = "vicuna_v1"
@@ -21,7 +23,9 @@ class Prompt:
 
 
 class VisionTaps(NamedTuple):
-    """What was taken from the vision tower while it encoded T tiles. Everything but `projected` is there only when it was asked for."""
+    """What was taken from the vision tower while it encoded T tiles. Everything but `projected` is there only when
+    it was asked for.
+    """
 
     projected: Tensor  # [T, N, D]
     features: Tensor | None = None  # [T, N, D_v]

@@ -1,5 +1,7 @@
-"""Takes from a host's modules what a method reads, with hooks that change nothing: query, key and output of one vision block, and the
-queries and keys of the language model's first layer. The host keeps its attention kernels; no attention map is ever asked for.
+"""Takes from a host's modules what a method reads, with hooks that change nothing: query, key and output of one vision
+block, and the
+queries and keys of the language model's first layer. The host keeps its attention kernels; no attention map is ever
+asked for.
 """
 
 import inspect
@@ -15,7 +17,7 @@ from llava_consensus.errors import OptionError
 
 def vision_blocks(tower: nn.Module) -> nn.ModuleList:
     """The transformer blocks of a CLIP-like tower, wherever this version of transformers keeps them."""
-    inner = getattr(tower, "vision_model", tower)
+    inner: Any = getattr(tower, "vision_model", tower)
     blocks: nn.ModuleList = inner.encoder.layers
     return blocks
 
@@ -71,7 +73,9 @@ def split_heads(states: Tensor, heads: int) -> Tensor:
 
 
 def fingerprint(values: Tensor) -> Tensor:
-    """A number for each row of a tensor [T, ...], from its bits: the same in every batch and on every device. int64 [T]."""
+    """A number for each row of a tensor [T, ...], from its bits: the same in every batch and on every device. int64
+    [T].
+    """
     if values.is_floating_point():
         values = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
     flat = values.flatten(1).long()
@@ -81,7 +85,8 @@ def fingerprint(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def probe_first_layer(decoder: Any, embeds: Tensor, positions: Tensor, rows: Tensor, batch: Tensor) -> dict[str, Any]:
-    """Queries of the text rows and keys of the whole sequence in decoder layer 0, by the layer's own modules (method.md 3).
+    """Queries of the text rows and keys of the whole sequence in decoder layer 0, by the layer's own modules
+    (method.md 3).
 
     Args:
         decoder: the language model's inner model (`layers`, and `rotary_emb` there or in layer 0).
@@ -110,9 +115,9 @@ def probe_first_layer(decoder: Any, embeds: Tensor, positions: Tensor, rows: Ten
 def _rotary(decoder: Any, attention: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [R, S, d] of the host's rotary embedding, on transformers 5 and on 4.37."""
     if hasattr(decoder, "rotary_emb"):
-        return decoder.rotary_emb(hidden, positions)  # type: ignore[no-any-return]
+        return decoder.rotary_emb(hidden, positions)
     rotary = attention.rotary_emb
     if "position_ids" in inspect.signature(rotary.forward).parameters:
-        return rotary(hidden, positions)  # type: ignore[no-any-return]
+        return rotary(hidden, positions)
     cos, sin = rotary(hidden, seq_len=positions.shape[1])
     return cos[positions], sin[positions]

@@ -1,6 +1,8 @@
-"""Where the visual tokens stand in assembled sequences, and which of them are reduced together. Pure bookkeeping on the CPU; no model.
+"""Where the visual tokens stand in assembled sequences, and which of them are reduced together. Pure bookkeeping on
+the CPU; no model.
 
-A host says by provenance what every assembled row is: 0 for text or padding, n > 0 for patch n - 1 counted over all tiles, -1 for a newline.
+A host says by provenance what every assembled row is: 0 for text or padding, n > 0 for patch n - 1 counted over all
+tiles, -1 for a newline.
 """
 
 from collections import defaultdict

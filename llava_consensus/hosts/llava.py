@@ -1,6 +1,8 @@
-"""Host: official LLaVA 1.5 and 1.6, Llama and Mistral language models, by the `llava` package's own loader, templates and `generate`.
+"""Host: official LLaVA 1.5 and 1.6, Llama and Mistral language models, by the `llava` package's own loader, templates
+and `generate`.
 
-The vision tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded batches.
+The vision tower runs once for a picture, however many questions are asked about it; prompts are answered in
+left-padded batches.
 """
 
 import contextlib
@@ -113,7 +115,9 @@ class LlavaHost:
         return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
 
     def prompt_ids(self, prompt: Prompt) -> Tensor:
-        """Token ids of a prompt with the image placeholder in front of its text, as LLaVA's own runners build it: [L] on the CPU."""
+        """Token ids of a prompt with the image placeholder in front of its text, as LLaVA's own runners build it:
+        [L] on the CPU.
+        """
         from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN, IMAGE_TOKEN_INDEX
         from llava.conversation import conv_templates
         from llava.mm_utils import tokenizer_image_token
@@ -133,20 +137,13 @@ class LlavaHost:
 
 def join_taps(taps: list[VisionTaps]) -> VisionTaps:
     """Tiles of several pictures as one batch."""
-    joined = [
-        None if values[0] is None else torch.cat(values) for values in zip(*(tap[:4] for tap in taps), strict=True)
-    ]
-    prints = (
-        None
-        if taps[0].fingerprint is None
-        else torch.cat([tap.fingerprint for tap in taps if tap.fingerprint is not None])
-    )
-    return VisionTaps(*joined, taps[0].scale, taps[0].classes, prints)  # type: ignore[arg-type]
+    names = [name for name, value in taps[0]._asdict().items() if isinstance(value, Tensor)]
+    return taps[0]._replace(**{name: torch.cat([getattr(one, name) for one in taps]) for name in names})
 
 
 def slice_taps(taps: VisionTaps, start: int, stop: int) -> VisionTaps:
     """The tiles start..stop-1."""
-    return VisionTaps(*(value[start:stop] if isinstance(value, Tensor) else value for value in taps))  # type: ignore[arg-type]
+    return VisionTaps._make(value[start:stop] if isinstance(value, Tensor) else value for value in taps)
 
 
 def wrap(model: Any) -> LlavaHost:
@@ -157,10 +154,12 @@ def wrap(model: Any) -> LlavaHost:
 def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     """Loads a checkpoint with LLaVA's own loader (`llava.model.builder`).
 
-    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from any folder.
+    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
+    any folder.
 
     Raises:
-        OptionError: for a folder that is not there, a name LLaVA's loader would take for another model, or a bad device or dtype.
+        OptionError: for a folder that is not there, a name LLaVA's loader would take for another model, or a bad
+        device or dtype.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise OptionError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
@@ -176,7 +175,8 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     name = get_model_name_from_path(path)
     if "llava" not in name.lower() or "lora" in name.lower():
         raise OptionError(
-            f"model={path!r}: LLaVA's loader goes by the folder's name, which must contain 'llava' and not 'lora' (merge first)"
+            f"model={path!r}: LLaVA's loader goes by the folder's name, "
+            "which must contain 'llava' and not 'lora' (merge first)"
         )
     with contextlib.redirect_stdout(io.StringIO()):
         tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
@@ -186,12 +186,15 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
 
 
 def tower_beside(path: str) -> dict[str, str]:
-    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other checkpoints."""
+    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
+    checkpoints.
+    """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         if folder.exists() or len(folder.parts) != 2 or path.startswith((".", "/", "checkpoints")):
             raise OptionError(
-                f"model={path!r}: no config.json there. Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b"
+                f"model={path!r}: no config.json there. "
+                "Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b"
             )
         return {}
     name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")

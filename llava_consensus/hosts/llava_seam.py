@@ -1,13 +1,17 @@
-"""The seam in official LLaVA (the `llava` package, wheel and git HEAD): where a method is attached to a model and taken off again.
+"""The seam in official LLaVA (the `llava` package, wheel and git HEAD): where a method is attached to a model and
+taken off again.
 
-An attachment shadows `prepare_inputs_labels_for_multimodal` of one model instance. The official function still assembles the full sequence, every
-branch of it; called once more on a stand-in with one channel it tells which rows are visual (provenance), and the assembled rows are then
+An attachment shadows `prepare_inputs_labels_for_multimodal` of one model instance. The official function still
+assembles the full sequence, every
+branch of it; called once more on a stand-in with one channel it tells which rows are visual (provenance), and the
+assembled rows are then
 reduced. Nothing of LLaVA is copied, the class is never touched, and `detach` removes the one attribute that was added.
 """
 
 import ast
 import copy
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -55,7 +59,7 @@ class LlavaAttachment:
     def __init__(self, model: Any, method: Method, budget: Budget) -> None:
         check_model(model, method)
         self.model, self.method, self.budget = model, method, budget
-        self.official = getattr(type(model), SEAM)
+        self.official: Callable[..., tuple[Any, ...]] = getattr(type(model), SEAM)
         self.outcomes: list[ImageOutcome] = []
         self.notes: tuple[str, ...] = ()
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
@@ -83,14 +87,14 @@ class LlavaAttachment:
         """Takes the place of the official function on this instance: same arguments, same six results."""
         call = Call(*args, **kwargs)
         if self.model.get_vision_tower() is None or call.images is None or call.input_ids.shape[1] == 1:
-            return self.official(self.model, *call)  # type: ignore[no-any-return]
+            return self.official(self.model, *call)
         layout = self._layout(call)
         if layout.reduced():
             return self._reduce(call, layout)
         self.outcomes, self.notes = outcomes(layout, []), ()
         own_encoder = {} if self.encoded is None else {"encode_images": self._encoded_images}
         host = View(self.model, config=self._config(), **own_encoder) if self.encoded or self.overrides else self.model
-        return self.official(host, *call)  # type: ignore[no-any-return]
+        return self.official(host, *call)
 
     def _encoded_images(self, images: Tensor) -> Tensor:
         assert self.encoded is not None
@@ -104,7 +108,9 @@ class LlavaAttachment:
         return config
 
     def _layout(self, call: Call) -> Layout:
-        """Where the visual tokens will stand, from the official function itself called on a stand-in of one channel (llava.md 9)."""
+        """Where the visual tokens will stand, from the official function itself called on a stand-in of one channel
+        (llava.md 9).
+        """
         tower = self.model.get_vision_tower()
         tiles_of, blank = blank_images(call.images)
 
@@ -130,7 +136,9 @@ class LlavaAttachment:
         return read_layout(rows[..., 0].long(), real.bool(), tiles_of, tower.num_patches, shares)
 
     def _shares(self, tiles: int, patches: int) -> list[Budget]:
-        """Budgets of a picture of so many tiles: one for all, or equal shares of the most tiles a picture of this model can have."""
+        """Budgets of a picture of so many tiles: one for all, or equal shares of the most tiles a picture of this
+        model can have.
+        """
         tower = self.model.get_vision_tower()
         most = max(tiles, most_tiles(self.model.config, tower.config.image_size)) if tiles > 1 else 1
         if not self.method.reduces or self.budget.tokens >= most * patches:
@@ -140,7 +148,9 @@ class LlavaAttachment:
         return self.budget.share(most)[:tiles]
 
     def _reduce(self, call: Call, layout: Layout) -> tuple[Any, ...]:
-        """Assembles the full sequence officially, reduces its visual rows, and rebuilds what the official function returns."""
+        """Assembles the full sequence officially, reduces its visual rows, and rebuilds what the official function
+        returns.
+        """
         config = self._config(tokenizer_model_max_length=None)  # truncation must judge the reduced length
         seen: list[VisionTaps] = [] if self.encoded is None else [self.encoded]
 
@@ -187,20 +197,23 @@ def check_model(model: Any, method: Method) -> None:
     """Raises OptionError for what cannot be attached, with the remedy."""
     if type(model).__name__ == "LlavaMptForCausalLM":
         raise OptionError(
-            "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): use a Llama or Mistral checkpoint"
+            "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): "
+            "use a Llama or Mistral checkpoint"
         )
     if SEAM in vars(model):
         raise OptionError("this model has a method attached already: detach it first")
     tower = model.get_vision_tower()
     if tower is not None and getattr(tower, "select_feature", "patch") != "patch":
         raise OptionError(
-            f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': a class token among the patches is no candidate"
+            f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
+            "a class token among the patches is no candidate"
         )
     if tower is not None and tower.is_loaded:
         capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
     if method.positions == "keep" and int(transformers.__version__.split(".")[0]) < 5:
         raise OptionError(
-            f"positions=keep needs transformers >= 5: generate() of {transformers.__version__} does not advance given positions"
+            f"positions=keep needs transformers >= 5: "
+            f"generate() of {transformers.__version__} does not advance given positions"
         )
 
 
@@ -213,10 +226,10 @@ def take_taps(model: Any, images: Tensor, method: Method) -> VisionTaps:
         projected = model.encode_images(images)
     heads: int = block.self_attn.num_heads  # type: ignore[assignment, union-attr]
     scale: float = block.self_attn.scale  # type: ignore[assignment, union-attr]
-    split = {name: capture.split_heads(found[name], heads) for name in ("query", "key") if name in found}
+    query, key = (capture.split_heads(found[name], heads) if name in found else None for name in ("query", "key"))
     features = found["output"][:, 1:] if "output" in found else None
     prints = capture.fingerprint(images) if "fingerprint" in method.needs else None
-    return VisionTaps(projected, features, scale=scale, fingerprint=prints, **split)
+    return VisionTaps(projected, features, query, key, scale=scale, fingerprint=prints)
 
 
 def blank_images(images: Any) -> tuple[list[int], Any]:
@@ -229,7 +242,9 @@ def blank_images(images: Any) -> tuple[list[int], Any]:
 
 
 def most_tiles(config: Any, image_size: int) -> int:
-    """The most tiles a picture can have: the base view and the largest grid of `image_grid_pinpoints`; 1 without anyres."""
+    """The most tiles a picture can have: the base view and the largest grid of `image_grid_pinpoints`; 1 without
+    anyres.
+    """
     points = getattr(config, "image_grid_pinpoints", None)
     if getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
         return 1

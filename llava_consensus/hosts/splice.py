@@ -1,4 +1,5 @@
-"""Rows in, rows out: takes the rows of dropped visual tokens out of assembled sequences, puts the reduced tokens in, and pads again.
+"""Rows in, rows out: takes the rows of dropped visual tokens out of assembled sequences, puts the reduced tokens in,
+and pads again.
 
 Everything is one gather over the whole batch. Lengths are known beforehand, so nothing waits for the device.
 """

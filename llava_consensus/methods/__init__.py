@@ -1,4 +1,6 @@
-"""The reduction methods. METHODS is the only list: a new method is one file here and one line below (docs/adding.md)."""
+"""The reduction methods. METHODS is the only list: a new method is one file here and one line below
+(docs/adding.md).
+"""
 
 from dataclasses import fields
 from typing import Any

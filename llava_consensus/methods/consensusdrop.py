@@ -1,4 +1,6 @@
-"""ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (the paper; settled in method.md)."""
+"""ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (the paper;
+settled in method.md).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -31,7 +33,8 @@ class Saliencies(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsensusDrop(Placement):
-    """Fuse vision-encoder saliency with query-aware saliency (SCAP), keep the best K tokens, merge the rest into M (EGTM).
+    """Fuse vision-encoder saliency with query-aware saliency (SCAP), keep the best K tokens, merge the rest into M
+    (EGTM).
 
     Args:
         vision_score: `class` (attention of the class token) | `tokens` (attention received from the other patches).
@@ -73,7 +76,9 @@ class ConsensusDrop(Placement):
         within("tau_cross", self.tau_cross, 0.0, float("inf"), open_low=True)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens only."""
+        """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens
+        only.
+        """
         stages = Stages(tokens.projected.device)
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
@@ -90,7 +95,9 @@ class ConsensusDrop(Placement):
             )
 
     def saliencies(self, tokens: VisualTokens, stages: Stages) -> Saliencies:
-        """Both sides and their fusion. A prompt without text after the image counts on the vision side alone (method.md 3.4)."""
+        """Both sides and their fusion. A prompt without text after the image counts on the vision side alone
+        (method.md 3.4).
+        """
         if tokens.attention is None or tokens.probe is None or tokens.item is None or tokens.columns is None:
             raise ValueError(
                 "ConsensusDrop needs the vision attention and the text probe: the host did not collect them"
@@ -121,7 +128,9 @@ class ConsensusDrop(Placement):
     def _merge(
         self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Merged tokens [B, M, D], their anchors [B, M] among the unit's tokens, and the group of each of the R left-over tokens."""
+        """Merged tokens [B, M, D], their anchors [B, M] among the unit's tokens, and the group of each of the R
+        left-over tokens.
+        """
         if count == 0:
             width = tokens.projected.shape[-1]
             return tokens.projected.new_empty(len(rest), 0, width), rest[:, :0], None
