@@ -62,5 +62,5 @@ def picture(host: Host, image: Image, answer: Answer) -> Image:
     grid = round(host.visual_tokens**0.5)
     if not reductions:
         return overlay(image, everything, (), everything, grid)
-    kept, anchors, owner = (part[0].tolist() for part in reductions[0][1:4])
+    kept, anchors, owner = (getattr(reductions[0], name)[0].tolist() for name in ("kept", "anchors", "owner"))
     return overlay(image, kept, anchors, owner, grid)

@@ -137,8 +137,8 @@ class LlavaHost:
 
 def join_taps(taps: list[VisionTaps]) -> VisionTaps:
     """Tiles of several pictures as one batch."""
-    names = [name for name, value in taps[0]._asdict().items() if isinstance(value, Tensor)]
-    return taps[0]._replace(**{name: torch.cat([getattr(one, name) for one in taps]) for name in names})
+    fields = [[getattr(one, name) for one in taps] for name in VisionTaps._fields]
+    return VisionTaps._make(torch.cat(values) if isinstance(values[0], Tensor) else values[0] for values in fields)
 
 
 def slice_taps(taps: VisionTaps, start: int, stop: int) -> VisionTaps:
