@@ -13,6 +13,7 @@ before it is needed.
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ def _ask_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _tell() -> None:
     """Messages of the package go to stderr as they are; standard output is for results."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
     logger = logging.getLogger("llava_consensus")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))

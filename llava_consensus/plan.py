@@ -21,6 +21,7 @@ from llava_consensus.methods import make
 from llava_consensus.records import Record
 from llava_consensus.tokens import Budget, Method
 
+MINI = Path("playground/mini")  # the generated data
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
@@ -56,7 +57,7 @@ class RunConfig:
     tokens: int = 64
     merged: int | None = None
     model: str = "checkpoints/llava-mini"
-    data: str = "playground/mini"
+    data: str = str(MINI)
     limit: int | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -119,8 +120,11 @@ def _checkpoints() -> str:
 
 def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
     """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
-    questions = benchmark.load(Path(config.data).expanduser())[: config.limit]
-    folder = Path(config.data).expanduser() / "eval" / benchmark.folder
+    data = Path(config.data).expanduser()
+    folder = data / "eval" / benchmark.folder
+    if data == MINI and not (data / "eval").is_dir():
+        raise DataError(f"{data / 'eval'}: not generated yet. Type: make data (or python -m playground.mini.build)")
+    questions = benchmark.load(data)[: config.limit]
     if not questions:
         raise DataError(f"{folder / benchmark.questions}: no questions in it")
     if not (folder / benchmark.images).is_dir() and any(question.image is not None for question in questions):
