@@ -12,7 +12,7 @@ from llava_consensus.hosts import capture
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
-from llava_consensus.tokens import Method, Reduction, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.tokens import Method, Reduction, Stages, TextProbe, VisionAttention, VisualTokens
 
 
 class Source(NamedTuple):
@@ -31,18 +31,22 @@ class Group(NamedTuple):
 
 
 def reduce_sequences(
-    full: Sequences, layout: Layout, method: Method, source: Source
+    full: Sequences, layout: Layout, method: Method, source: Source, stages: Stages
 ) -> tuple[Sequences, list[ImageOutcome]]:
     """The sequences with their visual tokens reduced, unpadded lengths as `layout.lengths()`, right padding, and
     what became of each picture.
     """
-    probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
+    with stages.stage("probe"):
+        probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
     groups = []
     for units in layout.groups():
-        tokens = _gather(full, layout, units, source)._replace(probe=probe)
+        with stages.stage("gather"):
+            tokens = _gather(full, layout, units, source)._replace(probe=probe)
         groups.append(Group(units, method.reduce(tokens, units[0].budget)))
-    dropped, inserts = _inserts(full, layout, groups, method.order)
-    return splice(full, dropped, inserts, layout.lengths()), outcomes(layout, groups)
+    with stages.stage("splice"):
+        dropped, inserts = _inserts(full, layout, groups, method.order)
+        out = splice(full, dropped, inserts, layout.lengths())
+    return out, outcomes(layout, groups)
 
 
 def outcomes(layout: Layout, groups: list[Group]) -> list[ImageOutcome]:

@@ -25,7 +25,7 @@ from llava_consensus.hosts.assembled import Source, outcomes, reduce_sequences
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.layout import Layout, read_layout
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.tokens import Budget, Method, Stages
 
 SEAM = "prepare_inputs_labels_for_multimodal"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
@@ -62,6 +62,7 @@ class LlavaAttachment:
         self.official: Callable[..., tuple[Any, ...]] = getattr(type(model), SEAM)
         self.outcomes: list[ImageOutcome] = []
         self.notes: tuple[str, ...] = ()
+        self.stages: Stages | None = None  # of the last reduction
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
@@ -83,15 +84,26 @@ class LlavaAttachment:
     def __exit__(self, *error: Any) -> None:
         self.detach()
 
+    def milliseconds(self) -> dict[str, float]:
+        """Time the last reduction took, by stage: the host's bookkeeping and the method's own work."""
+        own = {id(one.stages): one.stages for outcome in self.outcomes for _, one in outcome.reductions}
+        spent: dict[str, float] = {}
+        for stages in (self.stages, *own.values()):
+            spent |= stages.milliseconds() if stages else {}
+        return spent
+
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Takes the place of the official function on this instance: same arguments, same six results."""
         call = Call(*args, **kwargs)
         if self.model.get_vision_tower() is None or call.images is None or call.input_ids.shape[1] == 1:
             return self.official(self.model, *call)
-        layout = self._layout(call)
+        stages = Stages(self.model.device)
+        with stages.stage("layout"):
+            layout = self._layout(call)
         if layout.reduced():
-            return self._reduce(call, layout)
-        self.outcomes, self.notes = outcomes(layout, []), ()
+            self.stages = stages
+            return self._reduce(call, layout, stages)
+        self.outcomes, self.notes, self.stages = outcomes(layout, []), (), None
         own_encoder = {} if self.encoded is None else {"encode_images": self._encoded_images}
         host = View(self.model, config=self._config(), **own_encoder) if self.encoded or self.overrides else self.model
         return self.official(host, *call)
@@ -147,7 +159,7 @@ class LlavaAttachment:
             return [self.budget]
         return self.budget.share(most)[:tiles]
 
-    def _reduce(self, call: Call, layout: Layout) -> tuple[Any, ...]:
+    def _reduce(self, call: Call, layout: Layout, stages: Stages) -> tuple[Any, ...]:
         """Assembles the full sequence officially, reduces its visual rows, and rebuilds what the official function
         returns.
         """
@@ -163,7 +175,7 @@ class LlavaAttachment:
         real = layout.real.to(embeds.device)
         full = Sequences(embeds, labels, (real.cumsum(1) - 1).clamp_min(0), real)
         source = Source(seen[0], self.model.get_model(), prompt_fingerprints(call))
-        out, self.outcomes = reduce_sequences(full, layout, self.method, source)
+        out, self.outcomes = reduce_sequences(full, layout, self.method, source, stages)
         self._note_missing_text(layout)
         limit = getattr(self._config(), "tokenizer_model_max_length", None)
         out = out if limit is None else cut(out, limit)
