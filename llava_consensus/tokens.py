@@ -137,7 +137,7 @@ class VisualTokens(NamedTuple):
     attention: VisionAttention | None = None  # needs "attention"
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     probe: TextProbe | None = None  # needs "probe"
-    item: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
+    probed: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
     fingerprint: Tensor | None = None  # [B] int64 of picture and prompt, the same in every batch
 

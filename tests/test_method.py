@@ -45,7 +45,7 @@ def unit(
         attention=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
         features=noise(batch, size, 10),
         probe=probe,
-        item=torch.arange(batch),
+        probed=torch.arange(batch),
         columns=torch.arange(3, 3 + size).expand(batch, -1),
         fingerprint=torch.arange(batch) * 77 + 5,
     )
@@ -63,7 +63,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
         features=tokens.features[cut],
         probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
-        item=torch.zeros(1, dtype=torch.long),
+        probed=torch.zeros(1, dtype=torch.long),
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
     )
@@ -118,7 +118,7 @@ def worked_tokens() -> VisualTokens:
         attention=VisionAttention(torch.ones(1, 1, 7, 1), key, 1.0, 1),
         features=torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0)),
         probe=probe,
-        item=torch.tensor([0]),
+        probed=torch.tensor([0]),
         columns=torch.arange(6)[None],
     )
 

@@ -89,7 +89,7 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         tiles_per_unit=units[0].tiles,
         attention=None if query is None or key is None else VisionAttention(query, key, taps.scale, taps.classes),
         features=of_used(taps.features),
-        item=torch.tensor([unit.picture for unit in units], device=device),
+        probed=torch.tensor([unit.picture for unit in units], device=device),
         columns=columns,
         fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ source.prompts.to(device)[row],
     )

@@ -98,7 +98,7 @@ class ConsensusDrop(Placement):
         """Both sides and their fusion. A prompt without text after the image counts on the vision side alone
         (method.md 3.4).
         """
-        if tokens.attention is None or tokens.probe is None or tokens.item is None or tokens.columns is None:
+        if tokens.attention is None or tokens.probe is None or tokens.probed is None or tokens.columns is None:
             raise ValueError(
                 "ConsensusDrop needs the vision attention and the text probe: the host did not collect them"
             )
@@ -110,9 +110,9 @@ class ConsensusDrop(Placement):
         with stages.stage("scap"):
             attention = scap.text_attention(tokens.probe, self.scap_rope)
             row_mask = tokens.probe.row_mask
-            cross = scap.cross_saliency(attention[tokens.item], row_mask[tokens.item], tokens.columns, self.aggregate)
+            cross = scap.cross_saliency(attention[tokens.probed], row_mask[tokens.probed], tokens.columns, self.aggregate)
         with stages.stage("fusion"):
-            asked = row_mask.any(1)[tokens.item][:, None]
+            asked = row_mask.any(1)[tokens.probed][:, None]
             side_v = fusers.temperature(vision, self.tau_vision)
             side_c = torch.where(asked, fusers.temperature(cross, self.tau_cross), side_v)
             fused = ensure_finite("fused saliency", fusers.convex(side_v, side_c, self.alpha))
