@@ -4,13 +4,11 @@
 after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy moment alone.
 """
 
-import statistics
-import time
-from dataclasses import replace
 from typing import NamedTuple
 
 from PIL.Image import Image
 
+from llava_consensus.efficiency import first_token
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Answer, Host, Prompt
 from llava_consensus.methods import make
@@ -27,26 +25,11 @@ class Reply(NamedTuple):
 
 
 def ask(host: Host, image: Image, prompt: Prompt, method: Method, budget: Budget, repeats: int = 5) -> Reply:
-    """Answers once, then times the first token of both sides.
-
-    Args:
-        repeats: timings of each side, after one that does not count.
-    """
+    """Answers once, then times the first token of both sides, `repeats` times each."""
     with host.attach(method, budget):
         answer = host.answer(host.encode([image]), [prompt])[0]
-    first = replace(prompt, max_new_tokens=1)
-    sides = [(method, budget), (make("full"), budget)]
-    times = [[_seconds(host, image, first, *side) for side in sides] for _ in range(repeats + 1)][1:]
-    reduced, full = (1000 * statistics.median(column) for column in zip(*times, strict=True))
-    return Reply(answer, reduced, full)
-
-
-def _seconds(host: Host, image: Image, prompt: Prompt, method: Method, budget: Budget) -> float:
-    """From the picture to the first token: vision tower, reduction, prefill. Text comes back, so the device is done."""
-    with host.attach(method, budget):
-        start = time.perf_counter()
-        host.answer(host.encode([image]), [prompt])
-        return time.perf_counter() - start
+    reduced, full = first_token(host, [image], prompt, [(method, budget), (make("full"), budget)], repeats)
+    return Reply(answer, reduced.total, full.total)
 
 
 def picture(host: Host, image: Image, answer: Answer) -> Image:

@@ -54,6 +54,9 @@ class FakeAttachment:
     def detach(self) -> None:
         self.host.tokens = self.host.visual_tokens
 
+    def milliseconds(self) -> dict[str, float]:
+        return {}
+
     def __enter__(self) -> "FakeAttachment":
         self.host.tokens = min(self.tokens, self.host.visual_tokens)
         return self
