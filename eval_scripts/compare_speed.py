@@ -13,20 +13,21 @@ import tempfile
 from pathlib import Path
 
 
-def official(questions: Path, images: Path, model: str, folder: Path) -> tuple[float, list[str]]:
+def official(questions: Path, images: Path, folder: Path, given: argparse.Namespace) -> tuple[float, list[str]]:
     """Seconds and texts of LLaVA's own loop."""
     answers = folder / "official.jsonl"
-    given = ["--model-path", model, "--question-file", questions, "--image-folder", images, "--answers-file", answers]
-    fixed = ["--temperature", "0", "--conv-mode", "vicuna_v1"]
-    command = [sys.executable, "eval_scripts/official_loop.py", *map(str, given), *fixed]
+    files = ["--question-file", questions, "--image-folder", images, "--answers-file", answers]
+    fixed = ["--temperature", "0", "--conv-mode", "vicuna_v1", "--max_new_tokens", given.max_new_tokens]
+    command = [sys.executable, "eval_scripts/official_loop.py", "--model-path", given.model, *map(str, files + fixed)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.strip().split("\n")[-1])["seconds"], texts(answers)
 
 
-def ours(data: str, model: str, folder: Path, limit: int, batch: int) -> tuple[float, list[str]]:
+def ours(folder: Path, given: argparse.Namespace) -> tuple[float, list[str]]:
     """Seconds and texts of this harness, with every token."""
-    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--method", "full", "--model", model]
-    command += ["--data", data, "--out", str(folder), "--limit", str(limit), "--batch", str(batch)]
+    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--method", "full", "--model", given.model]
+    command += ["--data", given.data, "--out", str(folder), "--limit", str(given.limit), "--batch", str(given.batch)]
+    command += ["--max-new-tokens", str(given.max_new_tokens)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     (run,) = folder.glob("gqa-full-*")
     return json.loads((run / "metrics.json").read_text())["timing"]["seconds"], texts(run / "answers.jsonl")
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--data", default="playground/mini")
     parser.add_argument("--limit", type=int, default=240)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     gqa = Path(given.data) / "eval" / "gqa"
@@ -55,8 +57,8 @@ def main() -> None:
         for repeat in range(given.repeats):
             folder = Path(temporary) / str(repeat)
             folder.mkdir()
-            theirs, said = official(questions, gqa / "data" / "images", given.model, folder)
-            own, answered = ours(given.data, given.model, folder, given.limit, given.batch)
+            theirs, said = official(questions, gqa / "data" / "images", folder, given)
+            own, answered = ours(folder, given)
             same = sum(a == b for a, b in zip(said, answered, strict=True))
             print(
                 f"LLaVA's loop {theirs:.1f} s, ours {own:.1f} s: {theirs / own:.2f} x, {same}/{len(said)} texts equal"

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 
 from llava_consensus.errors import OptionError, missing_extra
 from llava_consensus.hosts.base import Answer, Encoded, Prompt, VisionTaps
-from llava_consensus.hosts.llava_seam import LlavaAttachment, take_taps
+from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment, take_taps
 from llava_consensus.methods import make
 from llava_consensus.tokens import Budget, Method
 
+SHARED = (
+    3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
+)  # questions that share a picture
+LEFT = {"tokenizer_padding_side": "left"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -82,31 +87,88 @@ class LlavaHost:
                 attachment.detach()
 
     def _generate(self, attachment: LlavaAttachment, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]:
-        """Answers through the official `generate`, with the pictures' features handed over."""
-        rows = [self.prompt_ids(prompt) for prompt in prompts]
-        width = max(len(row) for row in rows)
-        device = self.model.device
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
-        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=pad) for row in rows])
-        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
-        attachment.encoded = join_taps([one.taps for one in encoded])
-        attachment.overrides = {"tokenizer_padding_side": "left"}
-        blank = [
-            torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=self.model.dtype) for one in encoded
-        ]
-        images: Any = blank if any(one.tiled for one in encoded) else torch.cat(blank)
+        """Answers group by group; a group of several questions about one picture shares the work on the picture."""
+        ids = [self.prompt_ids(prompt) for prompt in prompts]
+        answers: dict[int, Answer] = {}
+        for rows in self._groups(attachment, encoded, ids):
+            same = all(encoded[row] is encoded[rows[0]] for row in rows)
+            shared = same and len(rows) >= SHARED and not attachment.reads_prompts
+            ask = self._ask_shared if shared else self._ask
+            texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
+            for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
+                answers[row] = self._answer(attachment, 0 if shared else place, text.strip())
+        return [answers[row] for row in range(len(prompts))]
+
+    def _groups(self, attachment: LlavaAttachment, encoded: list[Encoded], ids: list[Tensor]) -> list[list[int]]:
+        """Rows that are answered together: everything, or where prompts do not matter picture by picture."""
+        if attachment.reads_prompts:
+            return [list(range(len(ids)))]
+        found: dict[Any, list[int]] = {}
+        for row, (one, own) in enumerate(zip(encoded, ids, strict=True)):
+            found.setdefault((id(one), tuple(own[: image_place(own)].tolist())), []).append(row)
+        rest = [row for rows in found.values() if len(rows) < SHARED for row in rows]
+        return [rows for rows in found.values() if len(rows) >= SHARED] + ([sorted(rest)] if rest else [])
+
+    def _ask(
+        self, attachment: LlavaAttachment, encoded: list[Encoded], rows: list[Tensor], prompt: Prompt
+    ) -> list[str]:
+        """Texts by the official `generate`, in one left-padded batch, with the pictures' features handed over."""
+        ids, mask = self._pad(rows)
+        attachment.encoded, attachment.overrides = join_taps([one.taps for one in encoded]), LEFT
         output = self.model.generate(
-            ids.to(device),
-            images=images,
+            ids,
+            images=self._blank(encoded),
             image_sizes=[one.size for one in encoded],
-            attention_mask=mask.to(device),
-            do_sample=False,
-            max_new_tokens=prompts[0].max_new_tokens,
-            pad_token_id=pad,
-            use_cache=True,
+            attention_mask=mask,
+            **self._generation(prompt),
         )
-        texts = self.tokenizer.batch_decode(output, skip_special_tokens=True)
-        return [self._answer(attachment, row, text.strip()) for row, text in enumerate(texts)]
+        return self._decode(output)
+
+    def _ask_shared(
+        self, attachment: LlavaAttachment, encoded: list[Encoded], rows: list[Tensor], prompt: Prompt
+    ) -> list[str]:
+        """Texts of several questions about one picture: system prompt and picture are read once, into one cache."""
+        one, start = encoded[0], image_place(rows[0]) + 1
+        attachment.encoded, attachment.overrides = one.taps, LEFT
+        front = rows[0][None, :start].to(self.model.device)
+        seam = getattr(self.model, SEAM)
+        embeds = seam(front, None, None, None, None, self._blank([one]), [one.size])[4]
+        cache = self.model.get_model()(inputs_embeds=embeds, use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(rows))
+        ids, mask = self._pad([row[start:] for row in rows])
+        read = mask.new_ones(len(rows), embeds.shape[1])  # their ids are never looked at: the cache stands for them
+        ids, mask = torch.cat((read, ids), dim=1), torch.cat((read, mask), dim=1)
+        output = transformers.GenerationMixin.generate(
+            self.model, ids, attention_mask=mask, past_key_values=cache, **self._generation(prompt)
+        )
+        return self._decode(output[:, ids.shape[1] :])
+
+    def _pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left."""
+        width = max(len(row) for row in rows)
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=self._padding) for row in rows])
+        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    def _blank(self, encoded: list[Encoded]) -> Any:
+        """Pictures without pixels, of the shape the official function looks at."""
+        device, dtype = self.model.device, self.model.dtype
+        blank = [torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=dtype) for one in encoded]
+        return blank if any(one.tiled for one in encoded) else torch.cat(blank)
+
+    @property
+    def _padding(self) -> int:
+        pad: int | None = self.tokenizer.pad_token_id
+        return self.tokenizer.eos_token_id if pad is None else pad
+
+    def _generation(self, prompt: Prompt) -> dict[str, Any]:
+        """Greedy, as LLaVA evaluates."""
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self._padding}
+        return {**greedy, "max_new_tokens": prompt.max_new_tokens}
+
+    def _decode(self, output: Tensor) -> list[str]:
+        texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return texts
 
     def _answer(self, attachment: LlavaAttachment, row: int, text: str) -> Answer:
         """One row's text with the account of its tokens."""
@@ -133,6 +195,13 @@ class LlavaHost:
         turns.append_message(turns.roles[1], None)
         ids: Tensor = tokenizer_image_token(turns.get_prompt(), self.tokenizer, IMAGE_TOKEN_INDEX, return_tensors="pt")
         return ids
+
+
+def image_place(ids: Tensor) -> int:
+    """Where the first image placeholder stands in a prompt [L]."""
+    from llava.constants import IMAGE_TOKEN_INDEX
+
+    return int((ids == IMAGE_TOKEN_INDEX).nonzero()[0])
 
 
 def join_taps(taps: list[VisionTaps]) -> VisionTaps:

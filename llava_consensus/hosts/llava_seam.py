@@ -84,6 +84,14 @@ class LlavaAttachment:
     def __exit__(self, *error: Any) -> None:
         self.detach()
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether what is left of a picture depends on the question asked about it."""
+        tower = self.model.get_vision_tower()
+        reduces = self.method.reduces and self.budget.tokens < tower.num_patches
+        tiled = most_tiles(self.model.config, tower.config.image_size) > 1 and self.method.reduces
+        return (reduces or tiled) and bool(self.method.needs & {"probe", "fingerprint"})
+
     def milliseconds(self) -> dict[str, float]:
         """Time the last reduction took, by stage: the host's bookkeeping and the method's own work."""
         own = {id(one.stages): one.stages for outcome in self.outcomes for _, one in outcome.reductions}
