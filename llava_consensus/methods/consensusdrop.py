@@ -110,7 +110,8 @@ class ConsensusDrop(Placement):
         with stages.stage("scap"):
             attention = scap.text_attention(tokens.probe, self.scap_rope)
             row_mask = tokens.probe.row_mask
-            cross = scap.cross_saliency(attention[tokens.probed], row_mask[tokens.probed], tokens.columns, self.aggregate)
+            own, rows = attention[tokens.probed], row_mask[tokens.probed]
+            cross = scap.cross_saliency(own, rows, tokens.columns, self.aggregate)
         with stages.stage("fusion"):
             asked = row_mask.any(1)[tokens.probed][:, None]
             side_v = fusers.temperature(vision, self.tau_vision)
