@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     report = _command(commands, "report", _report, "tables of all results, as Markdown")
     report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
     report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
+    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens")
     _command(commands, "list", _list, "methods, hosts and benchmarks")
     return parser
 
@@ -224,6 +225,10 @@ def _report(arguments: argparse.Namespace) -> None:
             raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
         path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
     print(tables)
+    if arguments.figure:
+        from llava_consensus.report import figures
+
+        figures.score_against_tokens(table.read_rows(arguments.out), arguments.figure)
 
 
 def _list(arguments: argparse.Namespace) -> None:

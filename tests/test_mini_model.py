@@ -1,6 +1,7 @@
 """The embedded model end to end through the host: both stacks answer alike, batches answer like single questions."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from llava_consensus import attach, load, make
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts import Prompt
 from llava_consensus.images import open_image
 from llava_consensus.tokens import Budget
@@ -94,3 +95,27 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / "vicuna" / "config.json").write_text("{}")
     with pytest.raises(OptionError, match="must contain 'llava'"):
         load(str(tmp_path / "vicuna"), device="cpu")
+
+
+class Bomb:
+    """What a pickled checkpoint must never get to run."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("exploded"),)
+
+
+def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(golden.ROOT)
+    source = golden.ROOT / "checkpoints" / "llava-mini"
+    for kind in ("llava-pickled", "llava-cut"):
+        folder = tmp_path / kind
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(".work", "README.md"))
+        weights = folder / "model.safetensors"
+        if kind == "llava-cut":
+            weights.write_bytes(weights.read_bytes()[:5000])
+        else:
+            weights.unlink()
+            torch.save(Bomb(), folder / "pytorch_model.bin")
+        with pytest.raises(DataError, match="cannot be loaded"):
+            load(str(folder), device="cpu")
+    assert not Path("exploded").exists()

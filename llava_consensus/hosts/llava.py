@@ -8,15 +8,17 @@ left-padded batches.
 import contextlib
 import io
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from PIL import Image
+from safetensors import SafetensorError
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, missing_extra
+from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.hosts.base import Answer, Encoded, Prompt, VisionTaps
 from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment, take_taps
 from llava_consensus.methods import make
@@ -240,15 +242,20 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
         from llava.mm_utils import get_model_name_from_path
         from llava.model.builder import load_pretrained_model
     except ImportError as error:
-        raise missing_extra(f"official LLaVA ({error})", "llava") from error
+        raise MissingDependency(
+            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
+        ) from error
     name = get_model_name_from_path(path)
     if "llava" not in name.lower() or "lora" in name.lower():
         raise OptionError(
             f"model={path!r}: LLaVA's loader goes by the folder's name, "
             "which must contain 'llava' and not 'lora' (merge first)"
         )
-    with contextlib.redirect_stdout(io.StringIO()):
-        tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
+        raise DataError(f"model={path!r} cannot be loaded: {error}") from error
     if dtype != "auto" or place == "cpu":
         model.to(DTYPES.get(dtype, torch.float32))
     return LlavaHost(model.eval(), tokenizer, processor)
