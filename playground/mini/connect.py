@@ -1,0 +1,175 @@
+"""Give the language model its eyes: fit the projector, then train projector and language model on real patch features.
+
+    python -m playground.mini.connect [--device cpu] [--threads 2]
+
+The tower is frozen here, so each training scene goes through it once. The projector first learns to say of a patch
+what the symbolic prefix said of it (regression); then answers are trained on real features, on sparse prefixes and
+at the end on all 576 patches, with LLaVA's prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+from llava.model.language_model.llava_llama import LlavaLlamaForCausalLM
+from torch import nn
+
+from playground.mini import pool
+from playground.mini.language import HIDDEN, Words, answer_logits, answer_loss, language_config, probe
+from playground.mini.paths import WORK
+from playground.mini.scenes import GRID, padded, render, scene
+from playground.mini.sequences import PATCHES, Batch, Plan, collate
+from playground.mini.tower import WIDTH, Tower, normalise, save
+
+SCENES, PROBE_SCENES = 4000, 24
+
+
+def projector() -> nn.Sequential:
+    """LLaVA's mlp2x_gelu."""
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, HIDDEN))
+
+
+@torch.no_grad()
+def features(tower: Tower, images: np.ndarray, size: int = 16) -> torch.Tensor:
+    """Patch features of uint8 images [n, 192, 192, 3] after the penultimate block, float16 [n, 576, width]."""
+    device = next(tower.parameters()).device
+    window = torch.arange(GRID * GRID, device=device)
+    parts = []
+    for first in range(0, len(images), size):
+        pixels = normalise(torch.from_numpy(images[first : first + size]).to(device))
+        parts.append(tower.body(pixels, window, end=False)[0][:, 1:].half())
+    return torch.cat(parts)
+
+
+def cached_features(tower: Tower, count: int) -> torch.Tensor:
+    """Features of the first `count` scenes of the pool, computed once for each state of the tower."""
+    mark = float(sum(p.double().abs().sum() for p in tower.clip.parameters()))
+    path = WORK / "features.pt"
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        if state["mark"] == mark and len(state["features"]) >= count:
+            return state["features"][:count]
+    parts = []
+    for number in range(-(-count // pool.SHARD)):
+        images, _ = pool.load(pool.draw_shard(WORK, "scene", number))
+        parts.append(features(tower, images).cpu())
+        print(f"features {(number + 1) * pool.SHARD}/{count}", flush=True)
+    save(path, mark=mark, features=torch.cat(parts)[:count])
+    return torch.cat(parts)[:count]
+
+
+def fit_projector(
+    project: nn.Sequential, words: Words, embed: nn.Embedding, known: torch.Tensor, steps: int = 3000
+) -> None:
+    """Regress the projector's output on the symbolic prefix: all shown patches and a tenth of the background."""
+    device, rng = next(project.parameters()).device, np.random.default_rng(3)
+    inputs, labels, places = [], [], []
+    for number in range(-(-len(known) // pool.SHARD)):
+        _, packed = pool.load(pool.shard_path(WORK, "scene", number))
+        block = packed[: len(known) - number * pool.SHARD, :6].reshape(-1, 6, PATCHES).transpose(0, 2, 1)
+        taken = np.nonzero((block[..., 0] > 0) | ((block[..., 0] == 0) & (rng.random(block.shape[:2]) < 0.1)))
+        inputs.append(known[torch.from_numpy(taken[0] + number * pool.SHARD), torch.from_numpy(taken[1])])
+        labels.append(torch.from_numpy(block[taken].astype(np.int64)))
+        places.append(torch.from_numpy(taken[1]))
+    data, truth, where = torch.cat(inputs), torch.cat(labels), torch.cat(places)
+    optimiser = torch.optim.AdamW(project.parameters(), lr=3e-3, weight_decay=0.01)
+    for step in range(1, steps + 1):
+        for group in optimiser.param_groups:
+            group["lr"] = 3e-3 * min(1, step / 100) * (1 - 0.97 * step / steps)
+        rows = torch.from_numpy(rng.integers(len(data), size=1024))
+        with torch.no_grad():
+            wanted = words(truth[rows].T[None].to(device), where[rows][None].to(device), embed)[0]
+        loss = (project(data[rows].to(device).float()) - wanted).pow(2).mean() / wanted.var()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step % 500 == 0:
+            print(f"projector {step}/{steps}: error {loss.item():.3f} of the variance", flush=True)
+
+
+class Eyes:
+    """Visual prefixes from real features: `batch.indices` and `batch.where` say which scenes and patches."""
+
+    def __init__(self, project: nn.Sequential, known: torch.Tensor) -> None:
+        self.project, self.known = project, known
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        rows = torch.tensor(batch.indices)[:, None]
+        return self.project(self.known[rows, batch.where.cpu()].to(batch.where.device).float())
+
+
+def validation_features(tower: Tower) -> torch.Tensor:
+    """Features of the scenes that `probe` asks about."""
+    images = np.stack([np.asarray(padded(render(scene("val", i)))) for i in range(PROBE_SCENES)])
+    return features(tower, images).cpu()
+
+
+def train_joint(
+    steps: int, device: str, size: int, peak: float, full_from: float, tag: str, log_every: int = 50
+) -> None:
+    """Answers from real features; the last part of the steps sees all 576 patches."""
+    torch.manual_seed(4)
+    tower, model, words, project = (
+        Tower().to(device),
+        LlavaLlamaForCausalLM(language_config()).to(device),
+        Words().to(device),
+        projector().to(device),
+    )
+    tower.load_state_dict(torch.load(TOWER, map_location=device, weights_only=True)["tower"])
+    tower.eval()
+    path, begin = WORK / f"{tag}.pt", 0
+    known, seen = cached_features(tower, SCENES), validation_features(tower)
+    optimiser = torch.optim.AdamW(
+        [*model.parameters(), *project.parameters()], lr=peak, betas=(0.9, 0.98), weight_decay=0.02
+    )
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        model.load_state_dict(state["model"]), project.load_state_dict(state["project"])
+        optimiser.load_state_dict(state["optimiser"])
+        begin = state["step"]
+    else:
+        state = torch.load(WORK / "language.pt", map_location=device, weights_only=True)
+        model.load_state_dict(state["model"]), words.load_state_dict(state["words"])
+        fit_projector(project, words, model.get_input_embeddings(), known)
+        save(path, model=model.state_dict(), project=project.state_dict(), optimiser=optimiser.state_dict(), step=0)
+        print("  val", probe(model, Eyes(project, seen), Plan("val", 400, full=True)), flush=True)
+    see, started, mean = Eyes(project, known), time.time(), 0.0
+    for step in range(begin + 1, steps + 1):
+        full, rng = step > full_from * steps, np.random.default_rng([4, step])
+        for group in optimiser.param_groups:
+            group["lr"] = peak * min(1.0, step / 50) * (1 - 0.93 * step / steps)
+        indices = rng.integers(SCENES, size=size if not full else max(2, size // 2)).tolist()
+        batch = collate(indices, Plan("train", 400 if full else 300, full=full, epoch=step), rng).to(device)
+        logits, target, weight, _ = answer_logits(model, see(batch), batch)
+        loss = answer_loss(logits, target, weight)
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_([*model.parameters(), *project.parameters()], 1.0)
+        optimiser.step()
+        mean = loss.item() if step == begin + 1 else 0.97 * mean + 0.03 * loss.item()
+        if step % log_every == 0:
+            print(f"joint {step}/{steps} {time.time() - started:.0f}s loss {mean:.3f}", flush=True)
+        if step % (4 * log_every) == 0 or step == steps:
+            print("  val", probe(model, Eyes(project, seen), Plan("val", 400, full=True)), flush=True)
+            save(
+                path,
+                model=model.state_dict(),
+                project=project.state_dict(),
+                optimiser=optimiser.state_dict(),
+                step=step,
+            )
+
+
+TOWER = WORK / "tower.pt"
+STEPS, SIZE, PEAK, FULL_FROM = 600, 8, 5e-4, 0.4
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    train_joint(STEPS, arguments.device, SIZE, PEAK, FULL_FROM, "joint")

@@ -1,0 +1,10 @@
+"""Where things lie, from the repository root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MINI = ROOT / "playground" / "mini"
+CHECKPOINT = ROOT / "checkpoints" / "llava-mini"
+WORK = CHECKPOINT / ".work"
