@@ -249,8 +249,3 @@ def rank(saliency: Tensor) -> Tensor:
 def membership(index: Tensor, size: int) -> Tensor:
     """Which of `size` places an index [B, K] names: bool [B, size]."""
     return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)
-
-
-def first_true(mask: Tensor, count: int) -> Tensor:
-    """Ascending indices of the true places of a mask [B, N] that has `count` of them in every row: [B, count]."""
-    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[:, :count]

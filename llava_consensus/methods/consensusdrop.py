@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus import egtm, fusers, saliency, scap
+from llava_consensus.output import Folded, assemble, left_over, pick
 from llava_consensus.tokens import (
     Budget,
     Placement,
@@ -17,8 +18,6 @@ from llava_consensus.tokens import (
     VisualTokens,
     choose,
     ensure_finite,
-    first_true,
-    membership,
     within,
 )
 
@@ -86,13 +85,11 @@ class ConsensusDrop(Placement):
             found = self.saliencies(tokens, stages)
             with stages.stage("fusion"):
                 kept = self.select(found, count)  # [B, K]
-                rest = first_true(~membership(kept, available), available - count)  # [B, R]
         with stages.stage("merge"):
-            folded, anchors, group = self._merge(tokens, found.fused, rest, merged)
+            folded = self._fold(tokens, found.fused, left_over(kept, available), merged) if merged else None
         with stages.stage("output"):
-            return assemble(tokens.projected, kept, rest, folded, anchors, group, self.order)._replace(
-                vision=found.vision, cross=found.cross, fused=found.fused, stages=stages
-            )
+            result = assemble(tokens.projected, kept, self.order, folded)
+        return result._replace(vision=found.vision, cross=found.cross, fused=found.fused, stages=stages)
 
     def saliencies(self, tokens: VisualTokens, stages: Stages) -> Saliencies:
         """Both sides and their fusion. A prompt without text after the image counts on the vision side alone
@@ -126,15 +123,8 @@ class ConsensusDrop(Placement):
         student, teacher = (found.vision, found.cross) if self.student == "vision" else (found.cross, found.vision)
         return fusers.recover(student, teacher, count, self.rate)
 
-    def _merge(
-        self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Merged tokens [B, M, D], their anchors [B, M] among the unit's tokens, and the group of each of the R
-        left-over tokens.
-        """
-        if count == 0:
-            width = tokens.projected.shape[-1]
-            return tokens.projected.new_empty(len(rest), 0, width), rest[:, :0], None
+    def _fold(self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int) -> Folded:
+        """The `rest` [B, R] of each unit folded into `count` tokens."""
         if tokens.features is None or tokens.attention is None:
             raise ValueError("EGTM needs the features and keys of the vision tower: the host did not collect them")
         tile, patch = tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)
@@ -143,30 +133,4 @@ class ConsensusDrop(Placement):
             anchors = egtm.sample_anchors(tokens.features[tile, patch], count, self.fps_start, start)
             keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)  # [U, N, d_k]
             group = egtm.assign(keys[tile, patch], anchors)
-        left_over = tokens.projected.gather(1, rest[..., None].expand(-1, -1, tokens.projected.shape[-1]))
-        return egtm.merge(left_over, group, count), rest.gather(1, anchors), group
-
-
-def assemble(
-    projected: Tensor, kept: Tensor, rest: Tensor, folded: Tensor, anchors: Tensor, group: Tensor | None, order: str
-) -> Reduction:
-    """Puts kept and merged tokens in output order and says where every input token went.
-
-    Args:
-        projected: [B, N, D]. kept: [B, K]. rest: [B, R]. folded: [B, M, D]. anchors: [B, M] indices among the N.
-        group: [B, R] anchor that each left-over token joined, None where nothing was merged.
-        order: `top_then_merged` | `raster`.
-    """
-    own = projected.gather(1, kept[..., None].expand(-1, -1, projected.shape[-1]))
-    slots = torch.arange(kept.shape[1] + anchors.shape[1], device=kept.device).expand(len(kept), -1)
-    output, source = torch.cat((own, folded), dim=1), torch.cat((kept, anchors), dim=1)  # [B, K + M, D], [B, K + M]
-    if order == "raster":
-        source, place = source.sort(dim=1)
-        output = output.gather(1, place[..., None].expand(-1, -1, output.shape[-1]))
-        slots = place.argsort(dim=1)  # slot of the i-th of kept, then anchors
-    owner = torch.full(projected.shape[:2], -1, dtype=torch.long, device=kept.device).scatter(
-        1, kept, slots[:, : kept.shape[1]]
-    )
-    if group is not None:
-        owner = owner.scatter(1, rest, slots[:, kept.shape[1] :].gather(1, group))
-    return Reduction(output, kept, anchors, source, owner)
+        return Folded(egtm.merge(pick(tokens.projected, rest), group, count), rest.gather(1, anchors), rest, group)

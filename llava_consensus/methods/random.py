@@ -8,8 +8,8 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.fusers import top
-from llava_consensus.methods.consensusdrop import assemble
-from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens, first_true, membership
+from llava_consensus.output import assemble
+from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,7 @@ class Random(Placement):
         available = tokens.projected.shape[1]
         noise = draw(tokens.fingerprint + self.seed * 0x5851F42D4C957F, available)
         kept = top(noise, min(budget.tokens, available))
-        rest = first_true(~membership(kept, available), available - kept.shape[1])
-        nothing = tokens.projected[:, :0]
-        return assemble(tokens.projected, kept, rest, nothing, kept[:, :0], None, self.order)._replace(fused=noise)
+        return assemble(tokens.projected, kept, self.order)._replace(fused=noise)
 
 
 def draw(seeds: Tensor, count: int) -> Tensor:
