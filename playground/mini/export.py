@@ -1,7 +1,8 @@
 """Write the trained parts as a LLaVA checkpoint in the official layout, readable on transformers 4.37 and 5.
 
 The configuration files are spelled out rather than saved by a library, so that they do not depend on its version.
-The language model is stored in half precision, as LLaVA's is; the tower in single, as LLaVA runs it. Every file is written beside its place and moved there, so that a reader never meets half a file.
+The language model is stored in half precision, as LLaVA's is, and the tower in single, as LLaVA runs it. Every file is
+written beside its place and moved there, so that a reader never meets half a file.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SURE, NOTHING = 0.3, 0.04
 
 @dataclasses.dataclass(frozen=True)
 class PatchLabels:
-    """Per patch [24, 24]: class, colour (or place in the sign), large, centre of its item (dx, dy units), anchor, item."""
+    """Per patch [24, 24]: class, colour (or place in the sign), large, centre of its item, anchor, item number."""
 
     kind: np.ndarray
     colour: np.ndarray
