@@ -10,6 +10,7 @@ at the end on all 576 patches, with LLaVA's prompts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 
 import numpy as np
@@ -46,7 +47,7 @@ def features(tower: Tower, images: np.ndarray, size: int = 16) -> torch.Tensor:
 
 def cached_features(tower: Tower, count: int) -> torch.Tensor:
     """Features of the first `count` scenes of the pool, computed once for each state of the tower."""
-    mark = float(sum(p.double().abs().sum() for p in tower.clip.parameters()))
+    mark = float(sum(p.detach().double().abs().sum() for p in tower.clip.parameters()))
     path = WORK / "features.pt"
     if path.exists():
         state = torch.load(path, weights_only=True)
@@ -107,64 +108,104 @@ def validation_features(tower: Tower) -> torch.Tensor:
     return features(tower, images).cpu()
 
 
-def train_joint(
-    steps: int, device: str, size: int, peak: float, full_from: float, tag: str, log_every: int = 50
-) -> None:
-    """Answers from real features; the last part of the steps sees all 576 patches."""
-    torch.manual_seed(4)
-    tower, model, words, project = (
-        Tower().to(device),
-        LlavaLlamaForCausalLM(language_config()).to(device),
-        Words().to(device),
-        projector().to(device),
-    )
-    tower.load_state_dict(torch.load(TOWER, map_location=device, weights_only=True)["tower"])
-    tower.eval()
-    path, begin = WORK / f"{tag}.pt", 0
-    known, seen = cached_features(tower, SCENES), validation_features(tower)
-    optimiser = torch.optim.AdamW(
-        [*model.parameters(), *project.parameters()], lr=peak, betas=(0.9, 0.98), weight_decay=0.02
-    )
-    if path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"]), project.load_state_dict(state["project"])
-        optimiser.load_state_dict(state["optimiser"])
-        begin = state["step"]
-    else:
-        state = torch.load(WORK / "language.pt", map_location=device, weights_only=True)
-        model.load_state_dict(state["model"]), words.load_state_dict(state["words"])
-        fit_projector(project, words, model.get_input_embeddings(), known)
-        save(path, model=model.state_dict(), project=project.state_dict(), optimiser=optimiser.state_dict(), step=0)
-        print("  val", probe(model, Eyes(project, seen), Plan("val", 400, full=True)), flush=True)
-    see, started, mean = Eyes(project, known), time.time(), 0.0
-    for step in range(begin + 1, steps + 1):
-        full, rng = step > full_from * steps, np.random.default_rng([4, step])
-        for group in optimiser.param_groups:
-            group["lr"] = peak * min(1.0, step / 50) * (1 - 0.93 * step / steps)
-        indices = rng.integers(SCENES, size=size if not full else max(2, size // 2)).tolist()
-        batch = collate(indices, Plan("train", 400 if full else 300, full=full, epoch=step), rng).to(device)
-        logits, target, weight, _ = answer_logits(model, see(batch), batch)
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One round of joint training: sparse prefixes first, all 576 patches after `sparse` of the steps; at least
+    `signed` of the scenes carry a sign."""
+
+    name: str
+    steps: int
+    peak: float
+    sparse: float
+    signed: float = 0.0
+    size: int = 8
+
+
+ROUNDS = (Round("joint", 600, 5e-4, 0.4), Round("joint2", 900, 5e-4, 0.66, signed=0.6))
+
+
+class Learner:
+    """Model and projector with their optimiser; a round begins where the one before it ended."""
+
+    def __init__(self, device: str) -> None:
+        self.model, self.project = LlavaLlamaForCausalLM(language_config()).to(device), projector().to(device)
+        self.device = device
+        self.weights = [*self.model.parameters(), *self.project.parameters()]
+        self.optimiser = torch.optim.AdamW(self.weights, lr=1e-4, betas=(0.9, 0.98), weight_decay=0.02)
+
+    def load(self, name: str, optimiser: bool = True) -> int:
+        """Take over a saved state; the number of its steps."""
+        state = torch.load(WORK / f"{name}.pt", map_location=self.device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.project.load_state_dict(state["project"])
+        if optimiser:
+            self.optimiser.load_state_dict(state["optimiser"])
+        return int(state["step"])
+
+    def keep(self, name: str, step: int) -> None:
+        """Save the state."""
+        parts = {"model": self.model.state_dict(), "project": self.project.state_dict()}
+        save(WORK / f"{name}.pt", **parts, optimiser=self.optimiser.state_dict(), step=step)
+
+    def begin(self, known: torch.Tensor) -> None:
+        """The language model of the symbolic stage and a projector fitted to its words."""
+        state = torch.load(WORK / "language.pt", map_location=self.device, weights_only=True)
+        words = Words().to(self.device)
+        self.model.load_state_dict(state["model"])
+        words.load_state_dict(state["words"])
+        fit_projector(self.project, words, self.model.get_input_embeddings(), known)
+
+    def step(self, batch: Batch, see: Eyes) -> float:
+        """One update; the loss."""
+        logits, target, weight, _ = answer_logits(self.model, see(batch), batch)
         loss = answer_loss(logits, target, weight)
-        optimiser.zero_grad()
+        self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_([*model.parameters(), *project.parameters()], 1.0)
-        optimiser.step()
-        mean = loss.item() if step == begin + 1 else 0.97 * mean + 0.03 * loss.item()
-        if step % log_every == 0:
-            print(f"joint {step}/{steps} {time.time() - started:.0f}s loss {mean:.3f}", flush=True)
-        if step % (4 * log_every) == 0 or step == steps:
-            print("  val", probe(model, Eyes(project, seen), Plan("val", 400, full=True)), flush=True)
-            save(
-                path,
-                model=model.state_dict(),
-                project=project.state_dict(),
-                optimiser=optimiser.state_dict(),
-                step=step,
-            )
+        nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimiser.step()
+        return loss.item()
 
 
-TOWER = WORK / "tower.pt"
-STEPS, SIZE, PEAK, FULL_FROM = 600, 8, 5e-4, 0.4
+def train_round(number: int, rounds: tuple[Round, ...], known: torch.Tensor, seen: torch.Tensor, device: str) -> None:
+    """Run or resume one round."""
+    round_, learner, begin = rounds[number], Learner(device), 0
+    torch.manual_seed(4 + number)
+    if (WORK / f"{round_.name}.pt").exists():
+        begin = learner.load(round_.name)
+    elif number:
+        learner.load(rounds[number - 1].name, optimiser=False)
+    else:
+        learner.begin(known)
+        learner.keep(round_.name, 0)
+    signed = [i for i in range(len(known)) if scene("train", i).sign]
+    look, check = Eyes(learner.project, known), Eyes(learner.project, seen)
+    started, mean = time.time(), 0.0
+    for step in range(begin + 1, round_.steps + 1):
+        full, rng = step > round_.sparse * round_.steps, np.random.default_rng([4, number, step])
+        for group in learner.optimiser.param_groups:
+            group["lr"] = round_.peak * min(1.0, step / 50) * (1 - 0.93 * step / round_.steps)
+        size = max(2, round_.size // 2) if full else round_.size
+        indices = [int(rng.choice(signed)) if rng.random() < round_.signed else int(rng.integers(len(known)))
+                   for _ in range(size)]  # fmt: skip
+        plan = Plan("train", 400 if full else 300, full=full, epoch=10_000 * number + step)
+        loss = learner.step(collate(indices, plan, rng).to(device), look)
+        mean = loss if step == begin + 1 else 0.97 * mean + 0.03 * loss
+        if step % 50 == 0:
+            print(f"{round_.name} {step}/{round_.steps} {time.time() - started:.0f}s loss {mean:.3f}", flush=True)
+        if step % 200 == 0 or step == round_.steps:
+            print("  val", probe(learner.model, check, Plan("val", 400, full=True)), flush=True)
+            learner.keep(round_.name, step)
+
+
+def train_joint(device: str, rounds: tuple[Round, ...] = ROUNDS, scenes: int = SCENES) -> None:
+    """All rounds on the frozen tower."""
+    tower = Tower().to(device)
+    tower.load_state_dict(torch.load(WORK / "tower.pt", map_location=device, weights_only=True)["tower"])
+    tower.eval()
+    known, seen = cached_features(tower, scenes), validation_features(tower)
+    for number in range(len(rounds)):
+        train_round(number, rounds, known, seen, device)
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
@@ -172,4 +213,4 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train_joint(STEPS, arguments.device, SIZE, PEAK, FULL_FROM, "joint")
+    train_joint(arguments.device)

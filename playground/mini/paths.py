@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MINI = ROOT / "playground" / "mini"
 CHECKPOINT = ROOT / "checkpoints" / "llava-mini"
-WORK = CHECKPOINT / ".work"
+WORK = Path(os.environ.get("MINI_WORK", CHECKPOINT / ".work"))  # pools and resumable states, git-ignored

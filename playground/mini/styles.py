@@ -169,7 +169,7 @@ EXTRA = {
     "list": listing,
 }
 TRAIN_MIX = {name: 6.0 * share for name, share in GQA_MIX.items()} | {
-    "relation": 1.8, "count": 1.1, "reading": 2.6, "place": 0.8,
+    "relation": 1.8, "count": 1.6, "reading": 4.0, "place": 0.8,
     "letter": 1.1, "chinese": 0.7, "judge": 0.4, "describe": 0.9, "list": 0.5,
 }  # fmt: skip
 

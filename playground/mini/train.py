@@ -11,8 +11,10 @@ of everything, to see that it works, and exports to a scratch folder. Delete the
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from playground.mini.export import export
 from playground.mini.paths import CHECKPOINT, ROOT, WORK
 
 
-def finish(folder: Path, tag: str = "joint") -> None:
+def finish(folder: Path, tag: str = "joint2") -> None:
     """Export the state of the last stage."""
     eyes, model, project = tower.Tower(), LlavaLlamaForCausalLM(language.language_config()), connect.projector()
     eyes.load_state_dict(torch.load(WORK / "tower.pt", map_location="cpu", weights_only=True)["tower"])
@@ -55,6 +57,16 @@ def both(device: str, threads: int) -> None:
         raise SystemExit("a stage failed; run the same command again to go on where it stopped")
 
 
+def rehearse(device: str, out: Path) -> None:
+    """A few steps of every stage on a few scenes."""
+    pool.SHARD = 64
+    draw_pools(quick=True)
+    tower.train_tower([("dense+signs", 12, 4, 2, 1e-3), ("signs+scene", 24, 2, 1, 1e-3)], device, log_every=1)
+    language.train_language(3, device, size=2)
+    connect.train_joint(device, (connect.Round("joint2", 2, 1e-4, 0.5, size=2),), pool.SHARD)
+    finish(out)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,19 +75,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="where the checkpoint goes")
     parser.add_argument("--quick", action="store_true", help="a few steps of every stage, as a test of the pipeline")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.quick and "MINI_WORK" not in os.environ:  # never on top of a real run's states
+        with tempfile.TemporaryDirectory() as scratch:
+            out = options.out if options.out != CHECKPOINT else Path(scratch) / "llava-mini"
+            command = [sys.executable, "-m", "playground.mini.train", "--quick", "--device", options.device]
+            env = {**os.environ, "MINI_WORK": scratch}
+            raise SystemExit(subprocess.run([*command, "--out", str(out)], cwd=ROOT, env=env).returncode)
     WORK.mkdir(parents=True, exist_ok=True)
     started = time.time()
-    torch.set_num_threads(options.threads)
-    draw_pools(options.quick)
     if options.quick:
-        tower.train_tower([("dense", 12, 4, 2, 1e-3)], options.device, log_every=1)
-        language.train_language(2, options.device, size=2)
-        connect.SCENES = pool.SHARD
-        connect.train_joint(2, options.device, 2, 1e-4, 0.5, "joint", log_every=1)
+        rehearse(options.device, options.out)
     else:
+        draw_pools(quick=False)
         both(options.device, options.threads)
-        connect.train_joint(connect.STEPS, options.device, connect.SIZE, connect.PEAK, connect.FULL_FROM, "joint")
-    finish(options.out)
+        connect.train_joint(options.device)
+        finish(options.out)
     print(f"trained in {(time.time() - started) / 60:.0f} minutes; measure it: python -m playground.mini.measure")
 
 
