@@ -111,17 +111,22 @@ def validation_features(tower: Tower) -> torch.Tensor:
 @dataclasses.dataclass(frozen=True)
 class Round:
     """One round of joint training: sparse prefixes first, all 576 patches after `sparse` of the steps; at least
-    `signed` of the scenes carry a sign."""
+    `signed` of the scenes carry a sign, and `reading` weighs the questions about it."""
 
     name: str
     steps: int
     peak: float
     sparse: float
     signed: float = 0.0
+    reading: float = 4.0
     size: int = 8
 
 
-ROUNDS = (Round("joint", 600, 5e-4, 0.4), Round("joint2", 900, 5e-4, 0.66, signed=0.6))
+ROUNDS = (
+    Round("joint", 600, 5e-4, 0.4),
+    Round("joint2", 900, 5e-4, 0.66, signed=0.6),
+    Round("joint3", 560, 5e-4, 0.7, signed=1.0, reading=9.0),
+)
 
 
 class Learner:
@@ -187,7 +192,7 @@ def train_round(number: int, rounds: tuple[Round, ...], known: torch.Tensor, see
         size = max(2, round_.size // 2) if full else round_.size
         indices = [int(rng.choice(signed)) if rng.random() < round_.signed else int(rng.integers(len(known)))
                    for _ in range(size)]  # fmt: skip
-        plan = Plan("train", 400 if full else 300, full=full, epoch=10_000 * number + step)
+        plan = Plan("train", 400 if full else 300, full=full, epoch=10_000 * number + step, reading=round_.reading)
         loss = learner.step(collate(indices, plan, rng).to(device), look)
         mean = loss if step == begin + 1 else 0.97 * mean + 0.03 * loss
         if step % 50 == 0:

@@ -61,6 +61,7 @@ class Plan:
     full: bool = False
     probes: bool = False
     epoch: int = 0
+    reading: float = 4.0  # weight of the reading questions in the mix
 
 
 @dataclasses.dataclass
@@ -98,7 +99,7 @@ def look_up(split: str, index: int) -> Scene:
 def questions(index: int, plan: Plan) -> list[QA]:
     """The questions about a scene, more than a sequence will hold."""
     seed = (10**9 + index if plan.split == "val" else index) + plan.epoch * 10**10
-    return training_questions(look_up(plan.split, index), random.Random(seed), 24)
+    return training_questions(look_up(plan.split, index), random.Random(seed), 24, plan.reading)
 
 
 def row(index: int, plan: Plan, where: np.ndarray, packed: np.ndarray) -> Row:

@@ -174,11 +174,12 @@ TRAIN_MIX = {name: 6.0 * share for name, share in GQA_MIX.items()} | {
 }  # fmt: skip
 
 
-def training_questions(scene: Scene, rng: random.Random, number: int) -> list[QA]:
+def training_questions(scene: Scene, rng: random.Random, number: int, reading_weight: float = 4.0) -> list[QA]:
     """`number` questions of all styles about a scene, as the training mix weighs them."""
+    mix = TRAIN_MIX | {"reading": reading_weight}
     view = View(scene)
     made: list[QA] = []
-    for kind in rng.choices(list(TRAIN_MIX), weights=list(TRAIN_MIX.values()), k=3 * number):
+    for kind in rng.choices(list(mix), weights=list(mix.values()), k=3 * number):
         qa = EXTRA[kind](view, rng) if kind in EXTRA else write(view, kind, rng, tries=4)
         if qa is not None and all(qa.question != other.question for other in made):
             made.append(qa)

@@ -26,7 +26,7 @@ from playground.mini.export import export
 from playground.mini.paths import CHECKPOINT, ROOT, WORK
 
 
-def finish(folder: Path, tag: str = "joint2") -> None:
+def finish(folder: Path, tag: str = "joint3") -> None:
     """Export the state of the last stage."""
     eyes, model, project = tower.Tower(), LlavaLlamaForCausalLM(language.language_config()), connect.projector()
     eyes.load_state_dict(torch.load(WORK / "tower.pt", map_location="cpu", weights_only=True)["tower"])
@@ -63,7 +63,7 @@ def rehearse(device: str, out: Path) -> None:
     draw_pools(quick=True)
     tower.train_tower([("dense+signs", 12, 4, 2, 1e-3), ("signs+scene", 24, 2, 1, 1e-3)], device, log_every=1)
     language.train_language(3, device, size=2)
-    connect.train_joint(device, (connect.Round("joint2", 2, 1e-4, 0.5, size=2),), pool.SHARD)
+    connect.train_joint(device, (connect.Round("joint3", 2, 1e-4, 0.5, size=2),), pool.SHARD)
     finish(out)
 
 
