@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", default="playground/mini")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--scene", type=int, default=3, help="which picture of the mini GQA (%(default)s)")
-    parser.add_argument("--questions", type=int, nargs=2, default=[0, -1], help="which of its questions (%(default)s)")
+    parser.add_argument("--questions", type=int, nargs=2, default=[3, 15], help="which of its questions (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
