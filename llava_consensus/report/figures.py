@@ -30,21 +30,22 @@ def score_against_tokens(rows: Iterable[Row], file: Path) -> None:
     names = sorted({row.config["benchmark"] for row in done})
     figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False)[0]
+    labels = sorted({row.label for row in done if not row.full})
+    colours = dict(zip(labels, COLOURS * len(labels), strict=False))  # one colour for a method in every panel
     for panel, name in zip(panels, names, strict=True):
-        _panel(panel, [row for row in done if row.config["benchmark"] == name])
+        _panel(panel, [row for row in done if row.config["benchmark"] == name], colours)
         panel.set_title(f"{name} (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(file, dpi=130)
 
 
-def _panel(panel: Any, rows: list[Row]) -> None:
+def _panel(panel: Any, rows: list[Row], colours: dict[str, str]) -> None:
     """Lines with 95 % intervals over a logarithmic axis of tokens."""
     for row in rows:
         if row.full:
             panel.axhline(row.score, color="black", linestyle=":", label="all tokens")
-    labels = list(dict.fromkeys(row.label for row in rows if not row.full))
-    for colour, label in zip(COLOURS, labels, strict=False):
+    for label, colour in colours.items():
         found = sorted(
             (row for row in rows if row.label == label and not row.full), key=lambda row: row.config["tokens"]
         )
