@@ -15,8 +15,8 @@ DATA = Path("playground/mini")
 def main() -> int:
     """Asks the first question of the mini GQA."""
     gqa = BENCHMARKS["gqa"]
-    question = next(one for one in gqa.load(DATA) if one.image is not None)
-    picture = DATA / "eval" / gqa.folder / gqa.images / str(question.image)
+    question = next(one for one in gqa.load(DATA) if one.images)
+    picture = DATA / "eval" / gqa.folder / gqa.images / question.images[0]
     print(f"{picture}\n{question.text}\n", flush=True)
     overlay = Path(cli.OUT) / "demo.png"
     overlay.parent.mkdir(exist_ok=True)

@@ -34,7 +34,7 @@ def overlays(host: Host, path: Path, questions: list[str], tokens: int) -> list[
     for text in questions:
         for name, options in VARIANTS.items():
             with host.attach(make("consensusdrop", **options), Budget(tokens)):
-                (answer,) = host.answer(host.encode([image]), [Prompt(text, max_new_tokens=16)])
+                (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
             asked = text.split("\n")[0]
             panels.append((f"{name}: {asked} {answer.text}", picture(host, image, answer)))
     return panels

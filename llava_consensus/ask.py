@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 def ask(host: Host, image: Image, prompt: Prompt, method: Method, budget: Budget, repeats: int = 5) -> Reply:
     """Answers once, then times the first token of both sides, `repeats` times each."""
     with host.attach(method, budget):
-        answer = host.answer(host.encode([image]), [prompt])[0]
+        answer = host.answer([host.encode([image])], [prompt])[0]
     reduced, full = first_token(host, [image], prompt, [(method, budget), (make("full"), budget)], repeats)
     return Reply(answer, reduced.total, full.total)
 

@@ -50,7 +50,7 @@ def first_token(
             for index, (method, budget) in enumerate(sides):
                 with host.attach(method, budget) as attached:
                     start = time.perf_counter()
-                    host.answer(host.encode([picture]), [first])
+                    host.answer([host.encode([picture])], [first])
                     spent = time.perf_counter() - start
                 if round_number:
                     totals[index].append(1e3 * spent)

@@ -14,7 +14,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import shortuuid
 from tqdm import tqdm
@@ -91,32 +90,42 @@ def run(
 class Pictures:
     """Encodings by file: the tower runs once per picture; an encoding goes after its last question."""
 
-    def __init__(self, host: Host, paths: Iterable[Path | None], capacity: int = KEPT_ENCODINGS) -> None:
+    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS) -> None:
         self._host, self._capacity = host, capacity
-        self._ahead = Counter(paths)  # questions still to come about each picture
+        self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
         self._held: OrderedDict[Path, Encoded | ImageError] = OrderedDict()
 
-    def fetch(self, paths: Sequence[Path | None]) -> list[Encoded | ImageError | None]:
-        """For each question its picture's encoding, None without a picture, or the error of an unreadable one."""
+    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
+        """For each question its pictures' encodings, or the error of the first that is unreadable."""
         fresh = {}
-        for path in dict.fromkeys(path for path in paths if path is not None and path not in self._held):
-            try:
-                fresh[path] = open_image(path)
-            except ImageError as error:
-                self._held[path] = error
+        needed = list(dict.fromkeys(path for paths in asked for path in paths))
+        for path in needed:
+            if path not in self._held:
+                try:
+                    fresh[path] = open_image(path)
+                except ImageError as error:
+                    self._held[path] = error
         if fresh:
             self._held.update(zip(fresh, self._host.encode(list(fresh.values())), strict=True))
-        found = [None if path is None else self._held[path] for path in paths]
-        self._forget(paths)
+        found = [self._of_question(paths) for paths in asked]
+        self._ahead.subtract(path for paths in asked for path in paths)
+        self._forget(needed)
         return found
 
-    def _forget(self, paths: Sequence[Path | None]) -> None:
-        self._ahead.subtract(paths)
-        for path in dict.fromkeys(paths):
-            if path is not None:
-                self._held.move_to_end(path)
-                if self._ahead[path] <= 0:
-                    del self._held[path]
+    def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
+        encoded: list[Encoded] = []
+        for path in paths:
+            held = self._held[path]
+            if isinstance(held, ImageError):
+                return held
+            encoded.append(held)
+        return encoded
+
+    def _forget(self, used: Sequence[Path]) -> None:
+        for path in used:
+            self._held.move_to_end(path)
+            if self._ahead[path] <= 0:
+                del self._held[path]
         while len(self._held) > self._capacity:
             self._held.popitem(last=False)
 
@@ -129,14 +138,14 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
             plan.budget.tokens,
             host.visual_tokens,
         )
-    pictures = Pictures(host, [plan.picture(question) for group in groups for question in group])
+    pictures = Pictures(host, [plan.pictures(question) for group in groups for question in group])
     bar = tqdm(
         total=len(plan.questions), initial=len(folder.done), unit="q", desc=plan.benchmark.name, disable=not progress
     )
     start = time.perf_counter()
     with bar, host.attach(plan.method, plan.budget):
         for group in groups:
-            seen = pictures.fetch([plan.picture(question) for question in group])
+            seen = pictures.fetch([plan.pictures(question) for question in group])
             asked = [
                 (question, one) for question, one in zip(group, seen, strict=True) if not isinstance(one, ImageError)
             ]
@@ -149,7 +158,7 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
     return time.perf_counter() - start
 
 
-def _answer(plan: Plan, host: Host, asked: list[tuple[Question, Any]]) -> list[Record]:
+def _answer(plan: Plan, host: Host, asked: list[tuple[Question, list[Encoded]]]) -> list[Record]:
     if not asked:
         return []
     conversation, length = plan.description["conversation"], plan.description["max_new_tokens"]
@@ -178,7 +187,12 @@ def _record(question: Question, answer: Answer, model: str) -> Record:
 
 
 def _error(question: Question, error: ImageError) -> Record:
-    return {"index": question.index, "question_id": question.question_id, "image": question.image, "error": str(error)}
+    return {
+        "index": question.index,
+        "question_id": question.question_id,
+        "image": question.images[0],
+        "error": str(error),
+    }
 
 
 def _measure(plan: Plan, folder: Run, asked: int, seconds: float) -> Record:

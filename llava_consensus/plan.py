@@ -77,11 +77,10 @@ class Plan:
     device: str
     description: Record
 
-    def picture(self, question: Question) -> Path | None:
-        """The file of a question's picture."""
-        if question.image is None:
-            return None
-        return self.data / "eval" / self.benchmark.folder / self.benchmark.images / question.image
+    def pictures(self, question: Question) -> tuple[Path, ...]:
+        """The files of a question's pictures."""
+        folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images
+        return tuple(folder / name for name in question.images)
 
 
 def prepare(config: RunConfig, batch: int = 1) -> Plan:
@@ -127,7 +126,7 @@ def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
     questions = benchmark.load(data)[: config.limit]
     if not questions:
         raise DataError(f"{folder / benchmark.questions}: no questions in it")
-    if not (folder / benchmark.images).is_dir() and any(question.image is not None for question in questions):
+    if not (folder / benchmark.images).is_dir() and any(question.images for question in questions):
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
     return questions
 

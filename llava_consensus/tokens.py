@@ -7,7 +7,7 @@ width. Torch only.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -90,6 +90,15 @@ class Placement:
 
     needs: ClassVar[frozenset[str]] = frozenset()
     reduces: ClassVar[bool] = True
+    seam: ClassVar[str] = "assembled"
+
+    def entering(self, budget: "Budget", available: int, layers: int) -> list[int]:
+        """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
+        return [min(budget.tokens, available)] * layers
+
+    def flops(self, shape: "Shape", budget: "Budget") -> float:
+        """FLOPs of the method's own work for one picture, two for each multiply-add."""
+        return 0.0
 
     def __post_init__(self) -> None:
         choose("order", self.order, ("top_then_merged", "raster"))
@@ -101,6 +110,25 @@ class Placement:
             raise OptionError(
                 f"vision_layer={self.vision_layer!r} must be the whole number of a vision block, or left out"
             )
+
+
+class Shape(NamedTuple):
+    """Sizes of a model and of one prompt that decide what a prefill costs."""
+
+    layers: int  # decoder layers
+    width: int  # D
+    heads: int
+    kv_heads: int
+    head_width: int
+    inner: int  # of the gated MLP
+    vocabulary: int
+    blocks: int  # vision blocks that are run
+    vision_width: int  # D_v
+    vision_heads: int
+    vision_inner: int
+    patches: int  # of one tile
+    patch_values: int  # numbers in the pixels of one patch
+    text: int  # rows that are not visual tokens
 
 
 class VisionAttention(NamedTuple):
@@ -136,6 +164,8 @@ class VisualTokens(NamedTuple):
     tiles_per_unit: int = 1
     attention: VisionAttention | None = None  # needs "attention"
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
+    class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
+    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector, needs "project"
     probe: TextProbe | None = None  # needs "probe"
     probed: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
@@ -168,6 +198,8 @@ class Method(Protocol):
     needs: ClassVar[frozenset[str]]
     reduces: ClassVar[bool]
 
+    seam: ClassVar[str]  # where it acts: picture | vision | assembled | decoder
+
     @property
     def order(self) -> str: ...
     @property
@@ -176,6 +208,8 @@ class Method(Protocol):
     def tile_budget(self) -> str: ...
     @property
     def vision_layer(self) -> int | None: ...
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
+    def flops(self, shape: Shape, budget: Budget) -> float: ...
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` tokens that replace the N of each unit."""
         ...

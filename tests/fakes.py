@@ -86,14 +86,14 @@ class FakeHost:
         self.encoded += colours
         return colours
 
-    def answer(self, encoded: list[Any], prompts: list[Any]) -> list[Answer]:
+    def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
         if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
             raise KeyboardInterrupt
         time.sleep(self.seconds)
         self.groups.append(len(prompts))
         self.asked += [prompt.text for prompt in prompts]
-        texts = [f"{prompt.text} {one} {'é' * (self.tokens % 5)}" for one, prompt in zip(encoded, prompts, strict=True)]
-        before = [0 if one is None else self.visual_tokens for one in encoded]
+        texts = [f"{prompt.text} {own} {'é' * (self.tokens % 5)}" for own, prompt in zip(encoded, prompts, strict=True)]
+        before = [len(own) * self.visual_tokens for own in encoded]
         return [Answer(t, b, min(b, self.tokens), 0, (), ()) for t, b in zip(texts, before, strict=True)]
 
 

@@ -60,7 +60,7 @@ def test_questions_come_in_file_order(case: tuple[str, Path]) -> None:
     name, data = case
     rows = [json.loads(line) for line in question_file(name, data).read_text().splitlines()]
     for index, (question, row) in enumerate(zip(get(name).load(data), rows, strict=True)):
-        assert question.index == index and question.text == row["text"] and question.image == row["image"]
+        assert question.index == index and question.text == row["text"] and question.images == (row["image"],)
         assert question.question_id == row["question_id"] and question.category == row["category"]
 
 

@@ -275,8 +275,8 @@ def test_missing_pictures_folder_and_empty_questions(data: Path) -> None:
 
 
 def test_pictures_forgets_what_is_no_longer_needed(data: Path) -> None:
-    paths: list[Path | None] = [data / "eval" / "fake" / "images" / f"{n}.png" for n in (0, 1, 0, 2, 3, 1)]
+    paths = [(data / "eval" / "fake" / "images" / f"{n}.png",) for n in (0, 1, 0, 2, 3, 1)]
     host = FakeHost()
     pictures = Pictures(host, paths, capacity=2)
-    assert [pictures.fetch([path])[0] for path in paths] == [0, 1, 0, 2, 3, 1]
+    assert [pictures.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
     assert host.encoded == [0, 1, 2, 3] and not pictures._held

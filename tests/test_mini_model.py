@@ -60,7 +60,7 @@ def test_the_tower_runs_once_for_all_questions_about_a_picture(host: Any) -> Non
     handle = host.model.get_vision_tower().register_forward_hook(lambda *_: runs.append(1))
     (path, _), *_ = golden.questions(1)
     with host.attach(make("consensusdrop"), Budget(64)):
-        encoded = host.encode([open_image(path)])
+        encoded = [host.encode([open_image(path)])]
         prompts = [
             Prompt(f"Is there a {name} in the image?\n{SHORT}", max_new_tokens=4) for name in ("dog", "cat", "bus")
         ]
@@ -72,14 +72,14 @@ def test_the_tower_runs_once_for_all_questions_about_a_picture(host: Any) -> Non
 def test_the_host_answers_with_nothing_attached_and_leaves_the_model_alone(host: Any) -> None:
     before = dict(vars(host.model))
     (path, text), *_ = golden.questions(1)
-    (answer,) = host.answer(host.encode([open_image(path)]), [Prompt(text, max_new_tokens=4)])
+    (answer,) = host.answer([host.encode([open_image(path)])], [Prompt(text, max_new_tokens=4)])
     assert (answer.before, answer.after, answer.outcomes[0].reductions) == (576, 576, ())
     assert vars(host.model).keys() == before.keys()
 
 
 def test_prompts_of_one_batch_must_agree_and_templates_must_exist(host: Any) -> None:
     (path, text), *_ = golden.questions(1)
-    encoded = host.encode([open_image(path)])
+    encoded = [host.encode([open_image(path)])]
     with pytest.raises(ValueError, match="one length"):
         host.answer(encoded * 2, [Prompt(text, max_new_tokens=4), Prompt(text, max_new_tokens=5)])
     with pytest.raises(OptionError, match="vicuna_v1"):
@@ -119,3 +119,15 @@ def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypa
         with pytest.raises(DataError, match="cannot be loaded"):
             load(str(folder), device="cpu")
     assert not Path("exploded").exists()
+
+
+def test_several_pictures_and_none(host: Any) -> None:
+    (path, text), (other, _), *_ = golden.questions(2)
+    prompts = [Prompt(text, max_new_tokens=4)] * 4
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        with host.attach(make(method), Budget(tokens)):
+            one, two = host.encode([open_image(path), open_image(other)])
+            together = host.answer([[one], [], [one, two], [one]], prompts)
+            alone = [host.answer([own], prompts[:1])[0] for own in ([one], [], [one, two])]
+        assert [answer.text for answer in together[:3]] == [answer.text for answer in alone]
+        assert [answer.after for answer in together] == [tokens, 0, 2 * tokens, tokens]

@@ -19,11 +19,11 @@ LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/hao
 
 @dataclass(frozen=True)
 class Question:
-    """One question; `image` is the file name as the question file has it, below the benchmark's image folder."""
+    """One question; `images` are file names as the question file has them, below the benchmark's image folder."""
 
     index: int  # line in the question file, from 0
     question_id: int | str
-    image: str | None
+    images: tuple[str, ...]  # none for a question about text alone, several for the frames of a video
     text: str  # everything that is asked, suffix included
     category: str = "default"
 
@@ -112,8 +112,10 @@ def read_questions(path: Path) -> list[Question]:
     """A question file of LLaVA's: one object a line with question_id, text and mostly image and category."""
     questions = []
     for index, row in enumerate(read_lines(path, ("question_id", "text"))):
-        one = Question(index, row["question_id"], row.get("image"), row["text"], row.get("category", "default"))
-        if not (_is_id(one.question_id) and isinstance(one.text, str) and isinstance(one.image, str | None)):
+        image = row.get("image")
+        images = () if image is None else (image,)
+        one = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
+        if not (_is_id(one.question_id) and isinstance(one.text, str) and isinstance(image, str | None)):
             raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
         questions.append(one)
     return questions

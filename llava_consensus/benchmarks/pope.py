@@ -71,9 +71,9 @@ def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
             what = f"it has {len(rows)} lines, but {len(asked)} {category} questions are asked"
             raise DataError(_mismatch(path, what))
         for number, (question, row) in enumerate(zip(asked, rows, strict=True), start=1):
-            same_image = question.image == row.get("image", question.image)
+            same_image = "image" not in row or (row["image"],) == question.images
             if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
-                ours = f"{question.image}: {question.text.partition(chr(10))[0]!r}"
+                ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
                 what = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
                 raise DataError(_mismatch(path, what))
             labels[question.index] = str(row["label"])

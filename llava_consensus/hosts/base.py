@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without the image token, the conversation template, and the bound on the answer's
-    length.
-    """
+    """One question: its text without image tokens, the conversation template, and the bound on the answer's length."""
 
     text: str
     conversation: str = "vicuna_v1"
@@ -87,4 +85,6 @@ class Host(Protocol):
 
     def attach(self, method: Method, budget: Budget) -> Attachment: ...
     def encode(self, images: "list[Image]") -> list[Encoded]: ...
-    def answer(self, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]: ...
+    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
+        """One answer to each prompt about its pictures: none for a question about text alone, several for a video."""
+        ...

@@ -71,8 +71,8 @@ class LlavaHost:
         return parts
 
     @torch.inference_mode()
-    def answer(self, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each encoded picture, in one left-padded batch.
+    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
+        """Greedy answers to one prompt about each list of encoded pictures, in left-padded batches.
 
         Raises:
             ValueError: when the prompts differ in the length of answer they allow.
@@ -88,49 +88,60 @@ class LlavaHost:
             if not attached:
                 attachment.detach()
 
-    def _generate(self, attachment: LlavaAttachment, encoded: list[Encoded], prompts: list[Prompt]) -> list[Answer]:
+    def _generate(
+        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], prompts: list[Prompt]
+    ) -> list[Answer]:
         """Answers group by group; a group of several questions about one picture shares the work on the picture."""
-        ids = [self.prompt_ids(prompt) for prompt in prompts]
+        ids = [self.prompt_ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
         answers: dict[int, Answer] = {}
         for rows in self._groups(attachment, encoded, ids):
-            same = all(encoded[row] is encoded[rows[0]] for row in rows)
-            shared = same and len(rows) >= SHARED and not attachment.reads_prompts
+            same = all(encoded[row][:1] == encoded[rows[0]][:1] for row in rows)
+            alone = all(len(encoded[row]) == 1 for row in rows)
+            shared = same and alone and len(rows) >= SHARED and not attachment.reads_prompts
             ask = self._ask_shared if shared else self._ask
             texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
             for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
                 answers[row] = self._answer(attachment, 0 if shared else place, text.strip())
         return [answers[row] for row in range(len(prompts))]
 
-    def _groups(self, attachment: LlavaAttachment, encoded: list[Encoded], ids: list[Tensor]) -> list[list[int]]:
-        """Rows that are answered together: everything, or where prompts do not matter picture by picture."""
+    def _groups(self, attachment: LlavaAttachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+        """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
+        by picture.
+        """
+        bare = [row for row, own in enumerate(encoded) if not own]
+        seeing = [row for row, own in enumerate(encoded) if own]
         if attachment.reads_prompts:
-            return [list(range(len(ids)))]
+            return [rows for rows in (seeing, bare) if rows]
         found: dict[Any, list[int]] = {}
-        for row, (one, own) in enumerate(zip(encoded, ids, strict=True)):
-            found.setdefault((id(one), tuple(own[: image_place(own)].tolist())), []).append(row)
-        rest = [row for rows in found.values() if len(rows) < SHARED for row in rows]
-        return [rows for rows in found.values() if len(rows) >= SHARED] + ([sorted(rest)] if rest else [])
+        for row in seeing:
+            front = tuple(ids[row][: image_place(ids[row])].tolist())
+            found.setdefault((tuple(map(id, encoded[row])), front), []).append(row)
+        shared = [rows for rows in found.values() if len(rows) >= SHARED and len(encoded[rows[0]]) == 1]
+        rest = sorted(set(seeing) - {row for rows in shared for row in rows})
+        return [rows for rows in (*shared, rest, bare) if rows]
 
     def _ask(
-        self, attachment: LlavaAttachment, encoded: list[Encoded], rows: list[Tensor], prompt: Prompt
+        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], rows: list[Tensor], prompt: Prompt
     ) -> list[str]:
         """Texts by the official `generate`, in one left-padded batch, with the pictures' features handed over."""
         ids, mask = self._pad(rows)
-        attachment.encoded, attachment.overrides = join_taps([one.taps for one in encoded]), LEFT
+        pictures = [one for own in encoded for one in own]
+        attachment.encoded, attachment.overrides = join_taps([one.taps for one in pictures]) if pictures else None, LEFT
+        attachment.outcomes, attachment.notes = [], ()
         output = self.model.generate(
             ids,
-            images=self._blank(encoded),
-            image_sizes=[one.size for one in encoded],
+            images=self._blank(pictures) if pictures else None,
+            image_sizes=[one.size for one in pictures],
             attention_mask=mask,
             **self._generation(prompt),
         )
         return self._decode(output)
 
     def _ask_shared(
-        self, attachment: LlavaAttachment, encoded: list[Encoded], rows: list[Tensor], prompt: Prompt
+        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], rows: list[Tensor], prompt: Prompt
     ) -> list[str]:
         """Texts of several questions about one picture: system prompt and picture are read once, into one cache."""
-        one, start = encoded[0], image_place(rows[0]) + 1
+        one, start = encoded[0][0], image_place(rows[0]) + 1
         attachment.encoded, attachment.overrides = one.taps, LEFT
         front = rows[0][None, :start].to(self.model.device)
         seam = getattr(self.model, SEAM)
@@ -178,8 +189,8 @@ class LlavaHost:
         counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
         return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
 
-    def prompt_ids(self, prompt: Prompt) -> Tensor:
-        """Token ids of a prompt with the image placeholder in front of its text, as LLaVA's own runners build it:
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+        """Token ids of a prompt with its image placeholders in front of its text, as LLaVA's own runners build it:
         [L] on the CPU.
         """
         from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN, IMAGE_TOKEN_INDEX
@@ -193,7 +204,7 @@ class LlavaHost:
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
         turns = conv_templates[prompt.conversation].copy()
-        turns.append_message(turns.roles[0], f"{image}\n{prompt.text}")
+        turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
         turns.append_message(turns.roles[1], None)
         ids: Tensor = tokenizer_image_token(turns.get_prompt(), self.tokenizer, IMAGE_TOKEN_INDEX, return_tensors="pt")
         return ids

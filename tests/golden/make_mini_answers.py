@@ -30,10 +30,10 @@ SIDES: tuple[tuple[str, int, dict[str, Any]], ...] = (
 def questions(count: int = 12) -> list[tuple[Path, str]]:
     """Pictures and texts: the first questions of each benchmark."""
     found = []
-    for benchmark in BENCHMARKS.values():
+    for benchmark in (BENCHMARKS[name] for name in ("gqa", "pope", "textvqa")):
         folder = DATA / "eval" / benchmark.folder / benchmark.images
         asked = benchmark.load(DATA)
-        found += [(folder / str(one.image), one.text) for one in asked[:: len(asked) // count][:count]]
+        found += [(folder / one.images[0], one.text) for one in asked[:: len(asked) // count][:count]]
     return found
 
 
@@ -46,7 +46,7 @@ def answers(host: Any, batch: int) -> dict[str, list[str]]:
         with host.attach(make(name, **options), Budget(tokens)):
             for start in range(0, len(asked), batch):
                 part = asked[start : start + batch]
-                encoded = host.encode([open_image(path) for path, _ in part])
+                encoded = [[one] for one in host.encode([open_image(path) for path, _ in part])]
                 prompts = [Prompt(text, max_new_tokens=16) for _, text in part]
                 texts += [answer.text for answer in host.answer(encoded, prompts)]
         said[f"{name}-{tokens}"] = texts
