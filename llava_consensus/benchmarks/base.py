@@ -52,6 +52,9 @@ class Benchmark:
     conversation: str
     load: Callable[[Path], list[Question]]
     score: Callable[[Sequence[Record], Path], dict[str, Any]]
+    licence: str = ""  # of the data, in a few words
+    frames: int = 0  # of each video that are shown; 0 where the files are pictures
+    export: Callable[[Sequence[Record], Path, Path], dict[str, int]] | None = None  # answers, DATA, target -> counts
 
 
 class Joined(NamedTuple):
