@@ -71,6 +71,9 @@ def run(
         stored = folder.metrics()
         if stored is not None and not pending:
             log.info("%s: complete already, nothing was asked", folder.path)
+            if stored.get("choices", {}) != dict(plan.benchmark.chosen):  # asked the same, scored another way
+                stored = _measure(plan, folder, 0, 0.0) | {"timing": stored["timing"]}
+                folder.finish(stored)
             return RunResult(folder.path, stored, 0)
         if pending and done:
             log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
@@ -90,8 +93,14 @@ def run(
 class Pictures:
     """Encodings by file: the tower runs once per picture; an encoding goes after its last question."""
 
-    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS) -> None:
-        self._host, self._capacity = host, capacity
+    def __init__(
+        self,
+        host: Host,
+        asked: Iterable[Sequence[Path]],
+        capacity: int = KEPT_ENCODINGS,
+        content: Callable[[Path], bytes] | None = None,  # of pictures that are no files of their own
+    ) -> None:
+        self._host, self._capacity, self._content = host, capacity, content
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
         self._held: OrderedDict[Path, Encoded | ImageError] = OrderedDict()
 
@@ -102,7 +111,7 @@ class Pictures:
         for path in needed:
             if path not in self._held:
                 try:
-                    fresh[path] = open_image(path)
+                    fresh[path] = open_image(path, content=self._content(path) if self._content else None)
                 except ImageError as error:
                     self._held[path] = error
         if fresh:
@@ -138,7 +147,8 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
             plan.budget.tokens,
             host.visual_tokens,
         )
-    pictures = Pictures(host, [plan.pictures(question) for group in groups for question in group])
+    asked_about = [plan.pictures(question) for group in groups for question in group]
+    pictures = Pictures(host, asked_about, content=plan.content)
     bar = tqdm(
         total=len(plan.questions), initial=len(folder.done), unit="q", desc=plan.benchmark.name, disable=not progress
     )
@@ -172,7 +182,7 @@ def _record(question: Question, answer: Answer, model: str) -> Record:
     """LLaVA's answer record; metadata says how many visual tokens went in and came out."""
     return {
         "question_id": question.question_id,
-        "prompt": question.text,
+        "prompt": question.text if question.prompt is None else question.prompt,
         "text": answer.text,
         "answer_id": shortuuid.uuid(),
         "model_id": model,
@@ -219,6 +229,7 @@ def _measure(plan: Plan, folder: Run, asked: int, seconds: float) -> Record:
         "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
         "notes": dict(sorted(notes.items())),
         "report": report,
+        **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),
         "timing": {"asked": asked, "seconds": seconds, "questions_per_second": asked / seconds if seconds else None},
         "environment": {
             "python": platform.python_version(),
