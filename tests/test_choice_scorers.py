@@ -5,12 +5,14 @@ small cases here still run. `pytest tests/test_choice_scorers.py -rP` prints how
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_cases import compare
+from golden_cases import compare, sample
 
-from llava_consensus.scorers import sqa
+from llava_consensus.benchmarks import get
+from llava_consensus.scorers import mme, sqa
 
 
 def test_sqa_golden_cases() -> None:
@@ -48,3 +50,35 @@ def test_sqa_golden_cases() -> None:
 )
 def test_sqa_letters(text: str, letter: str) -> None:
     assert sqa.parse(text) == letter
+
+
+def test_mme_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "parse":
+            return mme.parse(inputs["lower_cased_answer"]) == official
+        try:
+            tasks = {name: mme.read_results(text) for name, text in inputs["files"].items()}
+            ours = mme.evaluate(tasks)
+        except ValueError:
+            return "raises" in official
+        if "raises" in official:  # the tool wants all files, with something readable in each
+            return len(ours["tasks"]) < 14 or bool(ours["unreadable"])
+        parts = {}
+        for part, names in mme.PARTS.items():
+            parts[part.capitalize()] = {"total": ours[part]} | {name: ours["tasks"][name]["score"] for name in names}
+        return parts == official
+
+    compare("mme", check, {"parse", "results_dir"})
+
+
+def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None:
+    source, folder = sample("mme"), tmp_path / "eval" / "MME"
+    (folder / "eval_tool").mkdir(parents=True)
+    (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
+    (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")
+    records = [
+        {"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in get("mme").load(tmp_path)
+    ]
+    report = get("mme").score(records, tmp_path)
+    assert report["complete"] and report["counts"]["answered"] == 2374
+    assert report["perception"] == 500 and report["cognition"] == 200  # each picture has one yes and one no

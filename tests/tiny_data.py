@@ -1,4 +1,4 @@
-"""GQA, POPE and TextVQA with a handful of questions each, in the official layout and file formats."""
+"""Benchmarks with a handful of questions each, in the official layout and file formats."""
 
 import json
 from pathlib import Path
@@ -74,4 +74,24 @@ def make_textvqa(data: Path) -> Path:
             )  # fmt: skip
     write_lines(data / "eval/textvqa/llava_textvqa_val_v051_ocr.jsonl", asked)
     (data / "eval/textvqa/TextVQA_0.5.1_val.json").write_text(json.dumps({"data": gold}))
+    return data
+
+
+def make_mme(data: Path) -> Path:
+    """Two pictures in each of two tasks, the second laid out with images/; two questions each: yes, then no."""
+    asked, folder = [], data / "eval/MME"
+    for task, inner, texts in (("color", "", ""), ("scene", "images/", "questions_answers_YN/")):
+        for number in (1, 2):
+            image = f"{task}/{inner}{number:04}.jpg"
+            gold = folder / "MME_Benchmark_release_version" / task / f"{texts}{number:04}.txt"
+            gold.parent.mkdir(parents=True, exist_ok=True)
+            (folder / "MME_Benchmark_release_version" / task / inner).mkdir(exist_ok=True)
+            space = " " * number  # some official questions have two spaces here
+            lines = []
+            for what, label in (("red", "Yes"), ("blue", "No")):
+                lines.append(f"Is {number} {what}?{space}Please answer yes or no.\t{label}")
+                text = f"Is {number} {what}?{SUFFIX}"
+                asked.append({"question_id": image, "image": image, "text": text, "category": task})
+            gold.write_text("\n".join(lines) + "\n")
+    write_lines(folder / "llava_mme.jsonl", asked)
     return data

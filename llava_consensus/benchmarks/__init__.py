@@ -9,12 +9,13 @@ from typing import Any
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.benchmarks.gqa import GQA
+from llava_consensus.benchmarks.mme import MME
 from llava_consensus.benchmarks.pope import POPE
 from llava_consensus.benchmarks.sqa import SQA
 from llava_consensus.benchmarks.textvqa import TEXTVQA
 from llava_consensus.errors import unknown_name
 
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (GQA, SQA, TEXTVQA, POPE)}
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (GQA, SQA, TEXTVQA, POPE, MME)}
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]
 
