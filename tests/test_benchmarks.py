@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_data import make_gqa, make_mme, make_pope, make_textvqa
+from tiny_data import make_gqa, make_mme, make_pope, make_seed, make_textvqa
 
 from llava_consensus.benchmarks import BENCHMARKS, get
 from llava_consensus.errors import DataError, OptionError
@@ -31,6 +31,11 @@ def mme_data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def seed_data(tmp_path: Path) -> Path:
+    return make_seed(tmp_path / "seed")
+
+
+@pytest.fixture
 def textvqa_data(tmp_path: Path) -> Path:
     return make_textvqa(tmp_path / "textvqa")
 
@@ -47,7 +52,7 @@ def question_file(name: str, data: Path) -> Path:
     return data / "eval" / get(name).folder / get(name).questions
 
 
-@pytest.fixture(params=("gqa", "mme", "pope", "textvqa"))
+@pytest.fixture(params=("gqa", "mme", "pope", "seed", "textvqa"))
 def case(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return request.param, request.getfixturevalue(f"{request.param}_data")
 
@@ -312,3 +317,38 @@ def test_mme_questions_that_are_not_the_official_ones(mme_data: Path, change: Ch
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=words):
         get("mme").score([], mme_data)
+
+
+# SEED-Bench
+
+
+def test_seed_tells_pictures_and_videos_apart(seed_data: Path) -> None:
+    records = answers_to("seed", seed_data, "A")
+    records[3]["text"] = "C"
+    report = get("seed").score(records, seed_data)
+    assert (report["accuracy"], report["video"]) == (50.0, 100.0) and report["image"] == pytest.approx(100 / 3)
+    assert report["types"]["Action Recognition"] == 100.0 and report["script_stops"] == []
+    part = get("seed").score(records[:1], seed_data)
+    assert part["accuracy"] == 100.0 and part["missing_as_wrong"]["accuracy"] == 25.0
+    assert part["script_stops"] == ["video: no question"]
+
+
+def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None:
+    export, records = get("seed").export, answers_to("seed", seed_data, "A")
+    assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
+    assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
+    with pytest.raises(DataError, match="1 questions have no answer.*'v0'"):
+        export(records[:3], seed_data, tmp_path / "u2.jsonl")
+
+
+def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> None:
+    path = seed_data / "eval" / "seed_bench" / "SEED-Bench.json"
+    content = json.loads(path.read_text())
+    content["questions"].pop()
+    path.write_text(json.dumps(content))
+    report = get("seed").score(answers_to("seed", seed_data, "B"), seed_data)
+    assert report["not_annotated"] == 1 and len(report["extracted"]) == 3 and report["video"] is None
+    content["questions"][0].pop("answer")
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="entry 1 of questions: no answer"):
+        get("seed").score([], seed_data)

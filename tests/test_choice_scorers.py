@@ -12,7 +12,8 @@ import pytest
 from golden_cases import compare, sample
 
 from llava_consensus.benchmarks import get
-from llava_consensus.scorers import mme, sqa
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import mme, seed, sqa
 
 
 def test_sqa_golden_cases() -> None:
@@ -76,9 +77,38 @@ def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None
     (folder / "eval_tool").mkdir(parents=True)
     (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
     (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")
-    records = [
-        {"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in get("mme").load(tmp_path)
-    ]
+    records = [{"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in get("mme").load(tmp_path)]
     report = get("mme").score(records, tmp_path)
     assert report["complete"] and report["counts"]["answered"] == 2374
     assert report["perception"] == 500 and report["cognition"] == 200  # each picture has one yes and one no
+
+
+def test_seed_golden_cases(tmp_path: Path) -> None:
+    folder = tmp_path / "eval" / "seed_bench"
+    folder.mkdir(parents=True)
+    benchmark = get("seed")
+
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        annotation = inputs["annotation"]
+        names = {number: name for name, number in annotation["question_type"].items()}
+        records = [json.loads(line) for line in inputs["result_lines"].splitlines()]
+        ours = seed.evaluate(annotation["questions"], {one["question_id"]: one["text"] for one in records})
+        unnamed = any(one["question_type_id"] not in names for one in annotation["questions"])
+        printed = "".join(f"{line}\n" for line in seed.lines(ours, names))
+        keys = [seed.key(one["question_id"]) for one in annotation["questions"]]
+        (folder / "SEED-Bench.json").write_text(json.dumps(annotation))
+        asked = [{"question_id": key, "image": "i.png", "text": "q"} for key in keys]
+        (folder / "llava-seed-bench.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+        upload = tmp_path / "upload.jsonl"
+        upload.unlink(missing_ok=True)
+        try:
+            assert benchmark.export
+            benchmark.export(records, tmp_path, upload)
+        except DataError:
+            assert not upload.exists()
+        stops = bool(ours["stops"]) or unnamed or not upload.exists()
+        if "raises" in official:
+            return stops and printed.startswith(official["stdout"])
+        return not stops and printed == official["stdout"] and upload.read_text() == official["upload"]
+
+    compare("seed_bench", check)

@@ -1,4 +1,4 @@
-"""What every submission shares: which ids are missing, duplicate or unknown, and a file that appears whole or not at all.
+"""What every submission shares: which ids are missing, duplicate or unknown, a file that appears whole or not.
 
 Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
 """
@@ -21,7 +21,7 @@ def audit(
     key_of_question: Callable[[Question], Hashable] = lambda one: one.question_id,
     key_of_record: Callable[[Record], Hashable] = lambda one: one["question_id"],
 ) -> dict[str, Any]:
-    """`answers`, and the question ids that are `missing`, `duplicate` (the last counts) and `unknown`, in file order."""
+    """`answers`, and the question ids that are `missing`, `duplicate` (the last counts) and `unknown`, in order."""
     places: dict[Hashable, list[Question]] = {}
     for question in questions:
         places.setdefault(key_of_question(question), []).append(question)
