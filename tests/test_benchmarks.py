@@ -337,7 +337,7 @@ def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None
     export, records = get("seed").export, answers_to("seed", seed_data, "A")
     assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
     assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
-    with pytest.raises(DataError, match="1 questions have no answer.*'v0'"):
+    with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
         export(records[:3], seed_data, tmp_path / "u2.jsonl")
 
 
