@@ -59,7 +59,7 @@ eval-%: data FORCE  ## accuracy on gqa, pope or textvqa: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl
-	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
+	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA) $(ARGS),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
 
 tables: data  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
 	$(PYTHON) eval_scripts/run_grid.py --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
