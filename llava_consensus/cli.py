@@ -178,15 +178,17 @@ def _score(arguments: argparse.Namespace) -> None:
 def _ask(arguments: argparse.Namespace) -> None:
     from llava_consensus import hosts
     from llava_consensus.ask import ask, picture
+    from llava_consensus.hosts.checkpoints import check_checkpoint, check_conversation
     from llava_consensus.images import open_image
     from llava_consensus.methods import make
-    from llava_consensus.plan import check_model
     from llava_consensus.tokens import Budget
 
     method = make(arguments.method, **_options(arguments.option))
     budget = Budget(arguments.tokens, arguments.merged)
     _check_ask(arguments)
-    check_model(arguments.model)
+    check_checkpoint(arguments.model)
+    if arguments.conversation:
+        check_conversation(arguments.conversation)
     image = open_image(arguments.picture, upright=True)
     text = arguments.question + (SHORT if arguments.short else "")
     prompt = hosts.Prompt(text, arguments.conversation or "vicuna_v1", arguments.max_new_tokens or 128)

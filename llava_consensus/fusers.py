@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from llava_consensus.tokens import membership, rank
+from llava_consensus.tokens import indices, membership, rank
 
 
 def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
@@ -44,7 +44,7 @@ def recover(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor
     fresh = ~kept.gather(1, order)
     chosen = fresh & (fresh.cumsum(1) <= handed)
     kept = kept.scatter(1, order, kept.gather(1, order) | chosen)
-    return torch.sort(kept.to(torch.uint8), dim=-1, descending=True, stable=True).indices[:, :count]
+    return indices(kept, count)
 
 
 def recovered(count: int, rate: float) -> int:

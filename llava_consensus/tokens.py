@@ -280,6 +280,11 @@ def rank(saliency: Tensor) -> Tensor:
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
 
 
+def indices(mask: Tensor, count: int) -> Tensor:
+    """The first `count` true places of each row, ascending, where each row has so many: [B, N] -> [B, count]."""
+    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
+
+
 def membership(index: Tensor, size: int) -> Tensor:
     """Which of `size` places an index [B, K] names: bool [B, size]."""
     return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)

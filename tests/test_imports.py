@@ -20,7 +20,7 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "benchmarks": {"scorers", "errors"},
     "records": {"errors"},
     "report": {"errors"},
-    "plan": {"benchmarks", "methods", "records", "tokens", "errors"},
+    "plan": {"benchmarks", "hosts", "methods", "records", "tokens", "errors"},
     "harness": {"benchmarks", "hosts", "images", "plan", "records", "errors"},
     "ask": {"efficiency", "hosts", "methods", "report", "tokens", "errors"},
     "efficiency": {"hosts", "methods", "tokens"},
