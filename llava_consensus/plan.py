@@ -82,12 +82,12 @@ class Plan:
         return tuple(folder / name for name in question.images)
 
 
-def prepare(config: RunConfig, batch: int = 1) -> Plan:
+def prepare(config: RunConfig) -> Plan:
     """Checks everything that needs no weights, and writes down the whole configuration."""
     benchmark = benchmarks.get(config.benchmark)
     method = make(config.method, **config.options)
     budget = Budget(config.tokens, config.merged)
-    for name, value in (("batch", batch), ("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
+    for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     device = _device(config.device)

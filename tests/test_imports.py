@@ -21,7 +21,10 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "records": {"errors"},
     "report": {"errors"},
     "plan": {"benchmarks", "hosts", "methods", "records", "tokens", "errors"},
-    "harness": {"benchmarks", "hosts", "images", "plan", "records", "errors"},
+    "engines": {"errors"},
+    "asking": {"benchmarks", "engines", "hosts", "images", "plan", "records", "errors"},
+    "sweep": {"asking", "harness", "hosts", "plan", "errors"},
+    "harness": {"asking", "benchmarks", "engines", "hosts", "plan", "records", "errors"},
     "ask": {"efficiency", "hosts", "methods", "report", "tokens", "errors"},
     "efficiency": {"hosts", "methods", "tokens"},
 }
