@@ -12,7 +12,7 @@ from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, ma
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS, get
-from llava_consensus.harness import run
+from llava_consensus.harness import Pace, run
 from llava_consensus.plan import RunConfig
 
 
@@ -161,7 +161,7 @@ def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(
 
     def of(**choices: str) -> Any:
         config = RunConfig("vqav2", data=str(data), model=model, device="cpu", choices=choices)
-        return run(config, tmp_path / "out", progress=False, host_loader=lambda *_: FakeHost())
+        return run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: FakeHost())
 
     first, older, back, whole = of(), of(rules="2017"), of(), of(split="test")
     assert first.path == older.path == back.path != whole.path and (older.asked, whole.asked) == (0, 4)

@@ -13,7 +13,7 @@ from tiny_data import make_mmbench
 
 from llava_consensus.benchmarks import get
 from llava_consensus.errors import DataError, ImageError
-from llava_consensus.harness import run
+from llava_consensus.harness import Pace, run
 from llava_consensus.plan import RunConfig
 
 RIGHT = {5: "A", 1000005: "C", 2000005: "B", 6: "A", 1000006: "B"}
@@ -60,7 +60,7 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     assert [one.images for one in questions] == [("5",)] * 3 + [("6",)] * 2
     host = FakeHost()
     config = RunConfig("mmbench", data=str(data), model=str(make_model(tmp_path / "model")), device="cpu")
-    result = run(config, tmp_path / "out", progress=False, host_loader=lambda *_: host)
+    result = run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: host)
     assert sorted(host.encoded) == [0, 255] and result.metrics["answered"] == 5
     assert "choices" not in json.loads((result.path / "config.json").read_text())
     recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
@@ -79,7 +79,7 @@ def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_pat
         lines[number] = "\t".join(cells)
     table(data).write_text("\n".join(lines))
     config = RunConfig("mmbench", data=str(data), model=str(make_model(tmp_path / "model")), device="cpu")
-    result = run(config, tmp_path / "out", progress=False, host_loader=lambda *_: FakeHost())
+    result = run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: FakeHost())
     assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
 
 
