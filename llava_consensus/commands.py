@@ -81,13 +81,16 @@ def table(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
             yield f"{indent}{name}:"
             yield from table(value, f"{indent}  ")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for one in value:
-                yield f"{indent}{name}: " + ", ".join(f"{key} {_plain(part)}" for key, part in one.items())
+            yield from (f"{indent}{name}: {_plain(one)}" for one in value)
+        elif name == "official_lines" and value:
+            yield from (f"{indent}{name}:", *(f"{indent}  {line}" for line in value if line))
         else:
             yield f"{indent}{name}: {_plain(value)}"
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, list):
         return " ".join(map(_plain, value)) or "-"
     if isinstance(value, bool):

@@ -91,8 +91,8 @@ def export(
 ) -> dict[str, Any]:
     """The xlsx sheet LLaVA's converter writes: the table without pictures and hints, predictions as seventh column."""
     questions = load(data, language, split)
+    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
     found = submission.audit(records, questions)
-    base.join(records, questions)  # stops where the answers belong to another benchmark
     said = {record["question_id"]: record["text"] for record in records}
     table = tables.read(_path(data, language, split))
     sheet = table.drop(columns=DROPPED, errors="ignore")

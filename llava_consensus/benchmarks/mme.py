@@ -88,9 +88,9 @@ def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any
     """The official results folder: one file per task, lines in the order of the question file."""
     questions = load(data)
     gold = _gold(Path(data) / "eval" / FOLDER, questions)
+    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
     found = submission.audit(records, questions, _key_of_question, _key_of_record)
     submission.refuse_missing(found, "the official tool pairs lines by position")
-    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
     files: dict[str, list[str]] = {}
     for one in questions:
         text = answers[one.index]["text"]

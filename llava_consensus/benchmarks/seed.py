@@ -65,8 +65,8 @@ def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any
     """The official upload: a JSON line for each annotated question, in that order."""
     questions = load(data)
     annotations, _ = _annotations(Path(data) / "eval" / FOLDER / FILES[1].path)
+    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
     found = submission.audit(records, questions)
-    base.join(records, questions)  # stops where the answers belong to another benchmark
     said = {record["question_id"]: record["text"] for record in records}
     keys = [scorer.key(one["question_id"]) for one in annotations]
     found["missing"] = [key for key in keys if key not in said]
