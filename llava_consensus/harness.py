@@ -25,10 +25,11 @@ from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.plan import Plan, RunConfig, prepare
 from llava_consensus.records import Record, Run, open_run
+from llava_consensus.video import read_frames
 
 log = logging.getLogger(__name__)
 
-KEPT_ENCODINGS = 256
+KEPT_ENCODINGS = 256  # pictures; of videos fewer, each being several
 
 HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
 
@@ -88,12 +89,18 @@ def run(
 
 
 class Pictures:
-    """Encodings by file: the tower runs once per picture; an encoding goes after its last question."""
+    """Encodings by file: the tower runs once per picture; an encoding goes after its last question.
 
-    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS) -> None:
-        self._host, self._capacity = host, capacity
+    With `frames` the files are videos, of which so many frames are shown.
+    """
+
+    def __init__(
+        self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS, frames: int = 0
+    ) -> None:
+        self._host, self._frames = host, frames
+        self._capacity = max(1, capacity // max(1, frames))
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
-        self._held: OrderedDict[Path, Encoded | ImageError] = OrderedDict()
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
         """For each question its pictures' encodings, or the error of the first that is unreadable."""
@@ -102,11 +109,12 @@ class Pictures:
         for path in needed:
             if path not in self._held:
                 try:
-                    fresh[path] = open_image(path)
+                    fresh[path] = read_frames(path, self._frames) if self._frames else [open_image(path)]
                 except ImageError as error:
                     self._held[path] = error
         if fresh:
-            self._held.update(zip(fresh, self._host.encode(list(fresh.values())), strict=True))
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            self._held.update((path, [next(encoded) for _ in images]) for path, images in fresh.items())
         found = [self._of_question(paths) for paths in asked]
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
@@ -118,7 +126,7 @@ class Pictures:
             held = self._held[path]
             if isinstance(held, ImageError):
                 return held
-            encoded.append(held)
+            encoded += held
         return encoded
 
     def _forget(self, used: Sequence[Path]) -> None:
@@ -138,7 +146,8 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
             plan.budget.tokens,
             host.visual_tokens,
         )
-    pictures = Pictures(host, [plan.pictures(question) for group in groups for question in group])
+    files = [plan.pictures(question) for group in groups for question in group]
+    pictures = Pictures(host, files, frames=plan.benchmark.frames)
     bar = tqdm(
         total=len(plan.questions), initial=len(folder.done), unit="q", desc=plan.benchmark.name, disable=not progress
     )

@@ -95,6 +95,10 @@ def prepare(config: RunConfig, batch: int = 1) -> Plan:
     if config.dtype not in DTYPES:
         raise unknown_name("dtype", config.dtype, DTYPES)
     check_model(config.model)
+    if benchmark.frames:
+        from llava_consensus import video  # only now: it takes a while
+
+        video.decoder()  # or says what to install
     questions = _read_questions(config, benchmark)
     description = _describe(config, benchmark, method) | {"device": device}
     return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description)
@@ -168,7 +172,7 @@ def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in (*PACKAGES, *(("av",) if benchmark.frames else ()))},
     }
 
 
