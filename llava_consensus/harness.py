@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import shortuuid
+from PIL.Image import Image
 from tqdm import tqdm
 
 from llava_consensus import hosts
@@ -72,6 +73,9 @@ def run(
         stored = folder.metrics()
         if stored is not None and not pending:
             log.info("%s: complete already, nothing was asked", folder.path)
+            if stored.get("choices", {}) != dict(plan.benchmark.chosen):  # asked the same, scored another way
+                stored = _measure(plan, folder, 0, 0.0) | {"timing": stored["timing"]}
+                folder.finish(stored)
             return RunResult(folder.path, stored, 0)
         if pending and done:
             log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
@@ -95,9 +99,14 @@ class Pictures:
     """
 
     def __init__(
-        self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS, frames: int = 0
+        self,
+        host: Host,
+        asked: Iterable[Sequence[Path]],
+        capacity: int = KEPT_ENCODINGS,
+        content: Callable[[Path], bytes] | None = None,  # of pictures that are no files of their own
+        frames: int = 0,
     ) -> None:
-        self._host, self._frames = host, frames
+        self._host, self._content, self._frames = host, content, frames
         self._capacity = max(1, capacity // max(1, frames))
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
         self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
@@ -109,7 +118,7 @@ class Pictures:
         for path in needed:
             if path not in self._held:
                 try:
-                    fresh[path] = read_frames(path, self._frames) if self._frames else [open_image(path)]
+                    fresh[path] = self._open(path)
                 except ImageError as error:
                     self._held[path] = error
         if fresh:
@@ -119,6 +128,11 @@ class Pictures:
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
         return found
+
+    def _open(self, path: Path) -> list[Image]:
+        if self._frames:
+            return read_frames(path, self._frames)
+        return [open_image(path, content=self._content(path) if self._content else None)]
 
     def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
         encoded: list[Encoded] = []
@@ -146,8 +160,8 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
             plan.budget.tokens,
             host.visual_tokens,
         )
-    files = [plan.pictures(question) for group in groups for question in group]
-    pictures = Pictures(host, files, frames=plan.benchmark.frames)
+    asked_about = [plan.pictures(question) for group in groups for question in group]
+    pictures = Pictures(host, asked_about, content=plan.content, frames=plan.benchmark.frames)
     bar = tqdm(
         total=len(plan.questions), initial=len(folder.done), unit="q", desc=plan.benchmark.name, disable=not progress
     )
@@ -181,7 +195,7 @@ def _record(question: Question, answer: Answer, model: str) -> Record:
     """LLaVA's answer record; metadata says how many visual tokens went in and came out."""
     return {
         "question_id": question.question_id,
-        "prompt": question.text,
+        "prompt": question.text if question.prompt is None else question.prompt,
         "text": answer.text,
         "answer_id": shortuuid.uuid(),
         "model_id": model,
@@ -228,6 +242,7 @@ def _measure(plan: Plan, folder: Run, asked: int, seconds: float) -> Record:
         "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
         "notes": dict(sorted(notes.items())),
         "report": report,
+        **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),
         "timing": {"asked": asked, "seconds": seconds, "questions_per_second": asked / seconds if seconds else None},
         "environment": {
             "python": platform.python_version(),
