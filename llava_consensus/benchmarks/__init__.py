@@ -6,11 +6,15 @@
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.benchmarks.gqa import GQA
+from llava_consensus.benchmarks.mmvet import MMVET
+from llava_consensus.benchmarks.msrvtt import MSRVTT
+from llava_consensus.benchmarks.msvd import MSVD
 from llava_consensus.benchmarks.pope import POPE
 from llava_consensus.benchmarks.textvqa import TEXTVQA
+from llava_consensus.benchmarks.tgif import TGIF
 from llava_consensus.errors import unknown_name
 
-BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (GQA, POPE, TEXTVQA)}
+BENCHMARKS: dict[str, Benchmark] = {one.name: one for one in (GQA, POPE, TEXTVQA, MMVET, TGIF, MSVD, MSRVTT)}
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]
 
