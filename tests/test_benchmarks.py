@@ -61,7 +61,10 @@ def test_registry_names_and_near_misses() -> None:
     assert {"gqa", "pope", "textvqa"} <= set(BENCHMARKS)
     assert all(name == one.name and one.line and one.files for name, one in BENCHMARKS.items())
     assert (get("gqa").paper, get("pope").paper, get("textvqa").paper) == (62.0, 85.9, 58.2)
-    assert all(one.conversation == "vicuna_v1" and one.max_new_tokens in (128, 1024) for one in BENCHMARKS.values())
+    assert all(
+        one.conversation == ("llava_v1" if one.frames else "vicuna_v1") and one.max_new_tokens in (128, 1024)
+        for one in BENCHMARKS.values()
+    )
     with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
         get("text_vqa")
 
