@@ -57,7 +57,7 @@ $(PINNED_READY): pyproject.toml requirements/pinned.txt
 data: $(READY)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
 
-eval-%: data FORCE  ## accuracy on gqa, pope or textvqa: make eval-gqa TOKENS=64
+eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl

@@ -106,7 +106,7 @@ def test_interrupt(place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_options_are_read_as_json_or_text() -> None:
     pairs = ["alpha=0.5", "scap_rope=false", "fuser=recovery", "vision_layer=null", "x=a=b", "n=3"]
     expected: dict[str, Any] = {"alpha": 0.5, "scap_rope": False, "fuser": "recovery", "vision_layer": None}
-    assert cli._options(pairs) == {**expected, "x": "a=b", "n": 3}
+    assert parse_options(pairs) == {**expected, "x": "a=b", "n": 3}
 
 
 def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

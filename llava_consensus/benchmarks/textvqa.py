@@ -19,7 +19,11 @@ from llava_consensus.scorers import Score, mean, vqa_text
 
 FOLDER = "textvqa"
 FILES = (
-    DataFile("llava_textvqa_val_v051_ocr.jsonl", base.LLAVA_EVAL_ZIP),
+    DataFile(
+        "llava_textvqa_val_v051_ocr.jsonl",
+        base.LLAVA_EVAL_ZIP,
+        "9f60db6fb89e369263ed676dc26b48d00d4a462e73f0930c09d23394e9dcf3a3",
+    ),
     DataFile("TextVQA_0.5.1_val.json", "https://dl.fbaipublicfiles.com/textvqa/data/TextVQA_0.5.1_val.json"),
 )
 

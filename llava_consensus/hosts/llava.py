@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class LlavaHost:
             ask = self._ask_shared if shared else self._ask
             texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
             for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-                answers[row] = self._answer(attachment, 0 if shared else place, text.strip())
+                words = len(ids[row]) - len(encoded[row])
+                answers[row] = self._answer(attachment, 0 if shared else place, text.strip(), words)
         return [answers[row] for row in range(len(prompts))]
 
     def _groups(self, attachment: LlavaAttachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
@@ -183,11 +185,23 @@ class LlavaHost:
         texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
 
-    def _answer(self, attachment: LlavaAttachment, row: int, text: str) -> Answer:
-        """One row's text with the account of its tokens."""
+    def _answer(self, attachment: LlavaAttachment, row: int, text: str, words: int) -> Answer:
+        """One row's text with the account of its tokens; `words` is the number of text tokens in its prompt."""
         own = tuple(one for one in attachment.outcomes if one.row == row)
         counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
-        return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
+        notes = attachment.notes + self._beyond(words + counts[1] + counts[2])
+        return Answer(text, counts[0], counts[1], counts[2], notes, own)
+
+    def _beyond(self, length: int) -> tuple[str, ...]:
+        """A note on a prompt of more rows than the model was made for: it is answered, but from places never seen
+        in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the official code.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None) or length
+        if length <= limit:
+            return ()
+        note = f"prompt longer than the {limit} positions of the model"
+        warnings.warn(f"{note}: take fewer tokens per image", stacklevel=2)  # Python says it once
+        return (note,)
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Token ids of a prompt with its image placeholders in front of its text, as LLaVA's own runners build it:
