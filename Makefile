@@ -63,7 +63,7 @@ score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jso
 
 tables: data  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
 	$(PYTHON) eval_scripts/run_grid.py --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
-	$(CLI) report --out $(OUT) $(patsubst %,--write %,$(wildcard README.md docs/results.md))
+	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex $(patsubst %,--summary %,$(wildcard README.md)) $(patsubst %,--write %,$(wildcard docs/results.md))
 
 demo: data  ## one question about one mini picture, with a picture of what was kept
 	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)
