@@ -100,15 +100,13 @@ def _is(row: Mapping[str, Any], line: Line, section: Section) -> bool:
 def written(found: Mapping[str, float | None]) -> list[str]:
     """Costs as the table shows them."""
     scales = {"flops": 1e-9, "kv_bytes": 1 / MIB, "share": 100.0}
-    order = (*COUNTS, "flops", "kv_bytes", *TIMES)
-    return [_number(found[key], scales.get(key, 1.0)) for key in order]
+    counts = [ABSENT if found[key] is None else f"{found[key]:.1f}".removesuffix(".0") for key in COUNTS]
+    return counts + [_number(found[key], scales.get(key, 1.0)) for key in ("flops", "kv_bytes", *TIMES)]
 
 
 def _number(value: float | None, scale: float) -> str:
-    """One decimal, and more for what is small; whole counts as they are."""
+    """One decimal, and more for what is small."""
     if value is None:
         return ABSENT
     number = value * scale
-    if number == round(number):
-        return f"{number:.0f}"
-    return f"{number:.1f}" if number >= 10 else f"{number:.3g}"
+    return f"{number:.1f}" if number >= 1 or not number else f"{number:.3f}"

@@ -23,10 +23,10 @@ STYLES = (  # colour and marker
     ("#009E73", "^"),
     ("#CC79A7", "D"),
     ("#E69F00", "v"),
-    ("#56B4E9", "P"),
 )
 RANDOM_STYLE = ("#000000", "x")
 GREY = "#b5b5b5"
+BANDS = 3  # methods with a band where some are grey: ours, the best other, random selection
 COLUMNS = 5
 
 
@@ -122,7 +122,7 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing_extra("figures (matplotlib)", "plots") from error
-    columns = min(COLUMNS if sharey else 4, count)
+    columns = min(COLUMNS if sharey or count > 8 else 4, count)
     rows = ceil(count / columns)
     figure = Figure(figsize=(max(4.2, width * columns), height * rows + 0.7), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
@@ -167,6 +167,7 @@ def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]
 
 def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> None:
     """Grey lines for methods without a style, below coloured ones with bands."""
+    banded = [*list(styles)[: BANDS - 1], RANDOM] if curves.keys() - styles.keys() else list(styles)
     for label, points in curves.items():
         tokens, scores = [one.tokens for one in points], [one.score for one in points]
         if label not in styles:
@@ -174,15 +175,9 @@ def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> 
             continue
         colour, marker = styles[label]
         panel.plot(tokens, scores, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label, zorder=3)
-        panel.fill_between(
-            tokens,
-            [one.low for one in points],
-            [one.high for one in points],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-            zorder=2,
-        )
+        if label in banded:
+            low, high = [one.low for one in points], [one.high for one in points]
+            panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
 
 
 def _bound(panel: Any, row: Any) -> None:

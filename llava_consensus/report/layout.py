@@ -160,7 +160,7 @@ def differences(section: Section) -> Table | None:
     for line in section.reduced:
         floor = floors.get(line.tokens)
         if floor is not None and line is not floor:
-            shown = tuple(_difference(section, name, line, floor) for name in section.names)
+            shown = tuple(_difference(name, line, floor) for name in section.names)
             lines.append((line, (line.label, *shown)))
     if not any(cell != ABSENT for _, written in lines for cell in written[1:]):
         return None
@@ -169,12 +169,9 @@ def differences(section: Section) -> Table | None:
     return Table("Difference to random selection with the same budget", head, grouped(section, lines), note)
 
 
-def _difference(section: Section, name: str, line: Line, floor: Line) -> str:
-    cells = [section.cell(one, name) for one in (line, floor)]
-    if any(cell is None or not cell.row.complete for cell in cells):
-        return ABSENT
-    first, second = (cell.row.metrics for cell in cells if cell is not None)
-    found = compare(first, second, name) if first and second else None
+def _difference(name: str, line: Line, floor: Line) -> str:
+    first, second = line.runs.get(name), floor.runs.get(name)
+    found = None if first is None or second is None else compare(first, second)
     return ABSENT if found is None else f"{found.difference:+.1f}{half((found.low, found.high))}"
 
 

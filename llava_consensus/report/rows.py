@@ -10,10 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
+from llava_consensus.report.samples import Sample, sample
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -51,6 +53,7 @@ NAMES = {  # methods that papers write in their own way
     "pyramiddrop": "PyramidDrop",
     "sparsevlm": "SparseVLM",
     "tome": "ToMe",
+    "uniform_grid": "uniform grid",
     "visionzip": "VisionZip",
     "vispruner": "VisPruner",
 }
@@ -102,6 +105,11 @@ class Row:
     def report(self) -> Mapping[str, Any]:
         """What the benchmark's scorer said; nothing while the run is incomplete."""
         return {} if self.metrics is None else self.metrics["report"]
+
+    @cached_property
+    def sample(self) -> Sample | None:
+        """What the score is made of; None while it is incomplete, or where its scorer does not say."""
+        return sample(self.report, self.score) if self.complete else None
 
 
 def read_rows(out: Path) -> list[Row]:
@@ -204,8 +212,8 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
-    """Reduced runs, most tokens first, then the line-up's order, then by name."""
-    order = {variant.label: place for place, variant in enumerate(LINEUP)}
+    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
+    order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
     found: dict[tuple[int, str], dict[str, Row]] = {}
     ranked = sorted(rows, key=lambda row: (-row.config["tokens"], order.get(row.label, len(order)), row.label))
     for row in ranked:

@@ -8,7 +8,7 @@ MME's picture, MMBench's circular group); `statistic`, a key of STATISTICS, abse
 that enter the headline, absent means all. A new statistic is one function of sums and one line in STATISTICS.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,35 +24,46 @@ class Sample(NamedTuple):
 
     sums: np.ndarray  # [U, C] float64, what each unit adds
     strata: np.ndarray  # [U] int, units that are drawn among each other
+    asked: np.ndarray  # [R] int, the questions
     score: Score
 
 
-class Statistic(NamedTuple):
-    """How a score is made from rows: what one unit of a group adds (C numbers), and the score of their sums."""
+class Rows(NamedTuple):
+    """Rows as columns [R], and how to add a column up over the rows of each unit and group, to [U, G]."""
 
-    width: int  # numbers per group
+    correct: np.ndarray  # 0..1
+    yes: np.ndarray  # whether the answer is anything but `no`
+    total: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def number(self) -> np.ndarray:
+        """Rows of each unit and group, [U, G]."""
+        return self.total(np.ones_like(self.correct))
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Whether a unit has rows in a group and all of them are right, [U, G]."""
+        return (self.number > 0) & (self.total(self.correct == 1) == self.number)
+
+
+class Statistic(NamedTuple):
+    """How a score is made from rows."""
+
     by_group: bool  # whether groups have terms of their own
-    adds: Callable[[Sequence[Record]], Sequence[float]]  # the rows of one unit and group -> [width]
-    score: Score  # [..., G * width] -> [...]
+    adds: Callable[[Rows], Sequence[np.ndarray]]  # what each unit adds in each group: C / G arrays [U, G]
+    score: Score  # their sums [..., C], group by group -> [...]
 
 
 def _mean(sums: np.ndarray) -> np.ndarray:
     return 100 * sums[..., 0] / sums[..., 1]
 
 
-def _f1_adds(rows: Sequence[Record]) -> Sequence[float]:
-    """True positives, false positives, false negatives; whatever is not `no` says yes."""
-    said = [(row["extracted"] != "no", bool(row["correct"])) for row in rows]
-    return [said.count((True, True)), said.count((True, False)), said.count((False, False))]
-
-
 def _f1_mean(sums: np.ndarray) -> np.ndarray:
     """Mean over groups of F1 in percent; a group in which nothing is positive has none (as the scorer)."""
     tp, errors = sums[..., 0::3], sums[..., 1::3] + sums[..., 2::3]
     whole = 2 * tp + errors
-    f1 = np.divide(2 * tp, whole, out=np.full_like(whole, np.nan), where=whole > 0)
-    known = ~np.isnan(f1)
-    return 100 * np.where(known, f1, 0).sum(axis=-1) / np.maximum(known.sum(axis=-1), 1)
+    f1 = np.divide(2 * tp, whole, out=np.zeros_like(whole), where=whole > 0)
+    return 100 * f1.sum(axis=-1) / np.maximum((whole > 0).sum(axis=-1), 1)
 
 
 def _mme(sums: np.ndarray) -> np.ndarray:
@@ -62,15 +73,18 @@ def _mme(sums: np.ndarray) -> np.ndarray:
 
 
 STATISTICS = {
-    "mean": Statistic(2, False, lambda rows: [sum(float(row["correct"]) for row in rows), len(rows)], _mean),
-    "circular": Statistic(2, False, lambda rows: [all(row["correct"] for row in rows), 1], _mean),
-    "f1_mean": Statistic(3, True, _f1_adds, _f1_mean),
-    "mme": Statistic(
-        4,
+    "mean": Statistic(False, lambda rows: [rows.total(rows.correct), rows.number], _mean),
+    "circular": Statistic(False, lambda rows: [rows.whole, rows.number > 0], _mean),
+    "f1_mean": Statistic(  # true positives, false positives, false negatives
         True,
-        lambda rows: [sum(row["correct"] for row in rows), len(rows), all(row["correct"] for row in rows), 1],
-        _mme,
+        lambda rows: [
+            rows.total(rows.yes * rows.correct),
+            rows.total(rows.yes * (1 - rows.correct)),
+            rows.total(~rows.yes * (1 - rows.correct)),
+        ],
+        _f1_mean,
     ),
+    "mme": Statistic(True, lambda rows: [rows.total(rows.correct), rows.number, rows.whole, rows.number > 0], _mme),
 }
 
 
@@ -97,27 +111,30 @@ def _sample(rows: Sequence[Record], name: str) -> Sample | None:
     statistic = STATISTICS.get(name)
     if statistic is None:
         return None
-    groups = {group: place for place, group in enumerate(sorted({_group(row, statistic) for row in rows}))}
-    units: dict[Any, dict[str, list[Record]]] = {}
-    for row in rows:
-        units.setdefault(_unit(row, name), {}).setdefault(_group(row, statistic), []).append(row)
-    sums = np.zeros((len(units), len(groups) * statistic.width))
-    strata = np.zeros(len(units), dtype=np.int64)
-    for place, parts in enumerate(units.values()):
-        for group, found in parts.items():
-            at = groups[group] * statistic.width
-            sums[place, at : at + statistic.width] = statistic.adds(found)
-        strata[place] = groups[next(iter(parts))]
-    if any(len(parts) > 1 for parts in units.values()):  # a unit that lies in several groups: no group has its own
-        strata[:] = 0
-    return Sample(sums, strata, statistic.score)
+    groups, of_group = _codes([str(row.get("group", "")) if statistic.by_group else "" for row in rows])
+    units, of_unit = _codes([_unit(row, name) for row in rows])
+    place = of_unit * groups + of_group
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.bincount(place, weights=values, minlength=units * groups).reshape(units, groups)
+
+    correct = np.array([float(row["correct"]) for row in rows])
+    columns = Rows(correct, np.array([row.get("extracted") != "no" for row in rows]), total)
+    sums = np.stack(statistic.adds(columns), axis=-1).reshape(units, -1).astype(np.float64)
+    count = columns.number > 0
+    # a unit that lies in several groups cannot be drawn within one
+    strata = np.zeros(units, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
+    return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score)
 
 
-def _group(row: Record, statistic: Statistic) -> str:
-    return str(row.get("group", "")) if statistic.by_group else ""
+def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
+    """How many different values there are, and the number of each, counted as they appear, [R]."""
+    numbers: dict[Hashable, int] = {}
+    codes = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+    return len(numbers), codes
 
 
-def _unit(row: Record, name: str) -> Any:
+def _unit(row: Record, name: str) -> Hashable:
     """What a row is drawn with. A picture of MME may be in two tasks: it is two units, as the official pairs are."""
     unit = row.get("unit")
     if unit is None:

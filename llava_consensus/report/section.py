@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llava_consensus.report.rows import Line, Row, full_line, reduced_lines, version
-from llava_consensus.report.samples import sample
-from llava_consensus.report.stats import Comparison, compare, draws, holm, interval, sign
+from llava_consensus.report.stats import Comparison, bootstrap_p, compare, draws, holm, interval
 
 NINE = ("vqav2", "gqa", "sqa", "textvqa", "pope", "mme", "mmbench", "mmbench_cn", "mmvet")  # the paper's Acc
 SCALE = {"mme": 20.0}  # MME's perception points enter a mean divided by this (the paper's tables)
@@ -96,13 +95,11 @@ class Section:
         return cells | {key: cells[key]._replace(corrected=p) for key, p in zip(tested, corrected, strict=True)}
 
     def _measured(self, row: Row) -> Cell:
-        made = sample(row.report, row.score) if row.complete else None
-        if made is None:
+        if row.sample is None:
             return Cell(row)
-        name, reference = row.config["benchmark"], self.reference(row)
-        comparable = reference is not None and reference is not row and reference.metrics and row.metrics
-        test = compare(row.metrics, reference.metrics, name) if comparable else None  # type: ignore[arg-type,union-attr]
-        return Cell(row, interval(draws(made, name)), test)
+        reference = self.reference(row)
+        test = None if reference is None or reference is row else compare(row, reference)
+        return Cell(row, interval(draws(row.sample, row.config["benchmark"])), test)
 
     def accuracy(self, line: Line) -> Mean | None:
         """Plain mean over the paper's benchmarks of this section, MME / 20; None unless every run is complete.
@@ -114,7 +111,9 @@ class Section:
             return None
         value, both = sum(scores) / len(scores), self._both(line)
         if both is not None:
-            return Mean(value, interval(both[:, 0]), sign(both[:, 0] - both[:, 1]))
+            full = self._scores(self.full) if self.full else None
+            p = bootstrap_p(both[:, 0] - both[:, 1], value - sum(full) / len(full)) if full else None
+            return Mean(value, interval(both[:, 0]), p)
         own = self._own(line)
         return Mean(value, None if own is None else interval(own))
 
@@ -140,11 +139,10 @@ class Section:
         """Resampled Acc [resamples]; None where a benchmark has no interval."""
         total = []
         for row in self._runs(line):
-            made = sample(row.report, row.score)
-            if made is None:
+            if row.sample is None:
                 return None
             name = row.config["benchmark"]
-            total.append(draws(made, name) / SCALE.get(name, 1.0))
+            total.append(draws(row.sample, name) / SCALE.get(name, 1.0))
         return np.mean(total, axis=0)
 
     def _both(self, line: Line) -> np.ndarray | None:

@@ -1,20 +1,22 @@
 """Intervals and paired tests of scores, from samples (`samples.py`). numpy only; no run is repeated.
 
     interval(draws(sample, "gqa"))            # 95 %, bootstrap over questions
-    compare(report, other_report, "gqa")      # paired by question: difference, interval, p
+    compare(row, other_row)                   # paired by question: difference, interval, p
 
 The bootstrap draws units with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within groups where the
 statistic has a term per group. Units with equal sums are interchangeable, so a draw is one multinomial over the
 distinct ones: exact, and 100,000 questions cost what 1,000 do.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from llava_consensus.report.samples import Record, Sample, common, counted, is_plain_mean, sample
+from llava_consensus.report.rows import Row
+from llava_consensus.report.samples import Record, Sample, common, is_plain_mean
 
 RESAMPLES = 2000
 LEVEL = 95.0  # percent
@@ -60,41 +62,50 @@ def pair(first: Sample, second: Sample) -> Sample:
     return Sample(
         np.hstack([first.sums, second.sums]),
         first.strata,
+        first.asked,
         lambda sums: np.stack([first.score(sums[..., :width]), second.score(sums[..., width:])], axis=-1),
     )
 
 
-def compare(first: Record, second: Record, name: str, count: int = RESAMPLES) -> Comparison | None:
+def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | None:
     """Difference of two runs' scores, first less second, paired by question; None unless rows make up both scores.
 
-    p is McNemar's exact test where the score is a mean of right and wrong over single questions, else the paired
-    bootstrap's share of differences on the other side of zero, doubled; its smallest value is 2 / (count + 1).
+    p is McNemar's exact test where the score is a mean of right and wrong over single questions, else comes from the
+    paired bootstrap's standard error.
 
     Args:
-        first, second: contents of metrics.json of two runs that were asked the same questions.
-        name: seeds the bootstrap, the benchmark's name.
+        first, second: runs that were asked the same questions.
         count: resamples.
     """
-    if any(sample(one["report"], one["score"]) is None for one in (first, second)):
+    mine, other, name = first.sample, second.sample, first.config["benchmark"]
+    if mine is None or other is None:
         return None
-    return paired(first["report"], second["report"], name, count)
+    same = mine.score is other.score and mine.sums.shape == other.sums.shape
+    if same and np.array_equal(mine.asked, other.asked) and np.array_equal(mine.strata, other.strata):
+        return _compare(mine, other, name, count)
+    return paired(first.report, second.report, name, count)
 
 
 def paired(first: Record, second: Record, name: str, count: int = RESAMPLES) -> Comparison | None:
-    """The same of two scorers' reports, whatever their headlines: of one question type, for example."""
+    """The same of two scorers' reports, whatever their headlines: of one question type, for example.
+
+    Args:
+        name: seeds the bootstrap, the benchmark's name.
+    """
     samples = common(first, second)
-    if samples is None:
-        return None
-    mine, other = samples
+    return None if samples is None else _compare(*samples, name, count)
+
+
+def _compare(mine: Sample, other: Sample, name: str, count: int) -> Comparison:
     both = draws(pair(mine, other), name, count)
     shift = both[:, 0] - both[:, 1]
     low, high = interval(shift)
     observed = float(mine.score(mine.sums.sum(axis=0)) - other.score(other.sums.sum(axis=0)))
-    asked = [{row["index"] for row in counted(one)} for one in (first, second)]
-    questions, only = len(asked[0] & asked[1]), _discordant(mine, other)
+    only = _discordant(mine, other)
     if only is not None:
-        return Comparison(observed, low, high, mcnemar(*only), "exact McNemar", questions, only, both)
-    return Comparison(observed, low, high, sign(shift), "paired bootstrap", questions, None, both)
+        return Comparison(observed, low, high, mcnemar(*only), "exact McNemar", len(mine.asked), only, both)
+    p = bootstrap_p(shift, observed)
+    return Comparison(observed, low, high, p, "paired bootstrap", len(mine.asked), None, both)
 
 
 def _discordant(mine: Sample, other: Sample) -> tuple[int, int] | None:
@@ -115,10 +126,16 @@ def mcnemar(first_only: int, second_only: int) -> float:
     return min(1.0, 2 * tail / 2**total)
 
 
-def sign(shift: np.ndarray) -> float:
-    """Two-sided p of no difference from resampled differences."""
-    beyond = min(int((shift <= 0).sum()), int((shift >= 0).sum()))
-    return min(1.0, 2 * (1 + beyond) / (len(shift) + 1))
+def bootstrap_p(shift: np.ndarray, observed: float) -> float:
+    """Two-sided p of no difference: the normal tail beyond the difference in units of its bootstrap standard error.
+
+    Efron and Tibshirani 1993, section 12.3; unlike counting resamples on the other side of zero it has no smallest
+    value, which a correction for many cells would run into.
+    """
+    error = float(shift.std(ddof=1))
+    if error == 0:
+        return 1.0 if observed == 0 else 0.0
+    return math.erfc(abs(observed) / error / math.sqrt(2))
 
 
 def holm(values: Sequence[float]) -> list[float]:

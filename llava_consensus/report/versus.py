@@ -43,7 +43,7 @@ def lines(first: Row, second: Row) -> list[str]:
     name = first.config["benchmark"]
     if version(first) != version(second):
         raise DataError("the runs were asked other questions or in another way (config.json): they cannot be paired")
-    found = compare(first.metrics or {}, second.metrics or {}, name, RESAMPLES)
+    found = compare(first, second, RESAMPLES)
     if found is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
     shown = [f"{name}, {found.questions} questions"]
