@@ -59,6 +59,7 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
             "extracted": answer,
             "correct": (answer == "no") == (labels[index] == "no"),
             "group": questions[index].category,
+            "unit": questions[index].images[0],  # the ways to choose absent objects share pictures and yes-questions
         }
         for index, answer in said.items()
     ]

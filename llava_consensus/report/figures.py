@@ -9,6 +9,7 @@ colour-blind people can tell apart; every coloured line has a marker of its own 
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
@@ -93,7 +94,7 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
         full = section.accuracy(section.full) if section.full else None
         if full is not None:
             panel.axhline(full.value, color="black", linestyle=":", linewidth=1)
-        _axes(panel, section, label if len(label) < 26 else f"{label[:24]}…")
+        _axes(panel, section, fill(label, 28))
         panel.title.set_fontsize(9)
     figure.supylabel(f"Acc over {len(section.papers)} benchmarks", fontsize=9)
     figure.text(
