@@ -69,7 +69,8 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
 tables: sweep  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
-	$(CLI) report --out $(OUT) $(patsubst %,--write %,$(wildcard README.md docs/results.md))
+	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
+		$(patsubst %,--summary %,$(wildcard README.md)) $(patsubst %,--write %,$(wildcard docs/results.md))
 
 demo: data  ## one question about one mini picture, with a picture of what was kept
 	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)

@@ -4,6 +4,7 @@
     llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
     llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
     llava-consensus list                                  methods, hosts, benchmarks
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.report import command as tables
 
 if TYPE_CHECKING:
     from llava_consensus.harness import RunResult
@@ -54,10 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
     score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
-    report = _command(commands, "report", _report, "tables of all results, as Markdown")
-    report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-    report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
-    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens")
+    tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
+    tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
     _command(commands, "list", _list, "methods, hosts and benchmarks")
     return parser
 
@@ -254,18 +254,11 @@ def _check_ask(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from llava_consensus.report import table
+    print(tables.report(arguments))
 
-    tables = table.markdown(table.read_rows(arguments.out))
-    for path in arguments.write:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
-    print(tables)
-    if arguments.figure:
-        from llava_consensus.report import figures
 
-        figures.score_against_tokens(table.read_rows(arguments.out), arguments.figure)
+def _compare(arguments: argparse.Namespace) -> None:
+    print(tables.compare(arguments))
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -190,7 +190,7 @@ def test_gqa_reports_everything(gqa_data: Path) -> None:
     assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
-    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True}
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
 
 
 def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:

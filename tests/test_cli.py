@@ -126,8 +126,8 @@ def test_report_writes_between_markers(place: list[str], tmp_path: Path, capsys:
     page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
     assert cli.main(place) == 0
     assert cli.main(["report", "--out", out, "--write", str(page)]) == 0
-    assert "| 64 | ConsensusDrop |" in page.read_text() and page.read_text().startswith("before\n")
-    assert "| 64 | ConsensusDrop |" in capsys.readouterr().out
+    assert "| ConsensusDrop |" in page.read_text() and page.read_text().startswith("before\n")
+    assert "Retain 64 tokens" in capsys.readouterr().out
     assert cli.main(["report", "--out", out, "--write", str(tmp_path / "none.md")]) == 3
     page.write_text("nothing")
     assert cli.main(["report", "--out", out, "--write", str(page)]) == 3
