@@ -61,7 +61,7 @@ eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names the
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl
-	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
+	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA) $(ARGS),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
 
 sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop random" TOKENS="192 128 64 32"
 	$(CLI) sweep --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) \

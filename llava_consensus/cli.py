@@ -1,7 +1,9 @@
 """The front door: arguments in, one call, numbers out.
 
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
-    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
+    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
+    llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
+    llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
     llava-consensus report --write docs/results.md        the tables of all results
     llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
@@ -16,10 +18,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llava_consensus import commands as on_files
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 from llava_consensus.report import command as tables
 
@@ -51,10 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _eval_arguments(_command(commands, "eval", _eval, "accuracy of a model and method on one benchmark"))
     _sweep_arguments(_command(commands, "sweep", _sweep, "a grid of benchmarks, methods and budgets"))
-    score = _command(commands, "score", _score, "score an answer file and print JSON")
-    score.add_argument("name", metavar="BENCHMARK")
-    score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
-    score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    on_files.add(lambda name, lines, line: _command(commands, name, lambda given: _print(lines(given)), line), DATA)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
     tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
     tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
@@ -66,6 +66,11 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None]
     parser: argparse.ArgumentParser = commands.add_parser(name, help=line, description=line)
     parser.set_defaults(command=run)
     return parser
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,6 +103,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
     _run_arguments(parser)
+    on_files.choice_argument(parser)
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +178,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         conversation=arguments.conversation,
         max_new_tokens=arguments.max_new_tokens,
+        choices=on_files.choices(arguments.benchmark_option),
     )
     pace = harness.Pace(arguments.batch, arguments.workers, arguments.engine, not arguments.no_progress)
     result = harness.run(config, arguments.out, pace)
@@ -199,14 +206,6 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
-
-
-def _score(arguments: argparse.Namespace) -> None:
-    from llava_consensus import benchmarks
-    from llava_consensus.records import read_answers
-
-    benchmark = benchmarks.get(arguments.name)
-    print(json.dumps(benchmark.score(read_answers(arguments.answers), arguments.data), indent=1))
 
 
 def _ask(arguments: argparse.Namespace) -> None:

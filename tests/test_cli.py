@@ -114,7 +114,8 @@ def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.Capt
     assert cli.main(place) == 0
     answers = next((tmp_path / "out").glob("*/answers.jsonl"))
     capsys.readouterr()
-    assert cli.main(["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]) == 0
+    command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
     assert report == metrics["report"]
