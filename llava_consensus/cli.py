@@ -3,6 +3,7 @@
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
     llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
     llava-consensus list                                  methods, hosts, benchmarks
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.judge import command
 
 if TYPE_CHECKING:
     from llava_consensus.harness import RunResult
@@ -51,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("name", metavar="BENCHMARK")
     score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
     score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    judge = _command(commands, "judge", _judge, "grade an answer file by a judge model")
+    judge.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    command.arguments(judge)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
     report = _command(commands, "report", _report, "tables of all results, as Markdown")
     report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
@@ -173,6 +178,11 @@ def _score(arguments: argparse.Namespace) -> None:
 
     benchmark = benchmarks.get(arguments.name)
     print(json.dumps(benchmark.score(read_answers(arguments.answers), arguments.data), indent=1))
+
+
+def _judge(arguments: argparse.Namespace) -> None:
+    for line in command.run(arguments, _options(arguments.judge_option)):
+        print(line)
 
 
 def _ask(arguments: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "scorers": {"errors"},
     "benchmarks": {"scorers", "errors"},
     "records": {"errors"},
+    "judge": {"benchmarks", "records", "scorers", "errors"},
     "report": {"errors"},
     "plan": {"benchmarks", "methods", "records", "tokens", "errors"},
     "harness": {"benchmarks", "hosts", "images", "plan", "records", "errors"},
