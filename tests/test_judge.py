@@ -153,7 +153,7 @@ def test_the_same_answer_is_judged_once_whoever_gave_it(tmp_path: Path, good: Se
     assert second.metrics is not None and second.metrics["agreement"] == 80.0
 
 
-def test_equal_requests_are_under_way_once(tmp_path: Path) -> None:
+def test_equal_requests_are_draws_of_their_own(tmp_path: Path) -> None:
     make_msvd(tmp_path / "data")
     for name in ("test_q.json", "test_a.json"):
         path = tmp_path / "data/eval/GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA" / name
@@ -164,8 +164,9 @@ def test_equal_requests_are_under_way_once(tmp_path: Path) -> None:
     answers(tmp_path / "answers.jsonl", {f"v_clip{number % 3}_{number}": "same" for number in range(6)})
     with Server(lambda text, number: Act(text=YES, delay=0.05)) as server:
         metrics = judge(config(tmp_path, server.url, "msvd"))
-        assert server.total == 1
-    assert metrics["counts"]["graded"] == 6 and metrics["replies"]["used"] == 1
+        assert server.total == 6 and len(server.asked) == 1
+        assert judge(config(tmp_path, server.url, "msvd")) == metrics and server.total == 6
+    assert metrics["counts"]["graded"] == 6 and metrics["replies"]["used"] == 6
 
 
 def test_no_more_requests_at_once_than_allowed(tmp_path: Path) -> None:

@@ -95,7 +95,6 @@ class Client:
             api_key=self._key or "none", base_url=server.place, timeout=server.timeout, max_retries=0
         )
         self._free = asyncio.Semaphore(server.concurrency)
-        self._same: dict[str, asyncio.Lock] = {}  # one request is under way once, however many want its reply
         self._unheard = 0  # requests in a row that used up all their tries
 
     async def close(self) -> None:
@@ -110,11 +109,10 @@ class Client:
             JudgeError: asking on is of no use: no access, no credit, an unknown model, a server that answers nobody.
         """
         key = key_of(request)
-        async with self._same.setdefault(key, asyncio.Lock()):
-            if key in self._replies.known:
-                return self._replies.known[key]
-            async with self._free:
-                return await self._persist(key, request)
+        if key in self._replies.known:
+            return self._replies.known[key]
+        async with self._free:
+            return await self._persist(key, request)
 
     async def _persist(self, key: str, request: Mapping[str, Any]) -> Reply:
         """Tries until there is a reply, then stores it."""

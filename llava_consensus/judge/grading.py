@@ -68,7 +68,7 @@ class Grading:
             "messages": self._prompt.fill(self.sample.fields, self._turn.again),
             **{name: value for name, value in options.items() if value is not None},
         }
-        return {"url": self._config.server.place, "body": body, "draw": [self.run, len(self.heard)]}
+        return {"url": self._config.server.place, "body": body, "draw": [self.run, self.sample.copy, len(self.heard)]}
 
     def hear(self, reply: Reply) -> None:
         """Takes the reply to `request`."""

@@ -20,6 +20,7 @@ class Sample:
     index: int
     key: str  # the id in official files
     fields: Mapping[str, str]  # question, answer, prediction
+    copy: int = 0  # how many samples before it have the same fields; each gets a grade of its own
 
 
 class Turn(NamedTuple):

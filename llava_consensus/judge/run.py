@@ -1,7 +1,7 @@
 """One judged run: who is asked about what, an estimate, the asking, and the official numbers.
 
     OUT/replies.jsonl                       everything asked and heard, shared by all judged runs in OUT
-    OUT/<answers>-<hash of the whole run>/  config.json first, grades.json (official form), metrics.json last
+    OUT/<benchmark>-<answers>-<hash>/       config.json first, grades.json (official form), metrics.json last
 
 `run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), Server("gpt-4-0613")))`. Stopped at any
 moment, the same call goes on; called again when complete it asks nothing and writes the same numbers.
@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from llava_consensus.judge import cost, panels, prompts
 from llava_consensus.judge.client import Client, Server
 from llava_consensus.judge.cost import Cost
 from llava_consensus.judge.grading import Grading, JudgeConfig
-from llava_consensus.judge.panel import Panel, Verdict
+from llava_consensus.judge.panel import Panel, Sample, Verdict
 from llava_consensus.judge.store import Replies, Reply, key_of
 from llava_consensus.records import ANSWERS, CONFIG, METRICS, canonical, write_json
 
@@ -55,7 +55,8 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     panel = panels.get(config.benchmark)
     prompt = prompts.from_script(config.prompt_from, panel.kind) if config.prompt_from else prompts.own(panel.kind)
     records = panel.read(config.answers)
-    samples, counts = panel.samples(records, config.data)
+    found, counts = panel.samples(records, config.data)
+    samples = _count_copies(found)
     gradings = [Grading(panel, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
     beside = _beside(config, records)
     with Replies(config.out) as replies:
@@ -83,6 +84,17 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     write_json(folder / GRADES, panel.grades(samples, verdicts))
     write_json(folder / METRICS, metrics)
     return Judged(folder, metrics, expected, spent)
+
+
+def _count_copies(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples with the same fields numbered, so that each is a draw of its own, as in the official scripts."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    counted = []
+    for sample in samples:
+        fields = tuple(sample.fields.values())
+        counted.append(replace(sample, copy=seen[fields]))
+        seen[fields] += 1
+    return counted
 
 
 def _recall(gradings: Sequence[Grading], replies: Replies, panel: Panel, config: JudgeConfig) -> Cost:
@@ -194,8 +206,9 @@ def _open(config: JudgeConfig, prompt: prompts.Prompt) -> Path:
     description = {"benchmark": config.benchmark, "answers": content, "judge": _describe(config, prompt)}
     digest = hashlib.sha256(canonical(description).encode()).hexdigest()[:12]
     source = config.answers.resolve()
-    name = source.parent.name if source.name == ANSWERS else source.stem
-    folder = config.out / f"{name}-{digest}"
+    name = source.parent.name if source.name == ANSWERS else source.stem  # a run of ours is known by its folder
+    start = "" if name.startswith(config.benchmark) else f"{config.benchmark}-"
+    folder = config.out / f"{start}{name}-{digest}"
     folder.mkdir(exist_ok=True)
     write_json(folder / CONFIG, description | {"file": str(config.answers), "data": str(config.data)})
     return folder
