@@ -20,6 +20,7 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "scorers": {"errors"},
     "benchmarks": {"scorers", "errors"},
     "records": {"errors"},
+    "judge": {"benchmarks", "records", "scorers", "errors"},
     "report": {"errors"},
     "plan": {"benchmarks", "hosts", "methods", "records", "tokens", "video", "errors"},
     "engines": {"errors"},
