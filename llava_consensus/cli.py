@@ -81,6 +81,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
     parser.add_argument("--data", default=DATA, help="folder with eval/... in LLaVA's layout (%(default)s)")
     parser.add_argument("--out", default=OUT, type=Path, help="folder of results (%(default)s)")
     parser.add_argument("--limit", type=int, help="only the first questions")
@@ -132,6 +133,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         options=_options(arguments.option),
         tokens=arguments.tokens,
         merged=arguments.merged,
+        match=arguments.match,
         model=arguments.model,
         data=arguments.data,
         limit=arguments.limit,

@@ -18,13 +18,14 @@ from pathlib import Path
 import shortuuid
 from tqdm import tqdm
 
-from llava_consensus import hosts
+from llava_consensus import hosts, ledger
 from llava_consensus.benchmarks import Question
 from llava_consensus.errors import ConsensusError, DataError, ImageError
 from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.plan import Plan, RunConfig, prepare
 from llava_consensus.records import Record, Run, open_run
+from llava_consensus.tokens import Budget
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
         total=len(plan.questions), initial=len(folder.done), unit="q", desc=plan.benchmark.name, disable=not progress
     )
     start = time.perf_counter()
-    with bar, host.attach(plan.method, plan.budget):
+    with bar, host.attach(plan.method, _settle(plan, folder, host)):
         for group in groups:
             seen = pictures.fetch([plan.pictures(question) for question in group])
             asked = [
@@ -156,6 +157,18 @@ def _ask(plan: Plan, folder: Run, groups: list[list[Question]], host: Host, prog
             folder.add(answers, errors)
             bar.update(len(group))
     return time.perf_counter() - start
+
+
+def _settle(plan: Plan, folder: Run, host: Host) -> Budget:
+    """The budget the method is given, written down with the sizes of the model before anything is asked."""
+    conversation = plan.description["conversation"]
+    asked = ((Prompt(one.text, conversation), len(one.images)) for one in plan.questions)
+    sheet = ledger.settle(host, plan.method, plan.budget, plan.match, asked)
+    folder.describe(sheet)
+    given = ledger.given_budget(sheet)
+    if given != plan.budget:
+        log.info("match=%s: the method is given tokens=%d for %d", plan.match, given.tokens, plan.budget.tokens)
+    return given
 
 
 def _answer(plan: Plan, host: Host, asked: list[tuple[Question, list[Encoded]]]) -> list[Record]:
@@ -182,6 +195,7 @@ def _record(question: Question, answer: Answer, model: str) -> Record:
             "after": answer.after,
             "structural": answer.structural,
             "notes": list(answer.notes),
+            **ledger.of_answer(answer.prefill, len(question.images)),
         },
     }
 
@@ -217,6 +231,7 @@ def _measure(plan: Plan, folder: Run, asked: int, seconds: float) -> Record:
         "answered": len(answers),
         "errors": len(folder.errors),
         "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
+        "account": ledger.of_run(plan.method, folder.described(), answers),
         "notes": dict(sorted(notes.items())),
         "report": report,
         "timing": {"asked": asked, "seconds": seconds, "questions_per_second": asked / seconds if seconds else None},

@@ -3,6 +3,7 @@
 A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
+    shape.json      sizes of the model and the budget its method was given, written before the first answer
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
     errors.jsonl    one line per question that could not be asked, because its picture cannot be read
     metrics.json    written last; a run is complete when it is there
@@ -24,6 +25,7 @@ from typing import Any
 from llava_consensus.errors import BusyError, DataError
 
 CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
+SHAPE = "shape.json"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 
@@ -89,6 +91,15 @@ class Run:
         _append(self.path / ANSWERS, answers)
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
+
+    def describe(self, sheet: Mapping[str, Any]) -> None:
+        """Writes down what was found out about the model."""
+        write_json(self.path / SHAPE, sheet)
+
+    def described(self) -> Record | None:
+        """What was found out about the model; None before it was loaded."""
+        path = self.path / SHAPE
+        return read_json(path, "Delete it and an answer; it is made again.") if path.exists() else None
 
     def metrics(self) -> Record | None:
         """What a complete run measured; None while the run is not complete."""

@@ -20,8 +20,10 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "benchmarks": {"scorers", "errors"},
     "records": {"errors"},
     "report": {"errors"},
-    "plan": {"benchmarks", "methods", "records", "tokens", "errors"},
-    "harness": {"benchmarks", "hosts", "images", "plan", "records", "errors"},
+    "account": {"tokens", "errors"},
+    "ledger": {"account", "hosts", "tokens"},
+    "plan": {"account", "benchmarks", "methods", "records", "tokens", "errors"},
+    "harness": {"benchmarks", "hosts", "images", "ledger", "plan", "records", "tokens", "errors"},
     "ask": {"efficiency", "hosts", "methods", "report", "tokens", "errors"},
     "efficiency": {"hosts", "methods", "tokens"},
 }

@@ -14,6 +14,7 @@ from llava_consensus.tokens import (
     Budget,
     Placement,
     Reduction,
+    Shape,
     Stages,
     VisualTokens,
     choose,
@@ -73,6 +74,25 @@ class ConsensusDrop(Placement):
         within("rate", self.rate, 0.0, 1.0)
         within("tau_vision", self.tau_vision, 0.0, float("inf"), open_low=True)
         within("tau_cross", self.tau_cross, 0.0, float("inf"), open_low=True)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Saliency, SCAP with layer 0's two projections, sampling, assignment and merge, for one picture.
+
+        Raises:
+            OptionError: for a shape that does not say how many text rows follow the picture.
+        """
+        head, rows = shape.heads * shape.head_width, shape.known("question")
+        sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its pictures
+        keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.pictures
+        probe = keys + rows * head * (shape.width + sequence)
+        queries = 1 if self.vision_score == "class" and shape.classes else shape.patches
+        saliency = shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
+        merging = 0
+        for own, size in self.units(shape, budget):
+            kept, merged = own.split(size)
+            values = shape.vision_width + shape.vision_width // shape.vision_heads + shape.width
+            merging += merged * (size - kept) * values  # features to sample, keys to assign, tokens to average
+        return 2.0 * (probe + saliency + merging)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens
