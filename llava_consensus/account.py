@@ -170,14 +170,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     plain = [shape.pictures * budget.tokens] * shape.layers
     whole = vision_flops(shape, [shape.patches] * shape.blocks)
     target = llm_flops(shape, plain) + whole if by == "flops" else float(plain[0])
-    reached: dict[int, float] = {}
-    for tokens in range(1, shape.available):
-        try:
-            reached[tokens] = _quantity(account(method, Budget(tokens, budget.merged), shape), by)
-        except OptionError:  # a budget this method cannot have
-            continue
-    if not reached:
-        raise OptionError(f"match={by}: no budget is possible for this method. Take match=kept")
+    reached = _reachable(method, budget, shape, by)
     best = min(reached, key=lambda tokens: (abs(reached[tokens] - target), -tokens))
     steps = [abs(reached[near] - reached[best]) for near in (best - 1, best + 1) if near in reached]
     if abs(reached[best] - target) > max(steps, default=0.0) / 2:
@@ -188,12 +181,22 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     return Budget(best, budget.merged)
 
 
-def _quantity(found: Account, by: str) -> float:
-    if by == "flops":
-        if found.flops.total is None:
+def _reachable(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
+    """What every budget the method can have costs."""
+    reached: dict[int, float] = {}
+    why = "this method has no budget below all tokens"
+    for tokens in range(1, shape.available):
+        try:
+            found = account(method, Budget(tokens, budget.merged), shape)
+        except OptionError as error:  # a budget this method cannot have
+            why = str(error)
+            continue
+        if by == "flops" and found.flops.total is None:
             raise OptionError(f"match=flops: {found.note}")
-        return found.flops.total
-    return float(found.entering if by == "entering" else found.average)
+        reached[tokens] = found.flops.total or 0.0 if by == "flops" else float(getattr(found, by))
+    if not reached:
+        raise OptionError(f"match={by}: {why}. Take match=kept")
+    return reached
 
 
 def paper_flops(shape: Shape, entering: Sequence[int], decoded: int = 20) -> float:
