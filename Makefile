@@ -24,7 +24,7 @@ PINNED_READY := $(PINNED)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-pinned data style test test-pinned tables demo train-mini clean FORCE
+.PHONY: help setup setup-pinned data style test test-pinned tables bench demo train-mini clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -64,6 +64,9 @@ score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jso
 tables: data  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
 	$(PYTHON) eval_scripts/run_grid.py --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 	$(CLI) report --out $(OUT) $(patsubst %,--write %,$(wildcard README.md docs/results.md))
+
+bench: data  ## time, cache and memory of every method on MODEL, interleaved in one process
+	$(PYTHON) eval_scripts/bench.py --model $(MODEL) --images $(DATA)/eval/gqa/data/images --tokens $(TOKENS) $(ARGS)
 
 demo: data  ## one question about one mini picture, with a picture of what was kept
 	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)
