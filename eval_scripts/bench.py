@@ -20,7 +20,7 @@ from llava_consensus.images import open_image
 from llava_consensus.tokens import Budget, Shape
 
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
-HEAD = "method           T    in  kept  average  first ms  token ms   own ms  share %   KV MiB  peak MiB    GFLOP"
+HEAD = "method           T    in  kept  average   TTFT ms   TPOT ms   own ms  share %   KV MiB  peak MiB    GFLOP"
 
 
 def sides(given: argparse.Namespace, shape: Shape) -> dict[str, Side]:
@@ -46,8 +46,8 @@ def line(name: str, one: Measured, found: Account, tokens: int) -> dict[str, Any
     counts = f"{tokens:4} {found.entering:5} {found.kept:5} {found.average:8.2f}"
     times = f"{one.first.total:9.1f} {one.token_ms:9.2f} {one.own_ms:8.2f} {100 * one.first.share():8.2f}"
     print(f"{name:13} {counts} {times} {cache:>8} {peak:>9} {total:>8}")
-    row = {"method": name, "tokens": tokens, "first_ms": one.first.total, "token_ms": one.token_ms}
-    row |= {"own_ms": one.own_ms, "own_share": one.first.share(), "stages_ms": one.first.stages}
+    row = {"method": name, "tokens": tokens, "ttft_ms": one.first.total, "tpot_ms": one.token_ms}
+    row |= {"own_ms": one.own_ms, "share": one.first.share(), "stages_ms": one.first.stages}
     return row | {"kv_bytes": one.kv_bytes, "peak_bytes": one.peak_bytes, "account": found.record()}
 
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=9, help="tokens of the longer answer")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", type=Path, help="JSON file for `llava-consensus report`")
     given = parser.parse_args()
     host = load(given.model, given.device, given.dtype)
     pictures = [open_image(path) for path in sorted(Path(given.images).glob("*.jpg"))[: given.pictures]]
@@ -76,7 +77,11 @@ def main() -> None:
     rows = []
     for (name, (method, budget)), one in zip(chosen.items(), found, strict=True):
         rows.append(line(name.partition(" ")[0], one, account(method, budget, shape), budget.tokens))
-    print(json.dumps({"model": given.model, "shape": shape._asdict(), "match": given.match, "rows": rows}))
+    result = json.dumps({"model": given.model, "shape": shape._asdict(), "match": given.match, "rows": rows})
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(result + "\n")
+    print(result)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,15 @@ def test_vision_flops_with_projector(host: Any, pixels: torch.Tensor, tower_fold
         assert ours == pytest.approx(flops.get_total_flops(), rel=0.01)
 
 
-@pytest.mark.parametrize("options", [{}, {"vision_score": "tokens"}, {"fps_start": "mean", "aggregate": "last"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"vision_score": "tokens"},
+        {"fps_start": "mean", "aggregate": "last"},
+        {"select": "diverse", "debias": True, "anchors": "salient", "weights": "saliency"},
+    ],
+)
 @pytest.mark.parametrize("tokens", [8, 64, 400])
 def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, options: dict[str, Any]) -> None:
     """What the counter sees of all between tower and decoder; sampling is elementwise, so it is added by hand."""
@@ -131,7 +139,9 @@ def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, optio
         attached.encoded = None
     kept, merged = budget.split(576)
     shape = host.shape(text)._replace(question=question)
-    sampling = 2 * merged * (576 - kept) * shape.vision_width
+    sampling = merged * (576 - kept) if method.anchors == "fps" else 0  # type: ignore[attr-defined]
+    sampling += kept * 576 if method.select == "diverse" else 0  # type: ignore[attr-defined]
+    sampling *= 2 * shape.vision_width
     assert method.flops(shape, budget) == pytest.approx(flops.get_total_flops() + sampling, rel=0.01)
 
 
@@ -419,43 +429,38 @@ def test_own_work_is_never_negative_and_tiles_share_it(shape: Shape, tokens: int
 
 # ---- the account of a run
 
+RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives it
 
-def answers(*kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
-    """Records of answers with (text, question, pictures) rows, cut to 64 tokens each, four bytes a number."""
+
+def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
+    """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
+    book = ledger.Ledger(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:
-        shape = SEVEN._replace(text=text, question=question, pictures=pictures, number_bytes=4)
-        found = account.account(make("random"), Budget(64), shape)
+        found = account.account(make("random"), Budget(64), RUN._replace(text=text, pictures=pictures))
         prefill = Prefill(text, question, found.layers, found.kv_layers)
-        rows.append({"metadata": json.loads(json.dumps(ledger.of_answer(prefill, pictures)))})
+        rows.append({"metadata": json.loads(json.dumps(book.entry(prefill, pictures)))})
     return rows
 
 
-def sheet(by: str = "kept", tokens: int = 64) -> dict[str, Any]:
-    shape = SEVEN._replace(text=0, question=None, number_bytes=4)._asdict()
-    return {"shape": shape, "match": by, "budget": {"tokens": tokens, "merged": None}}
-
-
 def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
-    found = ledger.of_run(make("random"), sheet(), answers((60, 20, 1), (61, 21, 1), (60, 20, 1), (50, 20, 0)))
-    assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0
+    records = answers(make("random"), (60, 20, 1), (61, 21, 1), (60, 20, 1), (50, 20, 0))
+    found = ledger.of_run(records, "kept")
+    assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0 == found["measured"]["kept"]
     assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
-    each = [
-        account.account(make("random"), Budget(64), SEVEN._replace(text=t, pictures=p)) for t, p in ((60, 1), (61, 1))
-    ]
-    bare = account.account(make("random"), Budget(64), SEVEN._replace(text=50, pictures=0))
-    mean = (2 * each[0].flops.llm + each[1].flops.llm + bare.flops.llm) / 4
+    shapes = [SEVEN._replace(text=text, pictures=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
+    mean = sum(account.account(make("random"), Budget(64), shape).flops.llm for shape in shapes) / 4
     assert found["flops"]["llm"] == pytest.approx(mean) and found["flops"]["method"] == 0.0
 
 
-def test_account_of_a_run_without_sizes_or_counts_is_none() -> None:
-    assert ledger.of_run(make("random"), None, answers((60, 20, 1))) is None
-    assert ledger.of_run(make("random"), sheet(), [{"metadata": {"before": 576}}]) is None
-    assert ledger.of_answer(None, 1) == {}
+def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
+    assert ledger.of_run([], "kept") is None
+    assert ledger.of_run([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
+    assert ledger.Ledger(make("random"), Budget(64), RUN).entry(None, 1) == {}
 
 
 def test_account_of_a_run_says_what_a_method_does_not_know() -> None:
-    found = ledger.of_run(Secretive(), sheet(), answers((60, 20, 1)))
+    found = ledger.of_run(answers(Secretive(), (60, 20, 1)), "kept")
     assert found is not None and found["flops"]["total"] is None and "text tower" in found["notes"][0]
 
 
@@ -465,9 +470,8 @@ def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
     lengths = [host.rows(prompt, 1) for prompt, _ in asked[:2]]
     text, question = (round(sum(column) / 2) for column in zip(*lengths, strict=True))
     shape = host.shape(text)._replace(question=question)
-    expected = account.match(make("consensusdrop"), Budget(64), shape, "flops")
-    assert found["budget"] == {"tokens": expected.tokens, "merged": None} and expected.tokens < 64
-    assert ledger.given_budget(found) == expected and Shape(**found["shape"]).layers == shape.layers
+    assert found.budget == account.match(make("consensusdrop"), Budget(64), shape, "flops")
+    assert found.budget.tokens < 64 and found.shape == host.shape()
 
 
 def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:

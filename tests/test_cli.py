@@ -146,7 +146,7 @@ def test_ask(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str
     kept = tmp_path / "kept.png"
     assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("what? 3") and lines[1] == "visual tokens the language model saw: 64 of 576"
+    assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
 
 

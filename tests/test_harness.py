@@ -16,9 +16,10 @@ import pytest
 from fakes import FAKE, FakeHost, config, make_data, make_model
 
 from llava_consensus import harness
+from llava_consensus.asking import Pictures
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.harness import Interrupted, Pictures, RunResult
+from llava_consensus.harness import Interrupted, Pace, RunResult
 from llava_consensus.plan import prepare
 from llava_consensus.records import open_run, read_answers
 
@@ -38,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 
 def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
     loader = lambda *_: host or FakeHost()  # noqa: E731
-    return harness.run(config(data, data / "model", **changes), out, batch, False, loader)
+    return harness.run(config(data, data / "model", **changes), out, Pace(batch, progress=False), loader)
 
 
 def no_load(*_: str) -> Any:
@@ -75,7 +76,7 @@ def test_the_account_of_a_run_measured_beside_analytic(data: Path, tmp_path: Pat
         assert found["entering"] == found["kept"] == found["average"] == count == found["measured"]["kept"]
         assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
         assert found["flops"]["total"] > found["flops"]["llm"] > 0 and found["match"] == "kept"
-        assert found["budget"] == {"tokens": 64, "merged": None}
+        assert found["tokens"] == 64
 
 
 def test_a_budget_meant_by_its_flops_is_another_run(
@@ -85,7 +86,7 @@ def test_a_budget_meant_by_its_flops_is_another_run(
     plain, matched = go(data, tmp_path), go(data, tmp_path, match="flops")
     found = matched.metrics["account"]
     assert plain.path != matched.path and found["match"] == "flops"
-    assert found["budget"]["tokens"] == found["kept"] < 64 and "match=flops: the method is given" in caplog.text
+    assert found["tokens"] == found["kept"] < 64 and "match=flops: the method is given" in caplog.text
     random = go(data, tmp_path, method="random").metrics["account"]["flops"]["total"]
     dearer = plain.metrics["account"]["flops"]["total"]
     assert abs(found["flops"]["total"] - random) < abs(dearer - random)

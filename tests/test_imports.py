@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "llava_consensus"
-MATHS = {"saliency", "scap", "fusers", "egtm", "output"}
+MATHS = {"saliency", "scap", "fusers", "egtm", "diversity", "output"}
 MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "errors": set(),
     "tokens": {"errors"},
@@ -22,8 +22,11 @@ MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "report": {"errors"},
     "account": {"tokens", "errors"},
     "ledger": {"account", "hosts", "tokens"},
-    "plan": {"account", "benchmarks", "methods", "records", "tokens", "errors"},
-    "harness": {"benchmarks", "hosts", "images", "ledger", "plan", "records", "tokens", "errors"},
+    "plan": {"account", "benchmarks", "hosts", "methods", "records", "tokens", "errors"},
+    "engines": {"errors"},
+    "asking": {"benchmarks", "engines", "hosts", "images", "ledger", "plan", "records", "errors"},
+    "sweep": {"asking", "harness", "hosts", "plan", "errors"},
+    "harness": {"asking", "benchmarks", "engines", "hosts", "ledger", "plan", "records", "errors"},
     "ask": {"efficiency", "hosts", "methods", "report", "tokens", "errors"},
     "efficiency": {"hosts", "methods", "tokens"},
 }
