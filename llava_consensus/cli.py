@@ -107,6 +107,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
     _run_arguments(parser)
     on_files.choice_argument(parser)
 
@@ -176,6 +177,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         options=parse_options(arguments.option),
         tokens=arguments.tokens,
         merged=arguments.merged,
+        match=arguments.match,
         model=arguments.model,
         data=arguments.data,
         limit=arguments.limit,
