@@ -7,11 +7,17 @@ from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.fastv import FastV
 from llava_consensus.methods.full import Full
 from llava_consensus.methods.random import Random
 from llava_consensus.tokens import Method
 
-METHODS: dict[str, Any] = {"consensusdrop": ConsensusDrop, "full": Full, "random": Random}
+METHODS: dict[str, Any] = {
+    "consensusdrop": ConsensusDrop,
+    "full": Full,
+    "random": Random,
+    "fastv": FastV,
+}
 
 
 def make(name: str, **options: Any) -> Method:
