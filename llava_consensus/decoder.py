@@ -35,8 +35,10 @@ class Stage(NamedTuple):
 class DecoderView(NamedTuple):
     """P pictures at one cut, all of them with v visual tokens left of n."""
 
+    tokens: int  # T of the budget
     stage: Stage
     hidden: Tensor  # [P, v, D] visual tokens as they enter the layer
+    asked: Tensor  # [P, L, D] the asked rows as they enter the layer
     columns: Tensor  # [P, v] their places in the current sequence
     probe: TextProbe  # queries of the asked rows [P, H, L, d], keys of the current sequence [P, H_kv, W, d]
     visual_inputs: Tensor  # [P, n, D] the picture's tokens as they entered layer 0
@@ -66,7 +68,16 @@ class DecoderMethod(Placement):
     seam: ClassVar[str] = "decoder"
     rows: ClassVar[str] = "last"  # which rows `probe` has queries of: last (of the prompt) | text (after the picture)
     looks: ClassVar[str] = "previous"  # whose queries and keys: previous | own (of the layer that is cut before)
-    alone: ClassVar[bool] = False  # whether pictures must come one by one, because the count is read from the data
+
+    @property
+    def alone(self) -> bool:
+        """Whether pictures must come one by one, because the count is read from the data."""
+        return False
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether position ids close the gaps after a cut."""
+        return self.positions == "renumber"
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
         """Cuts of a picture of `available` tokens, more than T, by ascending layer."""

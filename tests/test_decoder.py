@@ -16,13 +16,14 @@ from test_llava_host import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.llava_seam import SEAM
-from llava_consensus.methods import METHODS, make
+from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.tokens import Budget
 
 MAJOR = int(transformers.__version__.split(".")[0])
 DECODER = [name for name, method in METHODS.items() if method.seam == "decoder"]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DECODER]
-VARIANTS += [("fastv", {"positions": "renumber", "layer": 3})]
+VARIANTS += [("fastv", {"positions": "renumber", "layer": 3}), ("dart", {"exact": False})]
+VARIANTS += [("sparsevlm", {"version": "2.0"}), ("pyramiddrop", {"count": "eq"})]
 TOKENS = 6
 GENERATION = dict(do_sample=False, return_dict_in_generate=True, output_scores=True, min_new_tokens=5, max_new_tokens=5)
 
@@ -128,7 +129,7 @@ def test_cached_decode_equals_the_whole_sequence_under_masks(
         said = deep.generate(prompt.ids, images=prompt.images, **GENERATION)
         (outcome,) = attached.outcomes
     embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
-    masked = Masked(deep, embeds, 5, recorded, make(name, **options).positions == "renumber")
+    masked = Masked(deep, embeds, 5, recorded, make(name, **options).renumbers)
     answer = said.sequences[0, -5:]
     for step in range(5):
         expected = masked.next_logits(answer[:step])
@@ -137,6 +138,31 @@ def test_cached_decode_equals_the_whole_sequence_under_masks(
     assert [*outcome[:2], outcome.structural] == [0, PATCHES, 0] and len(outcome.entering) == 8
     assert outcome.entering == tuple(make(name, **options).entering(Budget(TOKENS), PATCHES, 8))
     assert outcome.after == outcome.entering[-1] < PATCHES == outcome.entering[0]
+
+
+@pytest.mark.parametrize("version", ["1.5", "1.0"])
+@torch.no_grad()
+def test_several_stages_with_merged_tokens_decode_right(
+    deep: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Three cuts, merged tokens cut and merged again; in version 1.0 four, with counts read from the data."""
+    monkeypatch.setattr(sparsevlm, "PATCHES", PATCHES)
+    monkeypatch.setitem(sparsevlm.KEPT["1.5"], TOKENS, (11, 7, 3))
+    options = {"version": version} | ({"scale": 1.0, "bias": 3.0} if version == "1.0" else {})
+    recorded = record(monkeypatch, "sparsevlm")
+    with attach(deep, "sparsevlm", tokens=TOKENS, **options) as attached:
+        said = deep.generate(prompt.ids, images=prompt.images, **GENERATION)
+        (outcome,) = attached.outcomes
+    assert len(recorded.cuts) == (3 if version == "1.5" else 4) and len(set(outcome.entering)) >= 3
+    assert version == "1.0" or outcome.entering == (16, 12, 8, 4, 4, 4, 4, 4)
+    embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
+    masked = Masked(deep, embeds, 5, recorded, True)
+    for step in range(5):
+        expected = masked.next_logits(said.sequences[0, -5:][:step])
+        finite = torch.isfinite(said.scores[step][0])
+        assert torch.allclose(said.scores[step][0][finite], expected[finite], atol=2e-5), step
+    source = outcome.reductions[0][1].source[0].tolist()
+    assert len(set(source)) == outcome.after == len(source)
 
 
 @pytest.mark.parametrize("name", DECODER)
@@ -278,7 +304,7 @@ def test_a_later_turn_on_the_cache_keeps_the_first_choice(
         embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
         with pytest.raises(OptionError, match="pass the whole conversation"):
             deep(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
-    masked = Masked(deep, embeds, 5, recorded, make(name).positions == "renumber")
+    masked = Masked(deep, embeds, 5, recorded, make(name).renumbers)
     assert torch.allclose(once, masked.next_logits(turn[0]), atol=2e-5)
 
 

@@ -31,6 +31,7 @@ class Seen:
     text: list[int]  # places of the rows whose queries are asked
     stages: list[Stage]
     left: int  # visual tokens now
+    merged: int  # of them made at the last cut
     first: bool  # of the beams of one prompt: the one that is reported
     entering: list[int]  # visual tokens entering each layer so far
 
@@ -63,7 +64,7 @@ def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Stage]]], beams: 
             text = [int(layout.real[picture.row].nonzero()[-1])]
         for beam in range(beams):
             row, count = picture.row * beams + beam, len(unit.places)
-            found.append(Seen(unit, row, picture.end, text, stages, count, beam == 0, []))
+            found.append(Seen(unit, row, picture.end, text, stages, count, 0, beam == 0, []))
     return found
 
 
@@ -196,7 +197,7 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
     columns = columns_of(rows, seen, [index])
     places = rows.origin[one.row, columns[0]]
     source = torch.searchsorted(one.unit.places.to(places.device), places)[None]  # [1, v]
-    kept = one.left - one.stages[-1].merged
+    kept = one.left - one.merged
     slots = torch.arange(one.left, device=places.device)[None]
     owner = torch.full((1, len(one.unit.places)), -1, device=places.device).scatter(1, source, slots)
     reduction = Reduction(

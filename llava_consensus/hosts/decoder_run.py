@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 class Armed(NamedTuple):
     """A sequence that is about to be read, and what to do with it."""
 
+    tokens: int
     layout: Layout
     units: list[tuple[Unit, list[Stage]]]
     embeds: Callable[[], Tensor | None]  # dead once the sequence is gone
@@ -62,6 +63,7 @@ class Prefill:
 
     def __init__(self, seam: "DecoderSeam", armed: Armed, embeds: Tensor, kwargs: dict[str, Any], cache: Any) -> None:
         self.seam, self.layout, self.embeds, self.cache = seam, armed.layout, embeds, cache
+        self.tokens = armed.tokens
         beams = len(embeds) // len(armed.layout.real)
         self.seen = seen_pictures(armed.layout, armed.units, beams, seam.method.rows)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
@@ -99,7 +101,8 @@ class Prefill:
 
     @property
     def _renumbers(self) -> bool:
-        return self.seam.method.positions == "renumber"
+        renumbers: bool = self.seam.method.renumbers
+        return renumbers
 
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
@@ -118,7 +121,8 @@ class Prefill:
             self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._renumbers)
         for indices, _, _, cut in groups:
             for index in indices:
-                self.seen[index].left = cut.kept.shape[1] + (0 if cut.merged is None else cut.merged.shape[1])
+                self.seen[index].merged = 0 if cut.merged is None else cut.merged.shape[1]
+                self.seen[index].left = cut.kept.shape[1] + self.seen[index].merged
         return hidden
 
     def _view(self, layer: int, stage: Stage, indices: list[int], hidden: Tensor) -> DecoderView:
@@ -136,7 +140,8 @@ class Prefill:
         probe = TextProbe(query, key, cos, sin, attention.head_dim**-0.5, asked, mask, real)
         embeds = self.embeds.detach()
         inputs = embeds[batch[:, None], begun], embeds[batch[:, None], places]
-        return DecoderView(stage, hidden[batch[:, None], columns], columns, probe, *inputs, seam.decoder.norm)
+        states = hidden[batch[:, None], columns], hidden[batch[:, None], asked]
+        return DecoderView(self.tokens, stage, *states, columns, probe, *inputs, seam.decoder.norm)
 
     @torch.no_grad()
     def _projected(self, layer: int, hidden: Tensor, asked: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:

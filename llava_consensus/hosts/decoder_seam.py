@@ -73,7 +73,7 @@ class DecoderSeam:
             OptionError: for a budget the method has no cuts for.
         """
         units = [(unit, self.method.stages(budget, len(unit.places), self.depth)) for unit in layout.reduced()]
-        self._armed = Armed(layout, units, weakref.ref(embeds)) if units else None
+        self._armed = Armed(budget.tokens, layout, units, weakref.ref(embeds)) if units else None
         self.stages = Stages(embeds.device)
 
     def untouched(self, outcome: ImageOutcome) -> ImageOutcome:

@@ -7,9 +7,12 @@ from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.dart import Dart
 from llava_consensus.methods.fastv import FastV
 from llava_consensus.methods.full import Full
+from llava_consensus.methods.pyramiddrop import PyramidDrop
 from llava_consensus.methods.random import Random
+from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.tokens import Method
 
 METHODS: dict[str, Any] = {
@@ -17,6 +20,9 @@ METHODS: dict[str, Any] = {
     "full": Full,
     "random": Random,
     "fastv": FastV,
+    "pyramiddrop": PyramidDrop,
+    "sparsevlm": SparseVLM,
+    "dart": Dart,
 }
 
 
