@@ -51,9 +51,10 @@ class ImageOutcome(NamedTuple):
 
     row: int  # of the batch
     before: int  # visual tokens the language model would have received
-    after: int  # visual tokens it received
+    after: int  # visual tokens it received; of methods that cut between its layers, those left after the last cut
     structural: int  # newline tokens, which are never candidates
     reductions: tuple[tuple[int, Reduction], ...]  # (tile, its reduction, one unit) for every unit that was reduced
+    entering: tuple[int, ...] = ()  # visual tokens that entered each decoder layer, where that differs by layer
 
 
 class Prefill(NamedTuple):
