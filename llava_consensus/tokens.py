@@ -100,6 +100,10 @@ class Placement:
         """FLOPs of the method's own work for one picture, two for each multiply-add."""
         return 0.0
 
+    def vision_tokens(self, budget: "Budget", shape: "Shape") -> list[int]:
+        """Patches of one tile that enter each of the vision blocks."""
+        return [shape.patches] * shape.blocks
+
     def __post_init__(self) -> None:
         choose("order", self.order, ("top_then_merged", "raster"))
         choose("positions", self.positions, ("renumber", "keep"))
@@ -129,6 +133,7 @@ class Shape(NamedTuple):
     patches: int  # of one tile
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
+    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
 
 
 class VisionAttention(NamedTuple):
@@ -162,6 +167,8 @@ class VisualTokens(NamedTuple):
     tile: Tensor  # [B, N] which of the U tiles each token came from
     patch: Tensor  # [B, N] which patch of that tile
     tiles_per_unit: int = 1
+    side: int = 0  # patches in a row of a tile, 0 where they form no grid
+    slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, for seams in front of here
     attention: VisionAttention | None = None  # needs "attention"
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
@@ -210,6 +217,7 @@ class Method(Protocol):
     def vision_layer(self) -> int | None: ...
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
     def flops(self, shape: Shape, budget: Budget) -> float: ...
+    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]: ...
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` tokens that replace the N of each unit."""
         ...
