@@ -33,8 +33,8 @@ def divide(tokens: VisualTokens, count: int) -> Cells:
     bands = torch.minimum(bands, height).clamp_max(count).maximum((count + width - 1) // width)
     slot = torch.arange(count, device=row.device).expand(len(row), -1)  # [B, T]
     first, cells = _band(slot * bands // count, bands, count)
-    centre_row = (2 * (slot * bands // count) + 1) * height // (2 * bands)
-    centre_column = (2 * (slot - first) + 1) * width // (2 * cells)
+    centre_row = _middle(slot * bands // count, bands, height)
+    centre_column = _middle(slot - first, cells, width)
     first, cells = _band(row * bands // height, bands, count)
     return Cells(centre_row * width + centre_column, first + column * cells // width)
 
@@ -43,6 +43,12 @@ def _band(band: Tensor, bands: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first cell of a band and how many it has, `count` cells being spread evenly over the bands."""
     first = (band * count + bands - 1) // bands
     return first, ((band + 1) * count + bands - 1) // bands - first
+
+
+def _middle(cell: Tensor, cells: Tensor, length: Tensor) -> Tensor:
+    """The middle of one of the equal `cells` of a row or column; the lower one of two."""
+    start, stop = ((edge * length + cells - 1) // cells for edge in (cell, cell + 1))
+    return (start + stop - 1) // 2
 
 
 def near_square(count: int) -> tuple[int, int]:

@@ -64,8 +64,9 @@ def merge(bag: Bag, pairing: Pairing) -> Bag:
 
 
 def average(values: Tensor, size: Tensor, pairing: Pairing) -> Tensor:
-    """Means [U, t - r, D] of values [U, t, D] weighted by sizes [U, t]. Summed in float32, cast back."""
-    total = _sum(values.float() * size[..., None], pairing)
+    """Means [U, t - r, D] of values [U, t, D] weighted by sizes [U, t]. Summed in float32 at least, cast back."""
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    total = _sum(wide * size[..., None], pairing)
     return (total / _sum(size[..., None], pairing)).to(values.dtype)
 
 
