@@ -1,9 +1,9 @@
 """Bipartite soft matching: merge tokens two by two, again and again, each a mean weighted by the patches it stands for
 (ToMe: Bolya et al., ICLR 2023, section 3).
 
-The tokens at even places are matched with those at odd places by the cosine of a metric; the closest pairs become one
-token. Nothing is drawn at random and nothing waits for the device. Pure maths: which metric, how many and where is the
-method's business.
+The tokens at even places are matched with those at odd places by the cosine of given points; the closest pairs become
+one token. Nothing is drawn at random and nothing waits for the device. Pure maths: which points, how many and where is
+the method's business.
 """
 
 from typing import NamedTuple
@@ -38,16 +38,16 @@ def fresh(values: Tensor) -> Bag:
     return Bag(values, torch.ones(units, length, device=values.device), places)
 
 
-def pair(metric: Tensor, count: int, protected: bool = False) -> Pairing:
+def pair(points: Tensor, count: int, protected: bool = False) -> Pairing:
     """The `count` best pairs, each token at an even place with the odd place most like it (section 3, steps 1-4).
 
     Args:
-        metric: [U, t, d] what similarity is measured on, by cosine in float32.
+        points: [U, t, d] what similarity is measured on, by cosine in float32.
         count: r, at most the number of even places (one less with `protected`).
         protected: the token at place 0 is a class token: it never leaves, and those that stay keep their order. Without
             one they stand by falling similarity, as in the authors' code. Ties go to the lower place.
     """
-    points = normalize(ensure_finite("metric of the merge", metric).float(), dim=-1)
+    points = normalize(ensure_finite("values tokens are matched by", points).float(), dim=-1)
     best, into = (points[:, ::2] @ points[:, 1::2].transpose(1, 2)).max(dim=-1)  # [U, a]
     if protected:
         best = torch.cat((torch.full_like(best[:, :1], -torch.inf), best[:, 1:]), dim=1)

@@ -92,7 +92,7 @@ def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
     same = torch.full((1, 9, 4), 0.3)
     assert torch.allclose(merge(fresh(same), pair(same, 4)).values, torch.tensor(0.3))
     assert average(same, torch.rand(1, 9), pair(same, 4)).shape == (1, 5, 4)
-    with pytest.raises(NonFiniteError, match="metric of the merge"):
+    with pytest.raises(NonFiniteError, match="values tokens are matched by"):
         pair(same * float("nan"), 2)
 
 
@@ -131,16 +131,16 @@ def test_tome_post_by_hand() -> None:
         torch.arange(0.0, 60, 10)[None, :, None], torch.zeros(1, 6).long(), torch.arange(6)[None]
     )._replace(projected=torch.cat((at_angles(0, 10, 90, 80, 180, 45), torch.arange(0.0, 60, 10)[None, :, None]), -1))
     scaled = tokens._replace(projected=tokens.projected * torch.tensor([1e6, 1e6, 1.0]))  # the angles are the metric
-    result = make("tome_post", metric="projected").reduce(scaled, Budget(3))
+    result = make("tome_post", similarity="projected").reduce(scaled, Budget(3))
     assert result.tokens[0, :, 2].tolist() == [5, 30, 50]
     assert result.owner.tolist() == [[0, 0, 1, 1, 1, 2]] and result.anchors.tolist() == [[0, 2, 5]]
-    assert make("tome_post", metric="projected").reduce(scaled, Budget(2)).tokens.shape == (1, 2, 3)
+    assert make("tome_post", similarity="projected").reduce(scaled, Budget(2)).tokens.shape == (1, 2, 3)
 
 
-@pytest.mark.parametrize("metric", ["key", "feature", "projected"])
-def test_tome_post_partitions_the_tokens(metric: str) -> None:
+@pytest.mark.parametrize("similarity", ["key", "feature", "projected"])
+def test_tome_post_partitions_the_tokens(similarity: str) -> None:
     tokens = unit(size=24)
-    result = make("tome_post", metric=metric).reduce(tokens, Budget(5))
+    result = make("tome_post", similarity=similarity).reduce(tokens, Budget(5))
     for image in range(2):
         for slot in range(5):
             own = result.owner[image] == slot
