@@ -42,6 +42,26 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
     return Reduction(tokens, kept, anchors, source, owner)
 
 
+def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reduction:
+    """One row for each token that a tower has merged already, where every patch carries a copy of its token.
+
+    Args:
+        projected: [B, N, D], equal rows where slots are equal.
+        slot: [B, N] which token of the tower a patch is in.
+        count: rows to give; no unit has more slots. Where a unit has fewer (a tile of which unpadding cut a part away),
+            the first patches that repeat a token fill up, so that the number depends on the budget alone.
+        order: as for `assemble`; in raster order a token stands at its first patch.
+    """
+    places = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
+    lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
+    first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
+    chosen = torch.sort((first == places).to(torch.uint8), dim=1, descending=True, stable=True).indices[:, :count]
+    chosen = chosen.sort(dim=1).values
+    own = torch.where(membership(chosen, slot.shape[1]), places, first)
+    folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, own))
+    return assemble(projected, chosen[:, :0], order, folded)
+
+
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
     return indices(~membership(kept, size), size - kept.shape[1])

@@ -158,6 +158,8 @@ class Shape(NamedTuple):
             raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
         return value
 
+    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
+
 
 class VisionAttention(NamedTuple):
     """Inputs to the attention of one vision block, before the scale is applied."""
@@ -194,6 +196,8 @@ class VisualTokens(NamedTuple):
     tile: Tensor  # [B, N] which of the U tiles each token came from
     patch: Tensor  # [B, N] which patch of that tile
     tiles_per_unit: int = 1
+    side: int = 0  # patches in a row of a tile, 0 where they form no grid
+    slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, for seams in front of here
     attention: VisionAttention | None = None  # needs "attention"
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"

@@ -48,6 +48,8 @@ def unit(
         probed=torch.arange(batch),
         columns=torch.arange(3, 3 + size).expand(batch, -1),
         fingerprint=torch.arange(batch) * 77 + 5,
+        side=6,
+        slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
     )
 
 
@@ -66,6 +68,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         probed=torch.zeros(1, dtype=torch.long),
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
+        slot=tokens.slot[cut],
     )
 
 

@@ -3,6 +3,7 @@
 Collects what the method needs, hands over the units in batches, and puts the reduced tokens back where they belong.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +34,7 @@ class Group(NamedTuple):
 def reduce_sequences(
     full: Sequences, layout: Layout, method: Method, source: Source, stages: Stages
 ) -> tuple[Sequences, list[ImageOutcome]]:
-    """The sequences with their visual tokens reduced, unpadded lengths as `layout.lengths()`, right padding, and
-    what became of each picture.
-    """
+    """The sequences with their visual tokens reduced and padding on the right, and what became of each picture."""
     with stages.stage("probe"):
         probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
     groups = []
@@ -45,8 +44,17 @@ def reduce_sequences(
         groups.append(Group(units, method.reduce(tokens, units[0].budget)))
     with stages.stage("splice"):
         dropped, inserts = _inserts(full, layout, groups, method.order)
-        out = splice(full, dropped, inserts, layout.lengths())
+        out = splice(full, dropped, inserts, _lengths(layout, groups))
     return out, outcomes(layout, groups)
+
+
+def _lengths(layout: Layout, groups: list[Group]) -> list[int]:
+    """Real rows of each sequence after the reduction; known from shapes, nothing waits for the device."""
+    lengths: list[int] = layout.real.sum(1).tolist()
+    for units, reduction in groups:
+        for unit in units:
+            lengths[layout.pictures[unit.picture].row] -= len(unit.places) - reduction.tokens.shape[1]
+    return lengths
 
 
 def outcomes(layout: Layout, groups: list[Group]) -> list[ImageOutcome]:
@@ -87,6 +95,8 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         tile=tile,
         patch=torch.stack([unit.patch for unit in units]).to(device),
         tiles_per_unit=units[0].tiles,
+        side=math.isqrt(taps.projected.shape[1]),
+        slot=of_used(taps.slot),
         attention=None if query is None or key is None else VisionAttention(query, key, taps.scale, taps.classes),
         features=of_used(taps.features),
         probed=torch.tensor([unit.picture for unit in units], device=device),

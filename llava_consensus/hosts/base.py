@@ -35,6 +35,7 @@ class VisionTaps(NamedTuple):
     scale: float = 1.0
     classes: int = 1
     fingerprint: Tensor | None = None  # [T] int64
+    slot: Tensor | None = None  # [T, N] which merged token a patch is in, where a method acted inside the tower
 
 
 @dataclass(frozen=True, eq=False)

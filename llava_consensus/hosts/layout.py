@@ -58,13 +58,6 @@ class Layout:
             found[len(unit.places), unit.tiles, unit.budget].append(unit)
         return list(found.values())
 
-    def lengths(self) -> list[int]:
-        """Real rows of each sequence after the reduction."""
-        lengths: list[int] = self.real.sum(1).tolist()
-        for unit in self.reduced():
-            lengths[self.pictures[unit.picture].row] -= len(unit.places) - unit.budget.tokens
-        return lengths
-
 
 def read_layout(rows: Tensor, real: Tensor, tiles_of: list[int], patches: int, shares: list[list[Budget]]) -> Layout:
     """The layout of assembled sequences.

@@ -8,11 +8,17 @@ from typing import Any
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.methods.dart import Dart
+from llava_consensus.methods.divprune import DivPrune
+from llava_consensus.methods.downsample import Downsample
 from llava_consensus.methods.fastv import FastV
 from llava_consensus.methods.full import Full
+from llava_consensus.methods.pool import Pool
 from llava_consensus.methods.pyramiddrop import PyramidDrop
 from llava_consensus.methods.random import Random
 from llava_consensus.methods.sparsevlm import SparseVLM
+from llava_consensus.methods.tome import ToMe
+from llava_consensus.methods.tome_post import ToMePost
+from llava_consensus.methods.uniform_grid import UniformGrid
 from llava_consensus.tokens import Method
 
 METHODS: dict[str, Any] = {
@@ -23,6 +29,12 @@ METHODS: dict[str, Any] = {
     "pyramiddrop": PyramidDrop,
     "sparsevlm": SparseVLM,
     "dart": Dart,
+    "uniform_grid": UniformGrid,
+    "pool": Pool,
+    "downsample": Downsample,
+    "divprune": DivPrune,
+    "tome": ToMe,
+    "tome_post": ToMePost,
 }
 
 
