@@ -1,5 +1,6 @@
 """What a host offers: pictures in, answers out, with a method attached or not."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,6 +33,8 @@ class VisionTaps(NamedTuple):
     scale: float = 1.0
     classes: int = 1
     fingerprint: Tensor | None = None  # [T] int64
+    class_feature: Tensor | None = None  # [T, D_v]
+    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D]
 
 
 @dataclass(frozen=True, eq=False)

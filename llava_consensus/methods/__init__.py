@@ -8,10 +8,22 @@ from typing import Any
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.methods.full import Full
+from llava_consensus.methods.prumerge import PruMerge
+from llava_consensus.methods.prumerge_plus import PruMergePlus
 from llava_consensus.methods.random import Random
+from llava_consensus.methods.visionzip import VisionZip
+from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.tokens import Method
 
-METHODS: dict[str, Any] = {"consensusdrop": ConsensusDrop, "full": Full, "random": Random}
+METHODS: dict[str, Any] = {
+    "consensusdrop": ConsensusDrop,
+    "full": Full,
+    "prumerge": PruMerge,
+    "prumerge_plus": PruMergePlus,
+    "random": Random,
+    "visionzip": VisionZip,
+    "vispruner": VisPruner,
+}
 
 
 def make(name: str, **options: Any) -> Method:
