@@ -262,7 +262,9 @@ def check_model(model: Any, method: Method) -> None:
             "a class token among the patches is no candidate"
         )
     if tower is not None and tower.is_loaded:
-        capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
+        blocks = capture.vision_blocks(tower.vision_tower)
+        index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+        capture.attending_block(blocks, index, method.attention_ahead)
     if method.positions == "keep" and method.seam != "decoder" and int(transformers.__version__.split(".")[0]) < 5:
         raise OptionError(
             f"positions=keep needs transformers >= 5: "
@@ -276,15 +278,24 @@ def take_taps(model: Any, images: Tensor, method: Method, tokens: list[int] | No
     """
     tower = model.get_vision_tower()
     blocks = capture.vision_blocks(tower.vision_tower)
-    block = blocks[capture.feature_block(blocks, tower.select_layer, method.vision_layer)]
-    with capture.tapped(block, method.needs) as found:
+    index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+    attending: Any = capture.attending_block(blocks, index, method.attention_ahead)
+    with capture.tapped(blocks[index], attending, method.needs) as found:
         projected, slot = vision_seam.encode(model, images, method, tokens or [])
-    heads: int = block.self_attn.num_heads  # type: ignore[assignment, union-attr]
-    scale: float = block.self_attn.scale  # type: ignore[assignment, union-attr]
+    heads, scale = attending.self_attn.num_heads, attending.self_attn.scale
     query, key = (capture.split_heads(found[name], heads) if name in found else None for name in ("query", "key"))
-    features = found["output"][:, 1:] if "output" in found else None
-    prints = capture.fingerprint(images) if "fingerprint" in method.needs else None
-    return VisionTaps(projected, features, query, key, scale=scale, fingerprint=prints, slot=slot)
+    output = found.get("output")
+    return VisionTaps(
+        projected,
+        output[:, 1:] if output is not None and "features" in method.needs else None,
+        query,
+        key,
+        scale=scale,
+        fingerprint=capture.fingerprint(images) if "fingerprint" in method.needs else None,
+        class_feature=output[:, 0] if output is not None and "class_feature" in method.needs else None,
+        project=model.get_model().mm_projector if "project" in method.needs else None,
+        slot=slot,
+    )
 
 
 def blank_images(images: Any) -> tuple[list[int], Any]:
