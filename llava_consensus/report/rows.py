@@ -20,7 +20,12 @@ from llava_consensus.report.samples import Sample, sample
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = ("match", "judge", "frames")  # keys that only some runs have: by what a budget is meant, who judged, video
+LATER = (
+    "match",
+    "judge",
+    "frames",
+    "choices",
+)  # keys that only some runs have: by what a budget is meant, who judged, video
 OF_VIDEO = ("av",)  # packages that only runs on videos name
 FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
