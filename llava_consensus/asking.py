@@ -8,12 +8,13 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import shortuuid
 from PIL.Image import Image
 
-from llava_consensus import hosts
+from llava_consensus import hosts, ledger
 from llava_consensus.benchmarks import Question
 from llava_consensus.engines import Result, Shard
 from llava_consensus.errors import ImageError
@@ -35,13 +36,20 @@ class Asker:
     plan: Plan
     host: Host
 
+    @cached_property
+    def book(self) -> ledger.Ledger:
+        """The budget the method is given, and what an answer costs."""
+        plan, conversation = self.plan, self.plan.description["conversation"]
+        asked = ((Prompt(one.text, conversation), len(one.images)) for one in plan.questions)
+        return ledger.settle(self.host, plan.method, plan.budget, plan.match, asked)
+
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
         groups = [questions[first : first + size] for first in range(0, len(questions), size)]
         plan = self.plan
         asked = [plan.pictures(question) for question in questions]
         pictures = Pictures(self.host, asked, content=plan.content, frames=plan.benchmark.frames)
-        with self.host.attach(plan.method, plan.budget):
+        with self.host.attach(plan.method, self.book.budget):
             for group in groups:
                 seen = pictures.fetch([plan.pictures(question) for question in group])
                 pairs = list(zip(group, seen, strict=True))
@@ -57,7 +65,10 @@ class Asker:
         answers = self.host.answer([encoded for _, encoded in asked], prompts)
         run = run_name(description)
         model = Path(description["model"]).name
-        return [_record(question, answer, model, run) for (question, _), answer in zip(asked, answers, strict=True)]
+        records = [_record(question, answer, model, run) for (question, _), answer in zip(asked, answers, strict=True)]
+        for record, (question, _), answer in zip(records, asked, answers, strict=True):
+            record["metadata"] |= self.book.entry(answer.prefill, len(question.images))
+        return records
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
     llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
     llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
     llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
     llava-consensus list                                  methods, hosts, benchmarks
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus import commands as on_files
 from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.judge import command
 from llava_consensus.report import command as tables
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     _eval_arguments(_command(commands, "eval", _eval, "accuracy of a model and method on one benchmark"))
     _sweep_arguments(_command(commands, "sweep", _sweep, "a grid of benchmarks, methods and budgets"))
     on_files.add(lambda name, lines, line: _command(commands, name, lambda given: _print(lines(given)), line), DATA)
+    judge = _command(commands, "judge", _judge, "grade an answer file by a judge model")
+    judge.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    command.arguments(judge)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
     tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
     tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
@@ -102,6 +107,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
     _run_arguments(parser)
     on_files.choice_argument(parser)
 
@@ -171,6 +177,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         options=parse_options(arguments.option),
         tokens=arguments.tokens,
         merged=arguments.merged,
+        match=arguments.match,
         model=arguments.model,
         data=arguments.data,
         limit=arguments.limit,
@@ -206,6 +213,12 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
+
+
+def _judge(arguments: argparse.Namespace) -> None:
+    from llava_consensus.sweep import parse_options
+
+    _print(command.run(arguments, parse_options(arguments.judge_option)))
 
 
 def _ask(arguments: argparse.Namespace) -> None:
