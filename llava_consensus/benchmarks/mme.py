@@ -79,9 +79,17 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
     for one in numbers["tasks"].values():
         one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
     extracted = [
-        {"index": index, "extracted": answer, "correct": answer == labels[index]} for index, answer in said.items()
+        {
+            "index": index,
+            "extracted": answer,
+            "correct": answer == labels[index],
+            "group": _task(questions[index]),
+            "unit": questions[index].question_id,
+        }
+        for index, answer in said.items()
     ]
-    return base.report("mme", joined, numbers, extracted)
+    made_of = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
+    return base.report("mme", joined, numbers | made_of, extracted)
 
 
 def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:

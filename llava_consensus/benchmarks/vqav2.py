@@ -89,7 +89,7 @@ def score(records: Sequence[Record], data: Path, split: str = "test-dev", rules:
     for index in texts:
         one = scores[questions[index].question_id]
         extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
-    return base.report("vqav2", joined, numbers, extracted)
+    return base.report("vqav2", joined, numbers | {"rounded": 2}, extracted)
 
 
 def export(records: Sequence[Record], data: Path, target: Path, split: str = "test-dev") -> dict[str, Any]:

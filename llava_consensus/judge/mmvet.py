@@ -66,7 +66,7 @@ class MMVet:
             for one in samples
             if one.key in grades
         ]
-        return _without_nan({**numbers, "extracted": extracted})
+        return _without_nan({**numbers, "rounded": 1, "extracted": extracted})
 
     def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
         """The official grade file: of each sample the judge's name, what was read and the score, one per run."""
