@@ -57,11 +57,11 @@ $(PINNED_READY): pyproject.toml requirements/pinned.txt
 data: $(READY)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
 
-eval-%: data FORCE  ## accuracy on gqa, pope or textvqa: make eval-gqa TOKENS=64
+eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl
-	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
+	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA) $(ARGS),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
 
 sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop random" TOKENS="192 128 64 32"
 	$(CLI) sweep --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) \
@@ -69,7 +69,8 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
 tables: sweep  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
-	$(CLI) report --out $(OUT) $(patsubst %,--write %,$(wildcard README.md docs/results.md))
+	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
+		$(patsubst %,--summary %,$(wildcard README.md)) $(patsubst %,--write %,$(wildcard docs/results.md))
 
 bench: data  ## time, cache and memory of every method on MODEL, interleaved in one process
 	$(PYTHON) eval_scripts/bench.py --model $(MODEL) --images $(DATA)/eval/gqa/data/images --tokens $(TOKENS) \

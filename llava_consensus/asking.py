@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import shortuuid
+from PIL.Image import Image
 
 from llava_consensus import hosts, ledger
 from llava_consensus.benchmarks import Question
@@ -21,8 +22,9 @@ from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.plan import Plan
 from llava_consensus.records import Record, run_name, write_shard
+from llava_consensus.video import read_frames
 
-KEPT_ENCODINGS = 256
+KEPT_ENCODINGS = 256  # pictures; of videos fewer, each being several
 
 HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
 
@@ -44,10 +46,12 @@ class Asker:
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
         groups = [questions[first : first + size] for first in range(0, len(questions), size)]
-        pictures = Pictures(self.host, [self.plan.pictures(question) for question in questions])
-        with self.host.attach(self.plan.method, self.book.budget):
+        plan = self.plan
+        asked = [plan.pictures(question) for question in questions]
+        pictures = Pictures(self.host, asked, content=plan.content, frames=plan.benchmark.frames)
+        with self.host.attach(plan.method, self.book.budget):
             for group in groups:
-                seen = pictures.fetch([self.plan.pictures(question) for question in group])
+                seen = pictures.fetch([plan.pictures(question) for question in group])
                 pairs = list(zip(group, seen, strict=True))
                 answers = self._answer([(question, one) for question, one in pairs if not isinstance(one, ImageError)])
                 yield Result(answers, [_error(question, one) for question, one in pairs if isinstance(one, ImageError)])
@@ -110,12 +114,23 @@ def load_host(model: str, device: str, dtype: str) -> Host:
 
 
 class Pictures:
-    """Encodings by file: the tower runs once per picture; an encoding goes after its last question."""
+    """Encodings by file: the tower runs once per picture; an encoding goes after its last question.
 
-    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], capacity: int = KEPT_ENCODINGS) -> None:
-        self._host, self._capacity = host, capacity
+    With `frames` the files are videos, of which so many frames are shown.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        asked: Iterable[Sequence[Path]],
+        capacity: int = KEPT_ENCODINGS,
+        content: Callable[[Path], bytes] | None = None,  # of pictures that are no files of their own
+        frames: int = 0,
+    ) -> None:
+        self._host, self._content, self._frames = host, content, frames
+        self._capacity = max(1, capacity // max(1, frames))
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
-        self._held: OrderedDict[Path, Encoded | ImageError] = OrderedDict()
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
         """For each question its pictures' encodings, or the error of the first that is unreadable."""
@@ -124,15 +139,21 @@ class Pictures:
         for path in needed:
             if path not in self._held:
                 try:
-                    fresh[path] = open_image(path)
+                    fresh[path] = self._open(path)
                 except ImageError as error:
                     self._held[path] = error
         if fresh:
-            self._held.update(zip(fresh, self._host.encode(list(fresh.values())), strict=True))
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            self._held.update((path, [next(encoded) for _ in images]) for path, images in fresh.items())
         found = [self._of_question(paths) for paths in asked]
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
         return found
+
+    def _open(self, path: Path) -> list[Image]:
+        if self._frames:
+            return read_frames(path, self._frames)
+        return [open_image(path, content=self._content(path) if self._content else None)]
 
     def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
         encoded: list[Encoded] = []
@@ -140,7 +161,7 @@ class Pictures:
             held = self._held[path]
             if isinstance(held, ImageError):
                 return held
-            encoded.append(held)
+            encoded += held
         return encoded
 
     def _forget(self, used: Sequence[Path]) -> None:
@@ -158,7 +179,7 @@ def _record(question: Question, answer: Answer, model: str, run: str) -> Record:
     """
     return {
         "question_id": question.question_id,
-        "prompt": question.text,
+        "prompt": question.text if question.prompt is None else question.prompt,
         "text": answer.text,
         "answer_id": shortuuid.uuid(f"{run}/{question.index}"),
         "model_id": model,

@@ -1,9 +1,13 @@
 """The front door: arguments in, one call, numbers out.
 
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
-    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
+    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
+    llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
+    llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
     llava-consensus list                                  methods, hosts, benchmarks
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
@@ -15,11 +19,14 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llava_consensus import commands as on_files
 from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.judge import command
+from llava_consensus.report import command as tables
 
 if TYPE_CHECKING:
     from llava_consensus.harness import RunResult
@@ -49,15 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _eval_arguments(_command(commands, "eval", _eval, "accuracy of a model and method on one benchmark"))
     _sweep_arguments(_command(commands, "sweep", _sweep, "a grid of benchmarks, methods and budgets"))
-    score = _command(commands, "score", _score, "score an answer file and print JSON")
-    score.add_argument("name", metavar="BENCHMARK")
-    score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
-    score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    on_files.add(lambda name, lines, line: _command(commands, name, lambda given: _print(lines(given)), line), DATA)
+    judge = _command(commands, "judge", _judge, "grade an answer file by a judge model")
+    judge.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    command.arguments(judge)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
-    report = _command(commands, "report", _report, "tables of all results, as Markdown")
-    report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-    report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
-    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens")
+    tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
+    tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
     _command(commands, "list", _list, "methods, hosts and benchmarks")
     return parser
 
@@ -66,6 +71,11 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None]
     parser: argparse.ArgumentParser = commands.add_parser(name, help=line, description=line)
     parser.set_defaults(command=run)
     return parser
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +109,7 @@ def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     _model_arguments(parser)
     parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
     _run_arguments(parser)
+    on_files.choice_argument(parser)
 
 
 def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
@@ -174,6 +185,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         conversation=arguments.conversation,
         max_new_tokens=arguments.max_new_tokens,
+        choices=on_files.choices(arguments.benchmark_option),
     )
     pace = harness.Pace(arguments.batch, arguments.workers, arguments.engine, not arguments.no_progress)
     result = harness.run(config, arguments.out, pace)
@@ -213,12 +225,10 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
 
 
-def _score(arguments: argparse.Namespace) -> None:
-    from llava_consensus import benchmarks
-    from llava_consensus.records import read_answers
+def _judge(arguments: argparse.Namespace) -> None:
+    from llava_consensus.sweep import parse_options
 
-    benchmark = benchmarks.get(arguments.name)
-    print(json.dumps(benchmark.score(read_answers(arguments.answers), arguments.data), indent=1))
+    _print(command.run(arguments, parse_options(arguments.judge_option)))
 
 
 def _ask(arguments: argparse.Namespace) -> None:
@@ -266,18 +276,11 @@ def _check_ask(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from llava_consensus.report import table
+    print(tables.report(arguments))
 
-    tables = table.markdown(table.read_rows(arguments.out))
-    for path in arguments.write:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
-    print(tables)
-    if arguments.figure:
-        from llava_consensus.report import figures
 
-        figures.score_against_tokens(table.read_rows(arguments.out), arguments.figure)
+def _compare(arguments: argparse.Namespace) -> None:
+    print(tables.compare(arguments))
 
 
 def _list(arguments: argparse.Namespace) -> None:

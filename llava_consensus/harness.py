@@ -93,6 +93,9 @@ def run(config: RunConfig, out: Path, pace: Pace | None = None, host_loader: Hos
         stored = folder.metrics()
         if stored is not None and not pending:
             log.info("%s: complete already, nothing was asked", folder.path)
+            if stored.get("choices", {}) != dict(plan.benchmark.chosen):  # asked the same, scored another way
+                stored = _measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")}
+                folder.finish(stored)
             return RunResult(folder.path, stored, 0)
         if pending and done:
             log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
@@ -182,6 +185,7 @@ def _measure(plan: Plan, folder: Run) -> Record:
         "account": ledger.of_run(answers, plan.match),
         "notes": dict(sorted(notes.items())),
         "report": report,
+        **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),
     }
 
 

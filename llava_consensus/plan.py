@@ -8,7 +8,7 @@ Batch size and the folder of results are not in it.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +50,7 @@ class RunConfig:
         limit: only the first questions.
         device, dtype: `auto`, or as torch calls them.
         conversation, max_new_tokens: instead of the benchmark's own.
+        choices: options of the benchmark; only those that change what is asked are part of the configuration.
     """
 
     benchmark: str
@@ -65,6 +66,7 @@ class RunConfig:
     dtype: str = "auto"
     conversation: str | None = None
     max_new_tokens: int | None = None
+    choices: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,16 @@ class Plan:
         folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images
         return tuple(folder / name for name in question.images)
 
+    @property
+    def content(self) -> Callable[[Path], bytes] | None:
+        """Reads a picture that is no file of its own (MMBench's are inside its table); None where all are files."""
+        read = self.benchmark.picture
+        return None if read is None else lambda path: read(self.data, path.name)
+
 
 def prepare(config: RunConfig) -> Plan:
     """Checks everything that needs no weights, and writes down the whole configuration."""
-    benchmark = benchmarks.get(config.benchmark)
+    benchmark = benchmarks.get(config.benchmark, config.choices)
     method = make(config.method, **config.options)
     budget = Budget(config.tokens, config.merged)
     for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
@@ -101,6 +109,10 @@ def prepare(config: RunConfig) -> Plan:
     check_checkpoint(config.model)
     if config.conversation is not None:
         check_conversation(config.conversation)
+    if benchmark.frames:
+        from llava_consensus import video  # only now: it takes a while
+
+        video.decoder()  # or says what to install
     questions = _read_questions(config, benchmark)
     description = _describe(config, benchmark, method) | {"device": device}
     return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description, config.match)
@@ -115,7 +127,8 @@ def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
     questions = benchmark.load(data)[: config.limit]
     if not questions:
         raise DataError(f"{folder / benchmark.questions}: no questions in it")
-    if not (folder / benchmark.images).is_dir() and any(question.images for question in questions):
+    as_files = benchmark.picture is None and any(question.images for question in questions)
+    if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
     return questions
 
@@ -157,8 +170,9 @@ def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,
+        "versions": {name: _version(name) for name in (*PACKAGES, *(("av",) if benchmark.frames else ()))},
+        **({"choices": benchmark.asking} if benchmark.asking else {}),
         **({} if config.match == "kept" else {"match": config.match}),
-        "versions": {name: _version(name) for name in PACKAGES},
     }
 
 

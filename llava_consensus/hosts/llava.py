@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ class LlavaHost:
         tiles = [one if one.ndim == 4 else one[None] for one in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         attachment = self.attachment
-        taps = take_taps(self.model, batch, attachment.method if attachment else make("full"))
+        sizes = [len(own) for own in tiles]
+        taps = attachment.taps(batch, sizes) if attachment else take_taps(self.model, batch, make("full"))
         parts, start = [], 0
         for image, one, own in zip(images, pixels, tiles, strict=True):
             parts.append(Encoded(slice_taps(taps, start, start + len(own)), one.ndim == 4, image.size))
@@ -113,9 +115,9 @@ class LlavaHost:
                 texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
             read = self._prefills(attachment, cache, [ids[row] for row in rows], shared)
             for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-                answers[row] = self._answer(attachment, 0 if shared else place, text.strip())._replace(
-                    prefill=read[place]
-                )
+                words = len(ids[row]) - len(encoded[row])
+                answer = self._answer(attachment, 0 if shared else place, text.strip(), words)
+                answers[row] = answer._replace(prefill=read[place])
         return [answers[row] for row in range(len(prompts))]
 
     def _groups(self, attachment: LlavaAttachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
@@ -198,11 +200,23 @@ class LlavaHost:
         texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
 
-    def _answer(self, attachment: LlavaAttachment, row: int, text: str) -> Answer:
-        """One row's text with the account of its tokens."""
+    def _answer(self, attachment: LlavaAttachment, row: int, text: str, words: int) -> Answer:
+        """One row's text with the account of its tokens; `words` is the number of text tokens in its prompt."""
         own = tuple(one for one in attachment.outcomes if one.row == row)
         counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
-        return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
+        notes = attachment.notes + self._beyond(words + counts[1] + counts[2])
+        return Answer(text, counts[0], counts[1], counts[2], notes, own)
+
+    def _beyond(self, length: int) -> tuple[str, ...]:
+        """A note on a prompt of more rows than the model was made for: it is answered, but from places never seen
+        in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the official code.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None) or length
+        if length <= limit:
+            return ()
+        note = f"prompt longer than the {limit} positions of the model"
+        warnings.warn(f"{note}: take fewer tokens per image", stacklevel=2)  # Python says it once
+        return (note,)
 
     def _prefills(
         self, attachment: LlavaAttachment, cache: list[CachedLayer], ids: list[Tensor], shared: bool
