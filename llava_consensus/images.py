@@ -13,6 +13,7 @@ Ghostscript for EPS).
     image = open_image("photo.jpg", upright=True)
 """
 
+import io
 import threading
 import warnings
 from pathlib import Path
@@ -40,11 +41,17 @@ TURNS = {
 _HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
-def open_image(path: str | Path, upright: bool = False) -> Image.Image:
-    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read."""
+def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:
+    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
+
+    `content` is the picture itself where it is no file of its own; `path` then only names it.
+    """
     path = Path(path)
-    _check_file(path)
-    with _open_header(path) as picture:
+    if content is None:
+        _check_file(path)
+    elif not content:
+        raise ImageError(f"{path}: empty (0 bytes)")
+    with _open_header(path, content) as picture:
         _check_size(path, picture.size)
         try:
             picture.load()
@@ -68,13 +75,16 @@ def _check_file(path: Path) -> None:
         raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _open_header(path: Path) -> Image.Image:
+def _open_header(path: Path, content: bytes | None) -> Image.Image:
     """Reads no pixels yet. Pillow's own warning about large pictures is left to `_check_size`, which refuses them."""
     Image.init()
     try:
         with _HEADERS, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+            return Image.open(
+                path if content is None else io.BytesIO(content),
+                formats=[name for name in FORMATS if name in Image.OPEN],
+            )
     except UnidentifiedImageError as error:
         raise ImageError(f"{path}: not a picture in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:

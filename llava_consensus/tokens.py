@@ -154,6 +154,10 @@ class TextProbe(NamedTuple):
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
 
+    def of_prompts(self, index: Tensor) -> "TextProbe":
+        """The probes of the prompts that `index` [B] names."""
+        return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
+
 
 class VisualTokens(NamedTuple):
     """One batch of units to reduce; the optional parts are there when the method's `needs` names them."""
@@ -278,6 +282,11 @@ def rank(saliency: Tensor) -> Tensor:
     device.
     """
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
+
+
+def indices(mask: Tensor, count: int) -> Tensor:
+    """The first `count` true places of each row, ascending, where each row has so many: [B, N] -> [B, count]."""
+    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def membership(index: Tensor, size: int) -> Tensor:

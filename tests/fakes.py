@@ -3,8 +3,11 @@ Imported by the other tests as `fakes`; registers nothing by itself.
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -125,3 +128,29 @@ def make_model(folder: Path) -> Path:
 def config(data: Path, model: Path, /, **changes: Any) -> RunConfig:
     """The configuration most tests use."""
     return RunConfig(**{"benchmark": "fake", "data": str(data), "model": str(model), "device": "cpu", **changes})
+
+
+class DyingHost(FakeHost):
+    """Dies by SIGKILL in the middle of its work, once: whoever makes the marker."""
+
+    def __init__(self, marker: Path, after: int) -> None:
+        super().__init__()
+        self.marker, self.after = marker, after
+
+    def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
+        if len(self.asked) >= self.after and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().answer(encoded, prompts)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads fake hosts in processes of their own; with a marker one of them dies."""
+
+    marker: Path | None = None
+    after: int = 6
+    seconds: float = 0.0
+
+    def __call__(self, model: str, device: str, dtype: str) -> FakeHost:
+        return FakeHost(self.seconds) if self.marker is None else DyingHost(self.marker, self.after)

@@ -113,7 +113,8 @@ def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.Capt
     assert cli.main(place) == 0
     answers = next((tmp_path / "out").glob("*/answers.jsonl"))
     capsys.readouterr()
-    assert cli.main(["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]) == 0
+    command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
     assert report == metrics["report"]
@@ -146,7 +147,7 @@ def test_ask(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str
     kept = tmp_path / "kept.png"
     assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("what? 3") and lines[1] == "visual tokens the language model saw: 64 of 576"
+    assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
 
 

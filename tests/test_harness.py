@@ -16,9 +16,10 @@ import pytest
 from fakes import FAKE, FakeHost, config, make_data, make_model
 
 from llava_consensus import harness
+from llava_consensus.asking import Pictures
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.harness import Interrupted, Pictures, RunResult
+from llava_consensus.harness import Interrupted, Pace, RunResult
 from llava_consensus.plan import prepare
 from llava_consensus.records import open_run, read_answers
 
@@ -38,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 
 def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
     loader = lambda *_: host or FakeHost()  # noqa: E731
-    return harness.run(config(data, data / "model", **changes), out, batch, False, loader)
+    return harness.run(config(data, data / "model", **changes), out, Pace(batch, progress=False), loader)
 
 
 def no_load(*_: str) -> Any:

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.hosts.base import Answer, Encoded, Prompt, VisionTaps
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment, take_taps
 from llava_consensus.methods import make
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.tokens import Budget, Method, choose
 
 SHARED = (
     3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
 )  # questions that share a picture
 LEFT = {"tokenizer_padding_side": "left"}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class LlavaHost:
@@ -197,10 +197,7 @@ class LlavaHost:
         from llava.conversation import conv_templates
         from llava.mm_utils import tokenizer_image_token
 
-        if prompt.conversation not in conv_templates:
-            raise OptionError(
-                f"conversation={prompt.conversation!r} must be one of {', '.join(sorted(conv_templates))}"
-            )
+        check_conversation(prompt.conversation)
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
         turns = conv_templates[prompt.conversation].copy()
@@ -240,11 +237,12 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     any folder.
 
     Raises:
-        OptionError: for a folder that is not there, a name LLaVA's loader would take for another model, or a bad
-        device or dtype.
+        DataError: for a folder that is not there or cannot be loaded.
+        OptionError: for a name LLaVA's loader would take for another model, or a bad device or dtype.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise OptionError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
+    choose("dtype", dtype, DTYPES)
+    check_checkpoint(path)
+    path = str(Path(path).expanduser()) if path.startswith("~") else path
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place.startswith("cuda") and not torch.cuda.is_available():
         raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
@@ -268,7 +266,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
         raise DataError(f"model={path!r} cannot be loaded: {error}") from error
     if dtype != "auto" or place == "cpu":
-        model.to(DTYPES.get(dtype, torch.float32))
+        model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
     return LlavaHost(model.eval(), tokenizer, processor)
 
 
@@ -277,12 +275,7 @@ def tower_beside(path: str) -> dict[str, str]:
     checkpoints.
     """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        if folder.exists() or len(folder.parts) != 2 or path.startswith((".", "/", "checkpoints")):
-            raise OptionError(
-                f"model={path!r}: no config.json there. "
-                "Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b"
-            )
+    if not folder.is_dir():
         return {}
     name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
     beside = folder / Path(name).name
