@@ -8,11 +8,13 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import shortuuid
+from PIL.Image import Image
 
-from llava_consensus import hosts
+from llava_consensus import hosts, ledger
 from llava_consensus.benchmarks import Question
 from llava_consensus.engines import Result, Shard
 from llava_consensus.errors import ImageError
@@ -20,8 +22,9 @@ from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.plan import Plan
 from llava_consensus.records import Record, run_name, write_shard
+from llava_consensus.video import read_frames
 
-KEPT_ENCODINGS = 256
+KEPT_ENCODINGS = 256  # pictures; of videos fewer, each being several
 
 HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
 
@@ -33,14 +36,22 @@ class Asker:
     plan: Plan
     host: Host
 
+    @cached_property
+    def book(self) -> ledger.Ledger:
+        """The budget the method is given, and what an answer costs."""
+        plan, conversation = self.plan, self.plan.description["conversation"]
+        asked = ((Prompt(one.text, conversation), len(one.images)) for one in plan.questions)
+        return ledger.settle(self.host, plan.method, plan.budget, plan.match, asked)
+
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
         groups = [questions[first : first + size] for first in range(0, len(questions), size)]
-        asked = [self.plan.pictures(question) for question in questions]
-        pictures = Pictures(self.host, asked, content=self.plan.content)
-        with self.host.attach(self.plan.method, self.plan.budget):
+        plan = self.plan
+        asked = [plan.pictures(question) for question in questions]
+        pictures = Pictures(self.host, asked, content=plan.content, frames=plan.benchmark.frames)
+        with self.host.attach(plan.method, self.book.budget):
             for group in groups:
-                seen = pictures.fetch([self.plan.pictures(question) for question in group])
+                seen = pictures.fetch([plan.pictures(question) for question in group])
                 pairs = list(zip(group, seen, strict=True))
                 answers = self._answer([(question, one) for question, one in pairs if not isinstance(one, ImageError)])
                 yield Result(answers, [_error(question, one) for question, one in pairs if isinstance(one, ImageError)])
@@ -54,7 +65,10 @@ class Asker:
         answers = self.host.answer([encoded for _, encoded in asked], prompts)
         run = run_name(description)
         model = Path(description["model"]).name
-        return [_record(question, answer, model, run) for (question, _), answer in zip(asked, answers, strict=True)]
+        records = [_record(question, answer, model, run) for (question, _), answer in zip(asked, answers, strict=True)]
+        for record, (question, _), answer in zip(records, asked, answers, strict=True):
+            record["metadata"] |= self.book.entry(answer.prefill, len(question.images))
+        return records
 
 
 @dataclass(frozen=True)
@@ -100,7 +114,10 @@ def load_host(model: str, device: str, dtype: str) -> Host:
 
 
 class Pictures:
-    """Encodings by file: the tower runs once per picture; an encoding goes after its last question."""
+    """Encodings by file: the tower runs once per picture; an encoding goes after its last question.
+
+    With `frames` the files are videos, of which so many frames are shown.
+    """
 
     def __init__(
         self,
@@ -108,10 +125,12 @@ class Pictures:
         asked: Iterable[Sequence[Path]],
         capacity: int = KEPT_ENCODINGS,
         content: Callable[[Path], bytes] | None = None,  # of pictures that are no files of their own
+        frames: int = 0,
     ) -> None:
-        self._host, self._capacity, self._content = host, capacity, content
+        self._host, self._content, self._frames = host, content, frames
+        self._capacity = max(1, capacity // max(1, frames))
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each picture
-        self._held: OrderedDict[Path, Encoded | ImageError] = OrderedDict()
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
         """For each question its pictures' encodings, or the error of the first that is unreadable."""
@@ -120,15 +139,21 @@ class Pictures:
         for path in needed:
             if path not in self._held:
                 try:
-                    fresh[path] = open_image(path, content=self._content(path) if self._content else None)
+                    fresh[path] = self._open(path)
                 except ImageError as error:
                     self._held[path] = error
         if fresh:
-            self._held.update(zip(fresh, self._host.encode(list(fresh.values())), strict=True))
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            self._held.update((path, [next(encoded) for _ in images]) for path, images in fresh.items())
         found = [self._of_question(paths) for paths in asked]
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
         return found
+
+    def _open(self, path: Path) -> list[Image]:
+        if self._frames:
+            return read_frames(path, self._frames)
+        return [open_image(path, content=self._content(path) if self._content else None)]
 
     def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
         encoded: list[Encoded] = []
@@ -136,7 +161,7 @@ class Pictures:
             held = self._held[path]
             if isinstance(held, ImageError):
                 return held
-            encoded.append(held)
+            encoded += held
         return encoded
 
     def _forget(self, used: Sequence[Path]) -> None:

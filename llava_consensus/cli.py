@@ -7,6 +7,7 @@
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
     llava-consensus list                                  methods, hosts, benchmarks
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus import commands as on_files
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 from llava_consensus.judge import command
+from llava_consensus.report import command as tables
 
 if TYPE_CHECKING:
     from llava_consensus.harness import RunResult
@@ -59,10 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
     command.arguments(judge)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
-    report = _command(commands, "report", _report, "tables of all results, as Markdown")
-    report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-    report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
-    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens")
+    tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
+    tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
     _command(commands, "list", _list, "methods, hosts and benchmarks")
     return parser
 
@@ -107,6 +107,7 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
     _run_arguments(parser)
     on_files.choice_argument(parser)
 
@@ -176,6 +177,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         options=parse_options(arguments.option),
         tokens=arguments.tokens,
         merged=arguments.merged,
+        match=arguments.match,
         model=arguments.model,
         data=arguments.data,
         limit=arguments.limit,
@@ -264,18 +266,11 @@ def _check_ask(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from llava_consensus.report import table
+    print(tables.report(arguments))
 
-    tables = table.markdown(table.read_rows(arguments.out))
-    for path in arguments.write:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
-    print(tables)
-    if arguments.figure:
-        from llava_consensus.report import figures
 
-        figures.score_against_tokens(table.read_rows(arguments.out), arguments.figure)
+def _compare(arguments: argparse.Namespace) -> None:
+    print(tables.compare(arguments))
 
 
 def _list(arguments: argparse.Namespace) -> None:

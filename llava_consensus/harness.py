@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from llava_consensus import ledger
 from llava_consensus.asking import Asker, HostLoader, Worker, load_host
 from llava_consensus.benchmarks import Question
 from llava_consensus.engines import Shard, check_engine, conduct
@@ -93,7 +94,7 @@ def run(config: RunConfig, out: Path, pace: Pace | None = None, host_loader: Hos
         if stored is not None and not pending:
             log.info("%s: complete already, nothing was asked", folder.path)
             if stored.get("choices", {}) != dict(plan.benchmark.chosen):  # asked the same, scored another way
-                stored = _measure(plan, folder) | {name: stored[name] for name in ("timing", "environment")}
+                stored = _measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")}
                 folder.finish(stored)
             return RunResult(folder.path, stored, 0)
         if pending and done:
@@ -181,6 +182,7 @@ def _measure(plan: Plan, folder: Run) -> Record:
         "answered": len(answers),
         "errors": len(folder.errors),
         "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
+        "account": ledger.of_run(answers, plan.match),
         "notes": dict(sorted(notes.items())),
         "report": report,
         **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),

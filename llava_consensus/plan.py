@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus import benchmarks
+from llava_consensus.account import MATCHES
 from llava_consensus.benchmarks import Benchmark, Question
 from llava_consensus.errors import DataError, OptionError, unknown_name
 from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 from llava_consensus.methods import make
 from llava_consensus.records import Record
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.tokens import Budget, Method, choose
 
 MINI = Path("playground/mini")  # the generated data
 LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
@@ -43,6 +44,7 @@ class RunConfig:
         method: name in METHODS; `options` are its options, defaults filled in.
         tokens: visual tokens per image handed to the language model.
         merged: how many of them are merged ones; None is the split of the paper.
+        match: by which count `tokens` is meant, `kept` | `entering` | `average` | `flops` (`account.match`).
         model: folder of a LLaVA checkpoint, or hub name.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: only the first questions.
@@ -56,6 +58,7 @@ class RunConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     tokens: int = 64
     merged: int | None = None
+    match: str = "kept"
     model: str = "checkpoints/llava-mini"
     data: str = str(MINI)
     limit: int | None = None
@@ -77,6 +80,7 @@ class Plan:
     data: Path
     device: str
     description: Record
+    match: str = "kept"
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
@@ -98,15 +102,20 @@ def prepare(config: RunConfig) -> Plan:
     for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
+    choose("match", config.match, MATCHES)
     device = _device(config.device)
     if config.dtype not in DTYPES:
         raise unknown_name("dtype", config.dtype, DTYPES)
     check_checkpoint(config.model)
     if config.conversation is not None:
         check_conversation(config.conversation)
+    if benchmark.frames:
+        from llava_consensus import video  # only now: it takes a while
+
+        video.decoder()  # or says what to install
     questions = _read_questions(config, benchmark)
     description = _describe(config, benchmark, method) | {"device": device}
-    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description)
+    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description, config.match)
 
 
 def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
@@ -161,8 +170,9 @@ def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in (*PACKAGES, *(("av",) if benchmark.frames else ()))},
         **({"choices": benchmark.asking} if benchmark.asking else {}),
+        **({} if config.match == "kept" else {"match": config.match}),
     }
 
 

@@ -16,8 +16,9 @@ from zlib import crc32
 from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
-from llava_consensus.hosts.base import Answer
+from llava_consensus.hosts.base import Answer, Prefill
 from llava_consensus.plan import RunConfig
+from llava_consensus.tokens import Shape
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
@@ -97,7 +98,19 @@ class FakeHost:
         self.asked += [prompt.text for prompt in prompts]
         texts = [f"{prompt.text} {own} {'é' * (self.tokens % 5)}" for own, prompt in zip(encoded, prompts, strict=True)]
         before = [len(own) * self.visual_tokens for own in encoded]
-        return [Answer(t, b, min(b, self.tokens), 0, (), ()) for t, b in zip(texts, before, strict=True)]
+        read = [self.prefill(prompt, len(own)) for own, prompt in zip(encoded, prompts, strict=True)]
+        return [Answer(t, b, min(b, self.tokens), 0, (), (), r) for t, b, r in zip(texts, before, read, strict=True)]
+
+    def shape(self, text: int = 0) -> Shape:
+        return Shape(2, 8, 2, 1, 4, 16, 10, 2, 8, 2, 16, self.visual_tokens, 3, text, number_bytes=4)
+
+    def rows(self, prompt: Any, pictures: int = 1) -> tuple[int, int]:
+        return len(prompt.text), len(prompt.text) - 2
+
+    def prefill(self, prompt: Any, pictures: int) -> Prefill:
+        text, question = self.rows(prompt, pictures)
+        count = pictures * self.tokens
+        return Prefill(text, question, (count, count), (2 * 4 * 4 * (text + count),) * 2)
 
 
 def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:

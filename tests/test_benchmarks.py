@@ -61,8 +61,10 @@ def test_registry_names_and_near_misses() -> None:
     assert {"gqa", "pope", "textvqa"} <= set(BENCHMARKS)
     assert all(name == one.name and one.line and one.files for name, one in BENCHMARKS.items())
     assert (get("gqa").paper, get("pope").paper, get("textvqa").paper) == (62.0, 85.9, 58.2)
-    pictures = [one for one in BENCHMARKS.values() if not one.frames]
-    assert all(one.conversation == "vicuna_v1" and one.max_new_tokens in (128, 1024) for one in pictures)
+    assert all(
+        one.conversation == ("llava_v1" if one.frames else "vicuna_v1") and one.max_new_tokens in (128, 1024)
+        for one in BENCHMARKS.values()
+    )
     with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
         get("text_vqa")
 
@@ -189,7 +191,7 @@ def test_gqa_reports_everything(gqa_data: Path) -> None:
     assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
-    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True}
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
 
 
 def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:

@@ -23,7 +23,7 @@ from llava_consensus.benchmarks.vqav2 import VQAV2
 from llava_consensus.errors import unknown_name
 
 BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one for one in (VQAV2, GQA, SQA, TEXTVQA, POPE, MME, MMBENCH, MMBENCH_CN, SEED, MMVET, TGIF, MSVD, MSRVTT)
+    one.name: one for one in (VQAV2, GQA, SQA, TEXTVQA, POPE, MME, MMBENCH, MMBENCH_CN, MMVET, SEED, TGIF, MSVD, MSRVTT)
 }
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]

@@ -55,12 +55,15 @@ def score(records: Sequence[Record], data: Path, consistency: bool = False) -> d
         numbers["entailed_absent"] = len(entailed - predictions.keys())
     for table in scorer.TABLES:
         numbers[table] = {str(key): value for key, value in numbers[table].items()}
-    extracted = [
-        {"index": index, "extracted": text, "correct": text == gold[str(questions[index].question_id)]["answer"]}
-        for index, text in said.items()
-    ]
+    extracted = [_read(index, text, gold[str(questions[index].question_id)]) for index, text in said.items()]
     result = base.report(FOLDER, joined, numbers, extracted)
     return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
+
+
+def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
+    """One answer as it was read; its group is the question's structural type."""
+    group = gold["types"].get("structural")
+    return {"index": index, "extracted": text, "correct": text == gold["answer"], "group": group}
 
 
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from llava_consensus.tokens import (
     Budget,
     Placement,
     Reduction,
+    Shape,
     Stages,
     VisualTokens,
     choose,
@@ -97,6 +98,29 @@ class ConsensusDrop(Placement):
         within("rate", self.rate, 0.0, 1.0)
         within("tau_vision", self.tau_vision, 0.0, float("inf"), open_low=True)
         within("tau_cross", self.tau_cross, 0.0, float("inf"), open_low=True)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one picture.
+
+        Raises:
+            OptionError: for a shape that does not say how many text rows follow the picture.
+        """
+        head, rows = shape.heads * shape.head_width, shape.known("question")
+        sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its pictures
+        keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.pictures
+        probe = keys + rows * head * (shape.width + sequence)
+        queries = 1 if self.vision_score == "class" and shape.classes else shape.patches
+        saliency = shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
+        units = self.units(shape, budget)
+        probe += len(units) * rows * head * sequence if self.debias else 0  # the prior is a second look
+        sampled = shape.vision_width if self.anchors == "fps" else 0
+        merging = 0
+        for own, size in units:
+            kept, merged = own.split(size)
+            key = shape.vision_width // shape.vision_heads
+            merging += merged * (size - kept) * (sampled + key + shape.width)  # anchors, assignment, average
+            merging += kept * size * shape.vision_width if self.select == "diverse" else 0
+        return 2.0 * (probe + saliency + merging)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens
