@@ -216,6 +216,10 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     else:
         share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
         lines.append(f"all tokens: {full:.2f}{share}")
+    report = metrics["report"]
+    if report.get("contains") is not None:  # a benchmark with a judge
+        matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
+        lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
     structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
     lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")
     if metrics.get("account"):
