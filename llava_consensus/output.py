@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.tokens import Reduction
+from llava_consensus.tokens import Reduction, indices, membership
 
 
 class Folded(NamedTuple):
@@ -44,8 +44,7 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
 
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    missing = torch.ones(len(kept), size, dtype=torch.uint8, device=kept.device).scatter(1, kept, 0)
-    return torch.sort(missing, dim=1, descending=True, stable=True).indices[:, : size - kept.shape[1]]
+    return indices(~membership(kept, size), size - kept.shape[1])
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

@@ -96,9 +96,19 @@ class Placement:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
         return [min(budget.tokens, available)] * layers
 
+    def vision_tokens(self, budget: "Budget", shape: "Shape") -> list[int]:
+        """Patches of one tile that enter each vision block; fewer where a method merges between attention and MLP."""
+        return [shape.patches] * shape.blocks
+
     def flops(self, shape: "Shape", budget: "Budget") -> float:
-        """FLOPs of the method's own work for one picture, two for each multiply-add."""
+        """FLOPs of the method's own work for one picture, two for each multiply-add; none where there is none."""
         return 0.0
+
+    def units(self, shape: "Shape", budget: "Budget") -> list[tuple["Budget", int]]:
+        """Budget and size of each unit of one picture: its tiles, or all of it as one."""
+        if shape.tiles == 1 or self.tile_budget == "global":
+            return [(budget, shape.available)]
+        return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
     def __post_init__(self) -> None:
         choose("order", self.order, ("top_then_merged", "raster"))
@@ -129,6 +139,24 @@ class Shape(NamedTuple):
     patches: int  # of one tile
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
+    question: int | None = None  # of these, rows after the last picture; None where nobody knows
+    tiles: int = 1  # of one picture: the most it can have
+    pictures: int = 1  # of the prompt
+    classes: int = 1  # class tokens of the vision tower
+    projector: int = 0  # weights of the projector, multiply-adds for one patch
+    number_bytes: int = 2  # of one number in the cache
+
+    @property
+    def available(self) -> int:
+        """N, visual tokens of one picture."""
+        return self.patches * self.tiles
+
+    def known(self, name: str) -> int:
+        """A size that may be missing. OptionError where it is."""
+        value: int | None = getattr(self, name)
+        if value is None:
+            raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
+        return value
 
 
 class VisionAttention(NamedTuple):
@@ -153,6 +181,10 @@ class TextProbe(NamedTuple):
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
+
+    def of_prompts(self, index: Tensor) -> "TextProbe":
+        """The probes of the prompts that `index` [B] names."""
+        return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
 
 
 class VisualTokens(NamedTuple):
@@ -209,6 +241,7 @@ class Method(Protocol):
     @property
     def vision_layer(self) -> int | None: ...
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
+    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]: ...
     def flops(self, shape: Shape, budget: Budget) -> float: ...
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` tokens that replace the N of each unit."""
@@ -278,6 +311,11 @@ def rank(saliency: Tensor) -> Tensor:
     device.
     """
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
+
+
+def indices(mask: Tensor, count: int) -> Tensor:
+    """The first `count` true places of each row, ascending, where each row has so many: [B, N] -> [B, count]."""
+    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def membership(index: Tensor, size: int) -> Tensor:

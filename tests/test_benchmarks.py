@@ -114,7 +114,8 @@ def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:
 @pytest.mark.parametrize("number", range(2))
 def test_missing_files_are_named_with_their_source(case: tuple[str, Path], number: int) -> None:
     name, data = case
-    file = get(name).files[number % len(get(name).files)]
+    needed = [one for one in get(name).files if not one.optional]
+    file = needed[number % len(needed)]
     (data / "eval" / get(name).folder / file.path).unlink()
     with pytest.raises(DataError) as caught:
         get(name).load(data)
@@ -190,7 +191,7 @@ def test_gqa_reports_everything(gqa_data: Path) -> None:
     assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
-    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True}
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
 
 
 def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:
@@ -209,6 +210,12 @@ def test_gqa_gold_of_another_tier_is_refused(gqa_data: Path) -> None:
     path.write_text(json.dumps(gold))
     with pytest.raises(DataError, match="does not know question_id '2'"):
         get("gqa").score([], gqa_data)
+
+
+def test_gqa_consistency_is_an_option_and_the_official_report_is_there(gqa_data: Path) -> None:
+    report = get("gqa", {"consistency": "yes"}).score(answers_to("gqa", gqa_data)[:3], gqa_data)
+    assert report["consistency"] == 75.0 and report["entailed_absent"] == 1
+    assert report["official_lines"][:4] == ["Binary: 100.00%", "Open: 0.00%", "Accuracy: 66.67%", "Consistency: 75.00%"]
 
 
 # POPE
@@ -340,7 +347,7 @@ def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None
     export, records = get("seed").export, answers_to("seed", seed_data, "A")
     assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
     assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
-    with pytest.raises(DataError, match="1 questions have no answer.*'v0'"):
+    with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
         export(records[:3], seed_data, tmp_path / "u2.jsonl")
 
 
@@ -355,3 +362,15 @@ def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> N
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="entry 1 of questions: no answer"):
         get("seed").score([], seed_data)
+
+
+# Options
+
+
+def test_textvqa_without_ocr_tokens(textvqa_data: Path) -> None:
+    without = get("textvqa", {"ocr": "without"})
+    assert without.asking == {"ocr": "without"} and without.paper is None
+    plain = [one.text for one in without.load(textvqa_data)]
+    assert plain[0] == "What Brand is it?\nAnswer the question using a single word or phrase."
+    records = [{**one, "prompt": text} for one, text in zip(answers_to("textvqa", textvqa_data), plain, strict=True)]
+    assert without.score(records, textvqa_data)["complete"]

@@ -13,7 +13,7 @@ from golden_cases import compare, sample
 
 from llava_consensus.benchmarks import get
 from llava_consensus.errors import DataError
-from llava_consensus.scorers import mme, seed, sqa
+from llava_consensus.scorers import mmbench, mme, seed, sqa
 
 
 def test_sqa_golden_cases() -> None:
@@ -112,3 +112,29 @@ def test_seed_golden_cases(tmp_path: Path) -> None:
         return not stops and printed == official["stdout"] and upload.read_text() == official["upload"]
 
     compare("seed_bench", check)
+
+
+def test_mmbench_golden_cases() -> None:
+    letters = "ABCD"
+
+    def group(inputs: dict[str, Any], official: Any) -> bool:
+        replies, asked = iter(inputs["judge_replies"]), []
+
+        def ask(row: Any) -> str:
+            asked.append(row)
+            return next(replies, mmbench.FAILED)
+
+        rows = [{**row, "options": {one: row[one] for one in letters if one in row}} for row in inputs["rows"]]
+        found = mmbench.circular(rows, None if inputs["exact_matching"] else ask)
+        expected = official["vlmevalkit_v0.2"]
+        return [int(one) for one in found.values()] == [expected["hit"]] and len(asked) == expected["judge_calls"]
+
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "can_infer":
+            text = "nan" if inputs.get("prediction_is_nan") else str(inputs["prediction"])
+            return (mmbench.read(text, inputs["choices"]) or False) == official["vlmevalkit_v0.2"]
+        if inputs["kind"] == "circular_group":
+            return group(inputs, official)
+        return mmbench.accuracies(inputs["rows"]) == official
+
+    compare("mmbench", check, {"can_infer", "circular_group", "report_acc"})

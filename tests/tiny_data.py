@@ -136,3 +136,53 @@ def make_seed(data: Path) -> Path:
     types = {"Scene Understanding": 1, "Action Recognition": 10}
     (data / "eval/seed_bench/SEED-Bench.json").write_text(json.dumps({"questions": gold, "question_type": types}))
     return data
+
+
+def make_mmbench(data: Path, chinese: bool = False) -> Path:
+    """Two questions in every rotation (three options, two options), each with its own red or blue picture."""
+    import base64
+    import io
+
+    from PIL import Image
+
+    columns = "index question hint A B C D answer category image source l2-category comment split"
+    lines = [columns.replace(" ", "\t")]
+    questions = [
+        (5, "What is it?", "", ["cat", "dog", "bird"], "ocr", "coarse_perception", (255, 0, 0)),
+        (6, "图中？", "提示", ["猫", "狗"], "action", "logic_reasoning", (0, 0, 255)),
+    ]
+    for index, question, hint, options, category, ability, colour in questions:
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8), colour).save(content, "PNG")
+        image = base64.b64encode(content.getvalue()).decode()
+        for turn in range(len(options)):
+            own = options[turn:] + options[:turn]
+            answer = "ABCD"[own.index(options[0])]
+            cells = [str(index + 1_000_000 * turn), question, hint, *own, *[""] * (4 - len(own)), answer]
+            lines.append("\t".join([*cells, category, image, "made", ability, "", "dev"]))
+    folder = data / "eval" / ("mmbench_cn" if chinese else "mmbench")
+    folder.mkdir(parents=True)
+    name = "mmbench_dev_cn_20231003.tsv" if chinese else "mmbench_dev_20230712.tsv"
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return data
+
+
+def make_sqa(data: Path) -> Path:
+    """Four questions in the official order of the split, two of them about a picture; right: A, B, C, A."""
+    asked: list[dict[str, Any]] = []
+    problems = {}
+    for key, picture, answer in (("4", False, 0), ("5", True, 1), ("11", True, 2), ("15", False, 0)):
+        text = f"Which is {key}?\nA. one\nB. two\nC. three"
+        said = {"from": "gpt", "value": "ABC"[answer]}
+        row: dict[str, Any] = {"id": key, "conversations": [{"from": "human", "value": text}, said]}
+        if picture:
+            row["image"] = f"{key}/image.png"
+            row["conversations"][0]["value"] = f"<image>\nContext: a hint\n{text}"
+        asked.append(row)
+        problems[key] = {"question": text, "choices": ["one", "two", "three"], "answer": answer}
+    folder = data / "eval/scienceqa"
+    folder.mkdir(parents=True)
+    (folder / "llava_test_CQM-A.json").write_text(json.dumps(asked))
+    (folder / "problems.json").write_text(json.dumps(problems | {"1": {"choices": ["a"], "answer": 0}}))
+    (folder / "pid_splits.json").write_text(json.dumps({"test": list(problems), "train": ["1"]}))
+    return data

@@ -9,6 +9,7 @@ from typing import Any
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.benchmarks.gqa import GQA
+from llava_consensus.benchmarks.mmbench import MMBENCH, MMBENCH_CN
 from llava_consensus.benchmarks.mme import MME
 from llava_consensus.benchmarks.mmvet import MMVET
 from llava_consensus.benchmarks.msrvtt import MSRVTT
@@ -22,7 +23,7 @@ from llava_consensus.benchmarks.vqav2 import VQAV2
 from llava_consensus.errors import unknown_name
 
 BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one for one in (VQAV2, GQA, SQA, TEXTVQA, POPE, MME, MMVET, SEED, TGIF, MSVD, MSRVTT)
+    one.name: one for one in (VQAV2, GQA, SQA, TEXTVQA, POPE, MME, MMBENCH, MMBENCH_CN, MMVET, SEED, TGIF, MSVD, MSRVTT)
 }
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]

@@ -30,6 +30,8 @@ FILES = (
         base.LLAVA_EVAL_ZIP,
         "9f67707cb72d2a71df955d0dce84337f2f22eafe2ed473ca3e148c187ac360c5",
     ),
+    DataFile(RELEASE, SOURCE, optional=True),  # pictures and right answers
+    DataFile(RESULTS, SOURCE, optional=True),  # right answers alone
 )
 
 

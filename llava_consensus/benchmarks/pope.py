@@ -63,10 +63,16 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
         numbers[name] = base.percent(mean(values)) if values else None
     numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
     extracted = [
-        {"index": index, "extracted": answer, "correct": (answer == "no") == (labels[index] == "no")}
+        {
+            "index": index,
+            "extracted": answer,
+            "correct": (answer == "no") == (labels[index] == "no"),
+            "group": questions[index].category,
+            "unit": questions[index].images[0],  # the ways to choose absent objects share pictures and yes-questions
+        }
         for index, answer in said.items()
     ]
-    return base.report(FOLDER, joined, numbers, extracted)
+    return base.report(FOLDER, joined, numbers | {"statistic": "f1_mean"}, extracted)
 
 
 def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:

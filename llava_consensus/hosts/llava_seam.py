@@ -23,6 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import capture
 from llava_consensus.hosts.assembled import Source, outcomes, reduce_sequences
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
+from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import Layout, read_layout
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
 from llava_consensus.tokens import Budget, Method, Stages
@@ -66,6 +67,7 @@ class LlavaAttachment:
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
+        self.decoder = DecoderSeam(model.get_model(), method, self._report) if method.seam == "decoder" else None
         setattr(model, SEAM, self.prepare)
 
     @property
@@ -77,6 +79,8 @@ class LlavaAttachment:
         """Gives the model back as it was. Detaching twice does nothing."""
         if self.active:
             delattr(self.model, SEAM)
+        if self.decoder is not None:
+            self.decoder.detach()
 
     def __enter__(self) -> "LlavaAttachment":
         return self
@@ -90,7 +94,8 @@ class LlavaAttachment:
         tower = self.model.get_vision_tower()
         reduces = self.method.reduces and self.budget.tokens < tower.num_patches
         tiled = most_tiles(self.model.config, tower.config.image_size) > 1 and self.method.reduces
-        return (reduces or tiled) and bool(self.method.needs & {"probe", "fingerprint"})
+        reads = self.method.seam == "decoder" or bool(self.method.needs & {"probe", "fingerprint"})
+        return (reduces or tiled) and reads
 
     def milliseconds(self) -> dict[str, float]:
         """Time the last reduction took, by stage: the host's bookkeeping and the method's own work."""
@@ -108,13 +113,22 @@ class LlavaAttachment:
         stages = Stages(self.model.device)
         with stages.stage("layout"):
             layout = self._layout(call)
-        if layout.reduced():
+        if layout.reduced() and self.decoder is None:
             self.stages = stages
             return self._reduce(call, layout, stages)
         self.outcomes, self.notes, self.stages = outcomes(layout, []), (), None
         own_encoder = {} if self.encoded is None else {"encode_images": self._encoded_images}
         host = View(self.model, config=self._config(), **own_encoder) if self.encoded or self.overrides else self.model
-        return self.official(host, *call)
+        result = self.official(host, *call)
+        if self.decoder is not None:
+            self.decoder.arm(layout, self.budget, result[4])
+            self.outcomes = [self.decoder.untouched(one) for one in self.outcomes]
+        return result
+
+    def _report(self, cut: dict[int, ImageOutcome], stages: Stages) -> None:
+        """Takes in what became of the pictures that were cut between decoder layers; the others passed whole."""
+        self.outcomes = [cut.get(index, one) for index, one in enumerate(self.outcomes)]
+        self.stages = stages
 
     def _encoded_images(self, images: Tensor) -> Tensor:
         assert self.encoded is not None
@@ -133,6 +147,7 @@ class LlavaAttachment:
         """
         tower = self.model.get_vision_tower()
         tiles_of, blank = blank_images(call.images)
+        untruncated = {"tokenizer_model_max_length": None} if self.decoder is None else {}
 
         def number(images: Tensor) -> Tensor:
             shape = (images.shape[0], tower.num_patches, 1)
@@ -142,7 +157,7 @@ class LlavaAttachment:
             embed_tokens=lambda ids: torch.zeros(*ids.shape, 1, dtype=torch.float64), get_vision_tower=lambda: tower
         )
         stand_in = SimpleNamespace(
-            config=self._config(tokenizer_model_max_length=None),
+            config=self._config(**untruncated),
             device=torch.device("cpu"),
             model=SimpleNamespace(image_newline=torch.tensor([-1.0], dtype=torch.float64)),
             encode_images=number,
@@ -163,7 +178,7 @@ class LlavaAttachment:
         most = max(tiles, most_tiles(self.model.config, tower.config.image_size)) if tiles > 1 else 1
         if not self.method.reduces or self.budget.tokens >= most * patches:
             return [Budget(most * patches)]
-        if tiles == 1 or self.method.tile_budget == "global":
+        if tiles == 1 or self.method.tile_budget == "global" or self.decoder is not None:
             return [self.budget]
         return self.budget.share(most)[:tiles]
 
@@ -230,7 +245,7 @@ def check_model(model: Any, method: Method) -> None:
         )
     if tower is not None and tower.is_loaded:
         capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
-    if method.positions == "keep" and int(transformers.__version__.split(".")[0]) < 5:
+    if method.positions == "keep" and method.seam != "decoder" and int(transformers.__version__.split(".")[0]) < 5:
         raise OptionError(
             f"positions=keep needs transformers >= 5: "
             f"generate() of {transformers.__version__} does not advance given positions"

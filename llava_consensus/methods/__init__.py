@@ -7,11 +7,23 @@ from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.dart import Dart
+from llava_consensus.methods.fastv import FastV
 from llava_consensus.methods.full import Full
+from llava_consensus.methods.pyramiddrop import PyramidDrop
 from llava_consensus.methods.random import Random
+from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.tokens import Method
 
-METHODS: dict[str, Any] = {"consensusdrop": ConsensusDrop, "full": Full, "random": Random}
+METHODS: dict[str, Any] = {
+    "consensusdrop": ConsensusDrop,
+    "full": Full,
+    "random": Random,
+    "fastv": FastV,
+    "pyramiddrop": PyramidDrop,
+    "sparsevlm": SparseVLM,
+    "dart": Dart,
+}
 
 
 def make(name: str, **options: Any) -> Method:
