@@ -18,7 +18,7 @@ class Folded(NamedTuple):
 
 
 def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None = None) -> Reduction:
-    """The reduced tokens with their bookkeeping.
+    """The reduced tokens with their bookkeeping, kept tokens as they were.
 
     Args:
         projected: [B, N, D] all tokens of the unit.
@@ -26,12 +26,24 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
         order: `top_then_merged` | `raster`.
         folded: None where nothing was merged.
     """
-    count, size = kept.shape[1], projected.shape[1]
-    tokens, source = pick(projected, kept), kept
+    return arrange(pick(projected, kept), kept, projected.shape[1], order, folded)
+
+
+def arrange(own: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None) -> Reduction:
+    """The reduced tokens with their bookkeeping, for methods that change what they keep.
+
+    Args:
+        own: [B, K, D] the tokens that stand for the kept ones.
+        kept: [B, K] in the order of `own`.
+        size: N.
+        order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones behind them.
+        folded: None where nothing was merged.
+    """
+    count, tokens, source = kept.shape[1], own, kept
     anchors = kept[:, :0]
     if folded is not None:
         anchors = folded.anchors
-        tokens, source = torch.cat((tokens, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
+        tokens, source = torch.cat((own, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
     slots = torch.arange(source.shape[1], device=kept.device).expand(len(kept), -1)
     if order == "raster":
         source, place = source.sort(dim=1)
@@ -39,7 +51,27 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
     owner = torch.full((len(kept), size), -1, dtype=torch.long, device=kept.device).scatter(1, kept, slots[:, :count])
     if folded is not None:
         owner = owner.scatter(1, folded.rest, slots[:, count:].gather(1, folded.group))
-    return Reduction(tokens, kept, anchors, source, owner)
+    return Reduction(tokens, kept.sort(dim=1).values, anchors, source, owner)
+
+
+def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reduction:
+    """One row for each token that a tower has merged already, where every patch carries a copy of its token.
+
+    Args:
+        projected: [B, N, D], equal rows where slots are equal.
+        slot: [B, N] which token of the tower a patch is in.
+        count: rows to give; no unit has more slots. Where a unit has fewer (a tile of which unpadding cut a part away),
+            the first patches that repeat a token fill up, so that the number depends on the budget alone.
+        order: as for `assemble`; in raster order a token stands at its first patch.
+    """
+    places = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
+    lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
+    first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
+    chosen = torch.sort((first == places).to(torch.uint8), dim=1, descending=True, stable=True).indices[:, :count]
+    chosen = chosen.sort(dim=1).values
+    own = torch.where(membership(chosen, slot.shape[1]), places, first)
+    folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, own))
+    return assemble(projected, chosen[:, :0], order, folded)
 
 
 def left_over(kept: Tensor, size: int) -> Tensor:

@@ -75,7 +75,8 @@ class Placement:
     """Options every method shares: where its tokens go in the sequence and how tiles share the budget (method.md 6, 7).
 
     Args:
-        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept).
+        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for
+            some methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
         tile_budget: `per_tile` | `global` (one ranking over all tiles of a picture).
         vision_layer: block that gives saliency, features and keys; None is the block whose output feeds the projector.
@@ -91,6 +92,13 @@ class Placement:
     needs: ClassVar[frozenset[str]] = frozenset()
     reduces: ClassVar[bool] = True
     seam: ClassVar[str] = "assembled"
+    orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
+    attention_ahead: ClassVar[int] = 0
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the number of tokens depends on the picture: such units are reduced one by one."""
+        return False
 
     def entering(self, budget: "Budget", available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
@@ -111,7 +119,7 @@ class Placement:
         return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
     def __post_init__(self) -> None:
-        choose("order", self.order, ("top_then_merged", "raster"))
+        choose("order", self.order, self.orders)
         choose("positions", self.positions, ("renumber", "keep"))
         choose("tile_budget", self.tile_budget, ("per_tile", "global"))
         if self.vision_layer is not None and (
@@ -158,6 +166,8 @@ class Shape(NamedTuple):
             raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
         return value
 
+    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
+
 
 class VisionAttention(NamedTuple):
     """Inputs to the attention of one vision block, before the scale is applied."""
@@ -194,6 +204,8 @@ class VisualTokens(NamedTuple):
     tile: Tensor  # [B, N] which of the U tiles each token came from
     patch: Tensor  # [B, N] which patch of that tile
     tiles_per_unit: int = 1
+    side: int = 0  # patches in a row of a tile, 0 where they form no grid
+    slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, for seams in front of here
     attention: VisionAttention | None = None  # needs "attention"
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
@@ -216,12 +228,16 @@ class Reduction(NamedTuple):
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
     anchors: Tensor  # [B, M] ascending
-    source: Tensor  # [B, K + M] input token each output slot stands for: a kept token itself, a merged token's anchor
+    source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
     owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
     vision: Tensor | None = None  # [B, N] s_v
     cross: Tensor | None = None  # [B, N] s_c
     fused: Tensor | None = None  # [B, N] s
     stages: "Stages | None" = None
+    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
+
+
+AHEAD, PLACE, AFTER, BEHIND = range(4)  # of its unit, where its source is, right after its unit, behind the picture
 
 
 class Method(Protocol):
@@ -231,6 +247,7 @@ class Method(Protocol):
     reduces: ClassVar[bool]
 
     seam: ClassVar[str]  # where it acts: picture | vision | assembled | decoder
+    attention_ahead: ClassVar[int]  # blocks between the one that gives the features and the one whose attention is read
 
     @property
     def order(self) -> str: ...
@@ -240,6 +257,8 @@ class Method(Protocol):
     def tile_budget(self) -> str: ...
     @property
     def vision_layer(self) -> int | None: ...
+    @property
+    def adaptive(self) -> bool: ...
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]: ...
     def flops(self, shape: Shape, budget: Budget) -> float: ...

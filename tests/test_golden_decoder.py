@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import read_layout
-from llava_consensus.methods import METHODS, make
+from llava_consensus.methods import make
 from llava_consensus.tokens import Budget
 
 GOLDEN = Path(__file__).parent / "golden"

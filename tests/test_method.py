@@ -44,10 +44,14 @@ def unit(
         patch=torch.arange(size).expand(batch, -1),
         attention=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
         features=noise(batch, size, 10),
+        class_feature=noise(batch, 10),
+        project=lambda values: values[..., :6] * 2,
         probe=probe,
         probed=torch.arange(batch),
         columns=torch.arange(3, 3 + size).expand(batch, -1),
         fingerprint=torch.arange(batch) * 77 + 5,
+        side=6,
+        slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
     )
 
 
@@ -62,10 +66,12 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         patch=tokens.patch[cut],
         attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
         features=tokens.features[cut],
+        class_feature=tokens.class_feature[cut],
         probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
         probed=torch.zeros(1, dtype=torch.long),
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
+        slot=tokens.slot[cut],
     )
 
 

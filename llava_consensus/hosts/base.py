@@ -1,5 +1,6 @@
 """What a host offers: pictures in, answers out, with a method attached or not."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -35,6 +36,9 @@ class VisionTaps(NamedTuple):
     scale: float = 1.0
     classes: int = 1
     fingerprint: Tensor | None = None  # [T] int64
+    slot: Tensor | None = None  # [T, N] which merged token a patch is in, where a method acted inside the tower
+    class_feature: Tensor | None = None  # [T, D_v]
+    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D]
 
 
 @dataclass(frozen=True, eq=False)

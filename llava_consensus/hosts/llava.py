@@ -74,7 +74,8 @@ class LlavaHost:
         tiles = [one if one.ndim == 4 else one[None] for one in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         attachment = self.attachment
-        taps = take_taps(self.model, batch, attachment.method if attachment else make("full"))
+        sizes = [len(own) for own in tiles]
+        taps = attachment.taps(batch, sizes) if attachment else take_taps(self.model, batch, make("full"))
         parts, start = [], 0
         for image, one, own in zip(images, pixels, tiles, strict=True):
             parts.append(Encoded(slice_taps(taps, start, start + len(own)), one.ndim == 4, image.size))

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import capture
+from llava_consensus.hosts import capture, vision_seam
 from llava_consensus.hosts.assembled import Source, outcomes, reduce_sequences
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.decoder_seam import DecoderSeam
@@ -67,8 +67,16 @@ class LlavaAttachment:
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
+        self._check_tower()
         self.decoder = DecoderSeam(model.get_model(), method, self._report) if method.seam == "decoder" else None
         setattr(model, SEAM, self.prepare)
+
+    def _check_tower(self) -> None:
+        """Raises OptionError where a method inside the tower cannot meet the budget of some picture."""
+        tower = self.model.get_vision_tower()
+        if tower is not None and vision_seam.acts_inside(self.method):
+            most = most_tiles(self.model.config, tower.config.image_size)
+            vision_seam.check(tower, self.method, [*self._tile_tokens(1), *self._tile_tokens(most)])
 
     @property
     def active(self) -> bool:
@@ -117,8 +125,9 @@ class LlavaAttachment:
             self.stages = stages
             return self._reduce(call, layout, stages)
         self.outcomes, self.notes, self.stages = outcomes(layout, []), (), None
-        own_encoder = {} if self.encoded is None else {"encode_images": self._encoded_images}
-        host = View(self.model, config=self._config(), **own_encoder) if self.encoded or self.overrides else self.model
+        own = self.encoded is not None or vision_seam.acts_inside(self.method)
+        encoder = {"encode_images": lambda images: self._taps(call, images).projected} if own else {}
+        host = View(self.model, config=self._config(), **encoder) if own or self.overrides else self.model
         result = self.official(host, *call)
         if self.decoder is not None:
             self.decoder.arm(layout, self.budget, result[4])
@@ -130,9 +139,19 @@ class LlavaAttachment:
         self.outcomes = [cut.get(index, one) for index, one in enumerate(self.outcomes)]
         self.stages = stages
 
-    def _encoded_images(self, images: Tensor) -> Tensor:
-        assert self.encoded is not None
-        return self.encoded.projected
+    def taps(self, images: Tensor, tiles_of: list[int]) -> VisionTaps:
+        """Encodes the tiles [T, 3, h, w] of pictures of so many tiles each and takes what the method needs."""
+        tokens = [count for tiles in tiles_of for count in self._tile_tokens(tiles)]
+        return take_taps(self.model, images, self.method, tokens)
+
+    def _taps(self, call: Call, images: Tensor) -> VisionTaps:
+        """The same for a call, unless the host has encoded its pictures already."""
+        return self.taps(images, blank_images(call.images)[0]) if self.encoded is None else self.encoded
+
+    def _tile_tokens(self, tiles: int) -> list[int]:
+        """Budget of each tile of a picture."""
+        shares = [share.tokens for share in self._shares(tiles, self.model.get_vision_tower().num_patches)]
+        return shares if len(shares) == tiles else shares * tiles
 
     def _config(self, **changes: Any) -> Any:
         """A copy of the model's configuration with changes; the model's own is never written to."""
@@ -187,11 +206,10 @@ class LlavaAttachment:
         returns.
         """
         config = self._config(tokenizer_model_max_length=None)  # truncation must judge the reduced length
-        seen: list[VisionTaps] = [] if self.encoded is None else [self.encoded]
+        seen: list[VisionTaps] = []
 
         def encode(images: Tensor) -> Tensor:
-            if self.encoded is None:
-                seen.append(take_taps(self.model, images, self.method))
+            seen.append(self._taps(call, images))
             return seen[0].projected
 
         _, _, _, cache, embeds, labels = self.official(View(self.model, config=config, encode_images=encode), *call)
@@ -244,7 +262,9 @@ def check_model(model: Any, method: Method) -> None:
             "a class token among the patches is no candidate"
         )
     if tower is not None and tower.is_loaded:
-        capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
+        blocks = capture.vision_blocks(tower.vision_tower)
+        index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+        capture.attending_block(blocks, index, method.attention_ahead)
     if method.positions == "keep" and method.seam != "decoder" and int(transformers.__version__.split(".")[0]) < 5:
         raise OptionError(
             f"positions=keep needs transformers >= 5: "
@@ -252,19 +272,30 @@ def check_model(model: Any, method: Method) -> None:
         )
 
 
-def take_taps(model: Any, images: Tensor, method: Method) -> VisionTaps:
-    """Encodes tiles [T, 3, h, w] with the model's own `encode_images` and takes what the method needs on the way."""
+def take_taps(model: Any, images: Tensor, method: Method, tokens: list[int] | None = None) -> VisionTaps:
+    """Encodes tiles [T, 3, h, w] with the model's own `encode_images` and takes what the method needs on the way; a
+    method inside the tower must be told the budget of each tile.
+    """
     tower = model.get_vision_tower()
     blocks = capture.vision_blocks(tower.vision_tower)
-    block = blocks[capture.feature_block(blocks, tower.select_layer, method.vision_layer)]
-    with capture.tapped(block, method.needs) as found:
-        projected = model.encode_images(images)
-    heads: int = block.self_attn.num_heads  # type: ignore[assignment, union-attr]
-    scale: float = block.self_attn.scale  # type: ignore[assignment, union-attr]
+    index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+    attending: Any = capture.attending_block(blocks, index, method.attention_ahead)
+    with capture.tapped(blocks[index], attending, method.needs) as found:
+        projected, slot = vision_seam.encode(model, images, method, tokens or [])
+    heads, scale = attending.self_attn.num_heads, attending.self_attn.scale
     query, key = (capture.split_heads(found[name], heads) if name in found else None for name in ("query", "key"))
-    features = found["output"][:, 1:] if "output" in found else None
-    prints = capture.fingerprint(images) if "fingerprint" in method.needs else None
-    return VisionTaps(projected, features, query, key, scale=scale, fingerprint=prints)
+    output = found.get("output")
+    return VisionTaps(
+        projected,
+        output[:, 1:] if output is not None and "features" in method.needs else None,
+        query,
+        key,
+        scale=scale,
+        fingerprint=capture.fingerprint(images) if "fingerprint" in method.needs else None,
+        class_feature=output[:, 0] if output is not None and "class_feature" in method.needs else None,
+        project=model.get_model().mm_projector if "project" in method.needs else None,
+        slot=slot,
+    )
 
 
 def blank_images(images: Any) -> tuple[list[int], Any]:

@@ -115,7 +115,7 @@ class SparseVLM(DecoderMethod):
                 attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], asked)
             saliency = (attention.mean(1) * asked[..., None]).sum(1) / asked.sum(1, keepdim=True)  # [P, v]
             order, size = rank(ensure_finite("SparseVLM's attention rows", saliency)), saliency.shape[1]
-            count = self.adaptive(view.tokens, attention, asked) if self.alone else view.stage.kept
+            count = self.count_by_rank(view.tokens, attention, asked) if self.alone else view.stage.kept
         kept = order[:, :count].sort(dim=1).values
         if view.stage.merged == 0 or count == size:
             return Cut(kept)
@@ -126,7 +126,7 @@ class SparseVLM(DecoderMethod):
             group, centres = cluster(states.detach(), clusters)
             return Cut(kept, average(states, group, clusters), chosen.gather(1, centres))
 
-    def adaptive(self, tokens: int, attention: Tensor, asked: Tensor) -> int:
+    def count_by_rank(self, tokens: int, attention: Tensor, asked: Tensor) -> int:
         """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
         scale, bias = self.rank_rule(tokens)
         found = int(torch.linalg.matrix_rank(attention.mean(1)[0][asked[0]]))

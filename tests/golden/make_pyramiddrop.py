@@ -1,7 +1,7 @@
 """Makes tests/golden/pyramiddrop.npz with the authors' code, which is run and not copied:
 
-    git clone https://github.com/Cooperx521/PyramidDrop /tmp/pyramiddrop
-    PYTHONPATH=. .venv-pinned/bin/python tests/golden/make_pyramiddrop.py /tmp/pyramiddrop
+git clone https://github.com/Cooperx521/PyramidDrop /tmp/pyramiddrop
+PYTHONPATH=. .venv-pinned/bin/python tests/golden/make_pyramiddrop.py /tmp/pyramiddrop
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ import torch
 from llava_consensus.methods import make
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs  # noqa: E402
+from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs
 
 CASES = [(576, t, s) for t in (192, 128, 72, 64, 32) for s in (0, 1)] + [(333, 50, 0), (575, 101, 0), (2880, 640, 0)]
 

@@ -1,0 +1,48 @@
+"""DivPrune: keep the T most different tokens, whatever they show (Alvar et al., CVPR 2025). Greedy max-min selection on
+the cosine distance of projected tokens: first the token whose nearest neighbour is farthest, then always the token
+farthest from all that are chosen. As the authors' code does it, but with the distance to the nearest chosen token kept
+up to date instead of worked out anew at every step; in float32; exactly T, where they round a share; never a token
+twice, where they repeat one once all distances left are zero; and newline tokens of anyres are no candidates.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from llava_consensus.output import assemble
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivPrune(Placement):
+    """Keep the T tokens that are farthest apart, by cosine distance of the projected tokens."""
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """The cosines of all pairs; each of the T steps only compares."""
+        return 2.0 * shape.patches**2 * shape.width if budget.tokens < shape.patches else 0.0
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, none merged."""
+        with torch.no_grad():
+            count = min(budget.tokens, tokens.projected.shape[1])
+            kept = spread_out(tokens.projected, count).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)
+
+
+def spread_out(points: Tensor, count: int) -> Tensor:
+    """Places of `count` tokens of [B, N, D] in the order they are chosen: [B, count]. Ties go to the lower place."""
+    direction = normalize(ensure_finite("projected tokens", points).float(), dim=-1)
+    distance = 1.0 - direction @ direction.transpose(1, 2)  # [B, N, N]
+    chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
+    itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
+    nearest = distance.masked_fill(itself, torch.inf).amin(2)  # to the nearest other token, then to the nearest chosen
+    open_ = torch.ones_like(nearest, dtype=torch.bool)
+    for step in range(count):
+        index = nearest.masked_fill(~open_, -torch.inf).argmax(1, keepdim=True)  # [B, 1]
+        chosen[:, step : step + 1] = index
+        open_ = open_.scatter(1, index, False)
+        row = distance.gather(1, index[..., None].expand(-1, 1, distance.shape[2]))[:, 0]
+        nearest = torch.minimum(nearest, row) if step else row
+    return chosen

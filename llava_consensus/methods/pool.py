@@ -1,0 +1,38 @@
+"""Pool: the mean of the projected tokens in each of T equal cells. Average pooling before the language model, as
+resamplers and video models do it (3 x 3 patches to a token at T = 64 of 576). Where T does not divide the grid, the
+cells of `grid.py` differ by one row or column and never overlap, unlike adaptive pooling; exactly T tokens for any T.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from llava_consensus import egtm
+from llava_consensus.grid import divide, forbid_global
+from llava_consensus.output import Folded, assemble
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Placement):
+    """Average the tokens of each of T equal cells of the picture, without looking at it."""
+
+    order: str = "raster"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        forbid_global("pool", self.tile_budget)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """The product with the 0/1 matrix of the cells."""
+        return 2.0 * shape.patches * shape.width * min(budget.tokens, shape.patches)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` means, each standing at the middle of its cell."""
+        size = tokens.projected.shape[1]
+        count = min(budget.tokens, size)
+        cells = divide(tokens, count)
+        everyone = torch.arange(size, device=cells.group.device).expand_as(cells.group)
+        merged = egtm.merge(tokens.projected, cells.group, count)
+        folded = Folded(merged, cells.centre, everyone, cells.group)
+        return assemble(tokens.projected, cells.centre[:, :0], self.order, folded)

@@ -1,0 +1,99 @@
+"""ToMe: merge the most similar tokens a few at a time inside every vision block (Bolya et al., "Token Merging: Your ViT
+But Faster", ICLR 2023). Between attention and MLP the patches are matched by the cosine of their attention keys, mean
+over heads, and the closest pairs become one, weighted by the patches each stands for; attention then counts a token as
+often as it has patches (proportional attention, here an additive mask, so that the fast kernel stays). The authors
+publish no vision-language version. Here the blocks up to the feature block merge by a schedule that lands on T exactly,
+as even as their halving limit allows, and the T tokens stand in raster order of their first patch.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.grid import forbid_global
+from llava_consensus.merging import Bag, merge, pair
+from llava_consensus.output import regroup
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToMe(Placement):
+    """Merge the most similar patches inside every vision block until T are left.
+
+    Args:
+        proportional: attend to a merged token in proportion to the patches in it; off is the authors' option for models
+            trained with merging.
+    Raises:
+        OptionError: for a value that is not a bool, and `tile_budget=global`.
+    """
+
+    order: str = "raster"
+    proportional: bool = True
+
+    seam: ClassVar[str] = "vision"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        forbid_global("tome", self.tile_budget)
+        if not isinstance(self.proportional, bool):
+            raise OptionError(f"proportional={self.proportional!r} must be true or false")
+
+    def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
+        """Patches to merge away in each block, `patches - tokens` in all, the larger numbers first.
+
+        A block can merge away half of its patches at most, so the last blocks give what they can and the ones before
+        share the rest evenly (baselines.md 1.D: 192 of 576 in 23 blocks is 17 sixteen times, then 16).
+
+        Raises:
+            OptionError: for a budget that so many blocks cannot reach.
+        """
+        counts: list[int] = []
+        left = tokens  # patches behind the block
+        for before in range(blocks, 0, -1):
+            counts.append(min((patches - left) // before, left))
+            left += counts[-1]
+        if left != patches:
+            least = -(-patches // 2**blocks)
+            raise OptionError(
+                f"tokens={tokens}: merging in {blocks} vision blocks halves {patches} patches {blocks} times at most: "
+                f"give at least {least}, or use tome_post"
+            )
+        return counts[::-1]
+
+    def bias(self, bag: Bag) -> Tensor | None:
+        """Logarithm of the sizes, added to the logits of each key: [U, t]."""
+        return bag.size.log() if self.proportional else None
+
+    def fold(self, bag: Bag, key: Tensor, count: int) -> Bag:
+        """The bag after the `count` best pairs by the keys [U, H, t, d] became one; the class token stays out of it."""
+        return merge(bag, pair(key.mean(1), count, protected=True))
+
+    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
+        """Patches entering each block: fewer from block to block, T behind the feature block."""
+        left = [shape.patches]
+        for count in self._counts(shape, budget):
+            left.append(left[-1] - count)
+        return (left + left[-1:] * shape.blocks)[: shape.blocks]
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Similarities of even with odd places and the weighted sums, in every block."""
+        total, width, left = 0.0, shape.vision_width, shape.patches
+        for count in self._counts(shape, budget):
+            odd = (left + 1) // 2  # of left + 1 tokens, the class token among them
+            total += 2.0 * (left + 1 - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
+            left -= count
+        return total
+
+    def _counts(self, shape: Shape, budget: Budget) -> list[int]:
+        if budget.tokens >= shape.patches:
+            return []
+        return self.schedule(budget.tokens, shape.patches, shape.feature_blocks or shape.blocks - 1)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The merged tokens, which the host handed over spread over the patches they came from."""
+        if tokens.slot is None:
+            raise ValueError("tome acts inside the vision tower: the host did not merge there")
+        count = min(budget.tokens, tokens.projected.shape[1])
+        return regroup(tokens.projected, tokens.of_tiles(tokens.slot), count, self.order)

@@ -1,0 +1,74 @@
+"""ToMe behind the tower: merge the projected tokens two by two in one go, without touching the vision blocks. A second
+reading of Token Merging (Bolya et al., ICLR 2023) for vision-language models, which the authors do not publish: their
+bipartite matching without a class token, repeated, half of the tokens at most each time, until T are left. It saves
+nothing in the tower, reaches any T, and shows what merging alone is worth. What similarity is measured on is averaged
+with the tokens.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.merging import Bag, average, fresh, merge, pair
+from llava_consensus.output import regroup
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToMePost(Placement):
+    """Merge the most similar projected tokens two by two until T are left.
+
+    Args:
+        similarity: `key` (attention keys of the vision tower, mean over heads, as inside the tower) | `feature` (the
+            tower's output) | `projected` (the tokens themselves).
+    Raises:
+        OptionError: for another value.
+    """
+
+    order: str = "raster"
+    similarity: str = "key"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("similarity", self.similarity, ("key", "feature", "projected"))
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Similarities of even with odd places and the weighted sums of tokens and keys, in every round."""
+        total, left = 0.0, shape.patches
+        key = shape.vision_width // shape.vision_heads
+        width = {"key": key, "feature": shape.vision_width, "projected": shape.width}[self.similarity]
+        while left > budget.tokens:
+            odd, count = left // 2, min(left - budget.tokens, left // 2)
+            total += 2.0 * (left - odd) * odd * width + 2.0 * odd * count * (width + shape.width)
+            left -= count
+        return total
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` means, weighted by the tokens in each."""
+        bag = merged(tokens.projected, self._points(tokens), budget.tokens)
+        spread = bag.values.gather(1, bag.place[..., None].expand(-1, -1, bag.values.shape[-1]))
+        return regroup(spread, bag.place, bag.values.shape[1], self.order)
+
+    def _points(self, tokens: VisualTokens) -> Tensor:
+        """What similarity is measured on: [B, N, d] float32."""
+        if self.similarity == "projected":
+            return tokens.projected.detach().float()
+        if tokens.attention is None or tokens.features is None:
+            raise ValueError("tome_post needs keys and features of the vision tower: the host did not collect them")
+        keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)
+        return tokens.of_tiles(keys if self.similarity == "key" else tokens.features.float())
+
+
+def merged(values: Tensor, points: Tensor, count: int) -> Bag:
+    """Tokens [B, N, D] merged by a points [B, N, d] until `count` are left."""
+    bag = fresh(values)
+    while (left := bag.values.shape[1]) > count:
+        with torch.no_grad():
+            pairing = pair(points, min(left - count, left // 2))
+            points = average(points, bag.size, pairing)
+        bag = merge(bag, pairing)
+    return bag

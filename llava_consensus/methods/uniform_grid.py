@@ -1,0 +1,24 @@
+"""Uniform grid: keep T tokens at even distances, whatever the picture shows. The floor that looks at nothing and is
+still hard to beat (UniPruneBench, arXiv 2511.02650, asks for it beside `random`): it covers the whole picture, which
+saliency does not. The centres of the cells of `grid.py`; exactly T tokens for any T; nothing is drawn at random.
+"""
+
+from dataclasses import dataclass
+
+from llava_consensus.grid import divide, forbid_global
+from llava_consensus.output import assemble
+from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformGrid(Placement):
+    """Keep the patch in the middle of each of T equal cells of the picture, without looking at it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        forbid_global("uniform_grid", self.tile_budget)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The `budget.tokens` centres."""
+        count = min(budget.tokens, tokens.projected.shape[1])
+        return assemble(tokens.projected, divide(tokens, count).centre, self.order)
