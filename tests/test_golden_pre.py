@@ -174,7 +174,5 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
         near = [abs(at[a] - at[b]) for a, b in zip(left, after, strict=True) if a != b]
         assert max(near, default=0.0) < 2e-6
         exact += not near
-    print(
-        f"vispruner  replay       {exact} of {len(scores)} rounds identical, largest deviation of similarities {worst:.1e}"
-    )
+    print(f"vispruner  replay: {exact} of {len(scores)} rounds identical, similarities deviate {worst:.1e} at most")
     assert worst <= TOLERANCE and exact >= 60
