@@ -99,7 +99,7 @@ def test_prumerge_equals_the_official_fixed_path(case: str) -> None:
     same("prumerge", case, result)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize(("name", "kind"), [("prumerge", "adaptive"), ("prumerge_plus", "plus")])
 def test_prumerge_equals_the_official_adaptive_path(name: str, kind: str, number: int) -> None:
     arrays, method, case = golden("prumerge"), make(name, budget="adaptive"), f"{kind}-{number}"
