@@ -13,7 +13,7 @@ from llava_consensus.hosts import capture
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
-from llava_consensus.tokens import Method, Reduction, Stages, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.tokens import ClipSides, Method, Reduction, Stages, TextProbe, VisionAttention, VisualTokens
 
 
 class Source(NamedTuple):
@@ -22,6 +22,7 @@ class Source(NamedTuple):
     taps: VisionTaps  # of all tiles of the batch, in the order the host encodes them
     decoder: Any  # inner language model, for the probe
     prompts: Tensor  # [R] int64 fingerprint of each row's prompt
+    clip: ClipSides | None = None  # patches of all tiles; text of each row
 
 
 class Group(NamedTuple):
@@ -99,6 +100,9 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         slot=of_used(taps.slot),
         attention=None if query is None or key is None else VisionAttention(query, key, taps.scale, taps.classes),
         features=of_used(taps.features),
+        clip=None
+        if source.clip is None
+        else ClipSides(source.clip.patches[used], *(side[row] for side in source.clip[1:])),
         probed=torch.tensor([unit.picture for unit in units], device=device),
         columns=columns,
         fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ source.prompts.to(device)[row],

@@ -85,7 +85,7 @@ class LlavaHost:
         try:
             return self._generate(attachment, encoded, prompts)
         finally:
-            attachment.encoded, attachment.overrides = None, {}
+            attachment.encoded, attachment.overrides, attachment.questions = None, {}, None
             if not attached:
                 attachment.detach()
 
@@ -100,6 +100,7 @@ class LlavaHost:
             alone = all(len(encoded[row]) == 1 for row in rows)
             shared = same and alone and len(rows) >= SHARED and not attachment.reads_prompts
             ask = self._ask_shared if shared else self._ask
+            attachment.questions = [prompts[row].text for row in rows]
             texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
             for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
                 answers[row] = self._answer(attachment, 0 if shared else place, text.strip())

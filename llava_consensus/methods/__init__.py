@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.methods.cdpruner import CDPruner
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.downsample import Downsample
@@ -25,6 +26,7 @@ METHODS: dict[str, Any] = {
     "pool": Pool,
     "downsample": Downsample,
     "divprune": DivPrune,
+    "cdpruner": CDPruner,
     "tome": ToMe,
     "tome_post": ToMePost,
 }
