@@ -197,6 +197,14 @@ class TextProbe(NamedTuple):
         return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
 
 
+class ClipSides(NamedTuple):
+    """Patches and question in the embedding space of the vision tower's own CLIP model."""
+
+    patches: Tensor  # [U, N_tile, P]
+    text: Tensor  # [B, M, P] segments of the question asked about each unit
+    real: Tensor  # [B, M] true where there is a segment
+
+
 class VisualTokens(NamedTuple):
     """One batch of units to reduce; the optional parts are there when the method's `needs` names them."""
 
@@ -210,6 +218,7 @@ class VisualTokens(NamedTuple):
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
     project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector, needs "project"
+    clip: ClipSides | None = None  # needs "question", and "features" with it
     probe: TextProbe | None = None  # needs "probe"
     probed: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence

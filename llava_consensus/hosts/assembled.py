@@ -16,6 +16,7 @@ from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
 from llava_consensus.tokens import (
     BEHIND,
     PLACE,
+    ClipSides,
     Method,
     Reduction,
     Stages,
@@ -31,6 +32,7 @@ class Source(NamedTuple):
     taps: VisionTaps  # of all tiles of the batch, in the order the host encodes them
     decoder: Any  # inner language model, for the probe
     prompts: Tensor  # [R] int64 fingerprint of each row's prompt
+    clip: ClipSides | None = None  # patches of all tiles; text of each row
 
 
 class Group(NamedTuple):
@@ -110,6 +112,9 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         features=of_used(taps.features),
         class_feature=of_used(taps.class_feature),
         project=taps.project,
+        clip=None
+        if source.clip is None
+        else ClipSides(source.clip.patches[used], *(side[row] for side in source.clip[1:])),
         probed=torch.tensor([unit.picture for unit in units], device=device),
         columns=columns,
         fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ source.prompts.to(device)[row],
