@@ -137,6 +137,20 @@ def test_not_scored_is_said(tmp_path: Path) -> None:
     assert section.accuracy(section.reduced[0]) is None
 
 
+def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1.0, 0.0], benchmark="msvd", metric="accuracy")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    assert read_rows(tmp_path)[0].score is None
+    rows = [{"index": 0, "correct": 1.0, "group": "yes or no"}, {"index": 1, "correct": 0.0, "group": "neither"}]
+    judged = {"score": 100.0, "counts": {"graded": 2}, "counted": ["yes or no"], "extracted": rows}
+    (folder / "judge.json").write_text(json.dumps(judged))
+    row = read_rows(tmp_path)[0]
+    assert row.score == 100.0 and row.complete and row.sample is not None
+    (folder / "judge.json").write_text(json.dumps(judged | {"counts": {"graded": 1}}))
+    assert read_rows(tmp_path)[0].score is None
+
+
 def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], score=1510.7, benchmark="mme", statistic="unheard of")
     store(tmp_path, [1, 0])
