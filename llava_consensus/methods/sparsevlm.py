@@ -141,10 +141,10 @@ def recycled(dropped: int) -> tuple[int, int]:
 
 
 def solve(tokens: int, available: int) -> int:
-    """k with k + clusters = T, the smallest; T itself where the clusters alone are more (then nothing is recycled)."""
+    """The largest k with k + clusters = T; T itself where the clusters alone are more (then nothing is recycled)."""
     if recycled(available)[1] > tokens:
         return tokens
-    return next(k for k in range(tokens) if k + recycled(available - k)[1] == tokens)
+    return next(k for k in reversed(range(tokens)) if k + recycled(available - k)[1] == tokens)
 
 
 def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs  # noqa: E402
+from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs
 
 CASES = [("1.5", 576, t, s) for t in (192, 128, 96, 64) for s in (0, 1)] + [("2.0", 576, t, 0) for t in (192, 128, 64)]
 CASES += [("1.5", 333, 128, 0), ("1.5", 900, 192, 0), ("2.0", 333, 128, 0)]
