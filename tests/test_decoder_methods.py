@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from llava_consensus import peaks
 from llava_consensus.decoder import Cut, DecoderView, Stage, attention_rows, scaled
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.decoder_seam import DecoderSeam
@@ -163,10 +164,10 @@ def test_equal_densities_rank_by_index_so_that_twins_give_one_centre() -> None:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, 16, 8, generator=generator) * 3
     states[0, 5] = states[0, 11] + 0.01
-    group, centres = sparsevlm.cluster(states, 2)
+    group, centres = peaks.cluster(states, 2)
     assert len({5, 11} & set(centres[0].tolist())) <= 1 and group[0, 5] == group[0, 11]
     assert group.unique().tolist() == [0, 1] and group[0, centres[0]].tolist() == [0, 1]
-    same, middle = sparsevlm.cluster(torch.ones(1, 6, 4), 1)
+    same, middle = peaks.cluster(torch.ones(1, 6, 4), 1)
     assert same.tolist() == [[0] * 6] and middle.tolist() == [[0]]
 
 
@@ -229,6 +230,34 @@ def test_every_budget_from_one_to_all_has_a_schedule(name: str) -> None:
     own = make(name).flops(SHAPE, Budget(64))
     assert 0 < own < 0.01 * 2 * 642 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # less than one percent of the prefill
     assert make(name).flops(SHAPE, Budget(576)) == 0
+
+
+@pytest.mark.parametrize("name, options", [("fastv", {}), ("pyramiddrop", {}), ("sparsevlm", {}), ("dart", {})])
+def test_flops_are_what_the_counter_counts(name: str, options: dict[str, Any]) -> None:
+    """Matrix products of `select` at every cut; projections and distances, which happen elsewhere, are added."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape, tokens = SHAPE._replace(layers=8, width=64, heads=4, kv_heads=2, head_width=16, patches=90, text=12), 40
+    method, left, counted = make(name, **options), 90, 0.0
+    for stage in method.stages(Budget(tokens), 90, 8):
+        rows, size = (1 if method.rows == "last" else 12), left + 12
+        flat = torch.ones(1, size, 16)
+        asked = torch.arange(size - rows, size)[None]
+        real = torch.ones(1, size, dtype=torch.bool)
+        query, key = torch.randn(1, 4, rows, 16), torch.randn(1, 2, size, 16)
+        probe = TextProbe(query, key, flat, flat * 0, 0.25, asked, real[:, :rows], real)
+        inputs = torch.randn(1, 90, 64), torch.randn(1, rows, 64)
+        states = torch.randn(1, left, 64)
+        view = DecoderView(tokens, stage, states, inputs[1], torch.arange(left)[None], probe, *inputs, lambda x: x)
+        with FlopCounterMode(display=False) as counter:
+            method.select(view, CPU)
+        counted += counter.get_total_flops()
+        if method.looks == "own":
+            counted += 2 * 64 * 16 * (4 * rows + 2 * size)
+        if stage.merged:
+            counted += 2 * 64 * sparsevlm.recycled(left - stage.kept)[0] ** 2
+        left = stage.left
+    assert abs(method.flops(shape, Budget(tokens)) - counted) <= 0.01 * counted
 
 
 def test_options_are_refused_with_their_bound() -> None:
