@@ -95,3 +95,14 @@ def test_sparsevlm_equals_the_authors_code(model: Any, monkeypatch: pytest.Monke
     cuts, ours = run(model, make("sparsevlm", version=version), int(visual), int(tokens), int(seed))
     assert [cut.kept[0].tolist() for cut in cuts] == kept and not noise
     assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", cases("fastv"))
+@torch.no_grad()
+def test_fastv_equals_the_authors_code(model: Any, case: str) -> None:
+    """Their in-place variant has no cache, so there are no decoded rows to compare."""
+    visual, tokens, seed = map(int, case.split("_"))
+    kept, logits = golden("fastv", case)
+    cuts, ours = run(model, make("fastv"), visual, tokens, seed, steps=0)
+    assert [cut.kept[0].tolist() for cut in cuts] == kept
+    assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)
