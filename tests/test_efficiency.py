@@ -85,6 +85,15 @@ def test_a_measurement_on_the_mini_model() -> None:
     assert len(host.tokenizer(answer.text).input_ids) > 3, "a lower bound forces a long answer"
 
 
+@pytest.mark.parametrize("name", ["random", "consensusdrop"])
+def test_a_method_s_own_work_is_timed_whether_or_not_it_has_stages(name: str) -> None:
+    host = load(str(ROOT / "checkpoints" / "llava-mini"), device="cpu")
+    with host.attach(make(name), Budget(64)) as attached:
+        host.answer([host.encode([PICTURE])], [Prompt("Is it?", max_new_tokens=1)])
+        spent = attached.milliseconds()
+    assert ("method" in spent) != ("scap" in spent) and {"probe", "gather", "splice"} < spent.keys()
+
+
 def script(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """The JSON a script ends with."""
     monkeypatch.chdir(ROOT)

@@ -113,7 +113,8 @@ class LlavaAttachment:
         own = {id(one.stages): one.stages for outcome in self.outcomes for _, one in outcome.reductions}
         spent: dict[str, float] = {}
         for stages in (self.stages, *own.values()):
-            spent |= stages.milliseconds() if stages else {}
+            for name, time in stages.milliseconds().items() if stages else ():
+                spent[name] = spent.get(name, 0.0) + time
         return spent
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
