@@ -12,6 +12,8 @@ BATCH ?= 16
 LIMIT ?=
 ARGS ?=
 ANSWERS ?=
+BENCH ?=
+METHODS ?=
 
 # how it is set up
 PYTHON3 ?= python3
@@ -24,7 +26,7 @@ PINNED_READY := $(PINNED)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-pinned data style test test-pinned tables demo train-mini clean FORCE
+.PHONY: help setup setup-pinned data style test test-pinned sweep tables bench demo train-mini clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -55,15 +57,24 @@ $(PINNED_READY): pyproject.toml requirements/pinned.txt
 data: $(READY)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
 
-eval-%: data FORCE  ## accuracy on gqa, pope or textvqa: make eval-gqa TOKENS=64
+eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl
-	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
+	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA) $(ARGS),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
 
-tables: data  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
-	$(PYTHON) eval_scripts/run_grid.py --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
-	$(CLI) report --out $(OUT) $(patsubst %,--write %,$(wildcard README.md docs/results.md))
+sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop random" TOKENS="192 128 64 32"
+	$(CLI) sweep --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) \
+		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
+		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
+
+tables: sweep  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
+	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
+		$(patsubst %,--summary %,$(wildcard README.md)) $(patsubst %,--write %,$(wildcard docs/results.md))
+
+bench: data  ## time, cache and memory of every method on MODEL, interleaved in one process
+	$(PYTHON) eval_scripts/bench.py --model $(MODEL) --images $(DATA)/eval/gqa/data/images --tokens $(TOKENS) \
+		--out $(OUT)/bench.json $(ARGS)
 
 demo: data  ## one question about one mini picture, with a picture of what was kept
 	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)

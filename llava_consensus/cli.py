@@ -1,9 +1,13 @@
 """The front door: arguments in, one call, numbers out.
 
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
-    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file, as JSON
+    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
+    llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
+    llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
     llava-consensus list                                  methods, hosts, benchmarks
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
@@ -15,15 +19,19 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llava_consensus import commands as on_files
 from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.judge import command
+from llava_consensus.report import command as tables
 
 if TYPE_CHECKING:
     from llava_consensus.harness import RunResult
 
+LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 MODEL, DATA, OUT = "checkpoints/llava-mini", "playground/mini", "results"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's own suffix
 
@@ -47,15 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llava-consensus", description="Fewer visual tokens for LLaVA, measured.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _eval_arguments(_command(commands, "eval", _eval, "accuracy of a model and method on one benchmark"))
-    score = _command(commands, "score", _score, "score an answer file and print JSON")
-    score.add_argument("name", metavar="BENCHMARK")
-    score.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes them")
-    score.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    _sweep_arguments(_command(commands, "sweep", _sweep, "a grid of benchmarks, methods and budgets"))
+    on_files.add(lambda name, lines, line: _command(commands, name, lambda given: _print(lines(given)), line), DATA)
+    judge = _command(commands, "judge", _judge, "grade an answer file by a judge model")
+    judge.add_argument("--data", default=DATA, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
+    command.arguments(judge)
     _ask_arguments(_command(commands, "ask", _ask, "ask one question about one picture"))
-    report = _command(commands, "report", _report, "tables of all results, as Markdown")
-    report.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-    report.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
-    report.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens")
+    tables.report_arguments(_command(commands, "report", _report, "tables of all results: Markdown, CSV, LaTeX"))
+    tables.compare_arguments(_command(commands, "compare", _compare, "two runs against each other, by question"))
     _command(commands, "list", _list, "methods, hosts and benchmarks")
     return parser
 
@@ -66,26 +73,51 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None]
     return parser
 
 
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)")
+    _load_arguments(parser)
     parser.add_argument("--method", default="consensusdrop", help="see `llava-consensus list` (%(default)s)")
     parser.add_argument("--tokens", default=64, type=int, help="visual tokens per image for the LLM (%(default)s)")
     parser.add_argument("--merged", type=int, help="how many of them are merged ones (the paper's split)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)")
     parser.add_argument("--conversation", help="LLaVA's conversation template (the benchmark's own, vicuna_v1)")
     parser.add_argument("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, 128)")
+
+
+def _load_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)")
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", default=DATA, help="folder with eval/... in LLaVA's layout (%(default)s)")
+    parser.add_argument("--out", default=OUT, type=Path, help="folder of results (%(default)s)")
+    parser.add_argument("--limit", type=int, help="only the first questions")
+    parser.add_argument("--batch", default=16, type=int, help="questions answered together (%(default)s)")
+    parser.add_argument("--workers", default=1, type=int, help="processes, each with its own model (%(default)s)")
+    parser.add_argument("--engine", default="local", help="where several workers are: local, ray (%(default)s)")
+    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
 
 
 def _eval_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     _model_arguments(parser)
-    parser.add_argument("--data", default=DATA, help="folder with eval/... in LLaVA's layout (%(default)s)")
-    parser.add_argument("--out", default=OUT, type=Path, help="folder of results (%(default)s)")
-    parser.add_argument("--limit", type=int, help="only the first questions")
-    parser.add_argument("--batch", default=16, type=int, help="questions answered together (%(default)s)")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
+    _run_arguments(parser)
+    on_files.choice_argument(parser)
+
+
+def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks (%(default)s)")
+    parser.add_argument("--methods", default=LINEUP, metavar="NAMES", help="NAME or NAME:key=value,... (%(default)s)")
+    parser.add_argument("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets (%(default)s)")
+    _load_arguments(parser)
+    _run_arguments(parser)
 
 
 def _ask_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,31 +139,45 @@ def _tell() -> None:
     logger.setLevel(logging.INFO)
 
 
-def _options(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise OptionError(f"--option {pair}: must be KEY=VALUE, for example --option alpha=0.5")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
+def _sweep(arguments: argparse.Namespace) -> None:
+    from llava_consensus import harness, sweep
+    from llava_consensus.plan import RunConfig
+
+    places = {name: getattr(arguments, name) for name in ("model", "data", "limit", "device", "dtype")}
+    try:
+        tokens = [int(text) for text in arguments.tokens.split()]
+    except ValueError:
+        raise OptionError(f"--tokens {arguments.tokens!r}: must be whole numbers, such as '192 64'") from None
+    grid = sweep.cells(RunConfig("", **places), arguments.bench.split(), arguments.methods.split(), tokens)
+    pace = harness.Pace(arguments.batch, arguments.workers, arguments.engine, not arguments.no_progress)
+
+    def tell(number: int, cell: sweep.Cell) -> None:
+        options = "".join(f" {key}={value}" for key, value in cell.config.options.items())
+        what = f"{cell.config.benchmark} {cell.config.method}{options} {cell.config.tokens}"
+        print(f"[{number}/{len(grid)}] {what}", flush=True)
+
+    done = sweep.sweep(grid, arguments.out, pace, tell)
+    failed = [cell for cell in done if cell.error]
+    for cell in failed:
+        print(f"failed: {cell.config.benchmark} {cell.config.method} {cell.config.tokens}: {cell.error}")
+    print(f"{len(done) - len(failed)} of {len(done)} runs are complete: {arguments.out}")
+    if failed and failed[0].error:
+        raise failed[0].error
 
 
 def _eval(arguments: argparse.Namespace) -> None:
     from llava_consensus import harness
     from llava_consensus.plan import RunConfig
     from llava_consensus.report import table
+    from llava_consensus.sweep import parse_options
 
     config = RunConfig(
         benchmark=arguments.name,
         method=arguments.method,
-        options=_options(arguments.option),
+        options=parse_options(arguments.option),
         tokens=arguments.tokens,
         merged=arguments.merged,
+        match=arguments.match,
         model=arguments.model,
         data=arguments.data,
         limit=arguments.limit,
@@ -139,8 +185,10 @@ def _eval(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         conversation=arguments.conversation,
         max_new_tokens=arguments.max_new_tokens,
+        choices=on_files.choices(arguments.benchmark_option),
     )
-    result = harness.run(config, arguments.out, arguments.batch, not arguments.no_progress)
+    pace = harness.Pace(arguments.batch, arguments.workers, arguments.engine, not arguments.no_progress)
+    result = harness.run(config, arguments.out, pace)
     stored = json.loads((result.path / "config.json").read_bytes())
     print("\n".join(_summary(result, arguments.name, table.full_score(arguments.out, stored))))
 
@@ -167,26 +215,27 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
 
 
-def _score(arguments: argparse.Namespace) -> None:
-    from llava_consensus import benchmarks
-    from llava_consensus.records import read_answers
+def _judge(arguments: argparse.Namespace) -> None:
+    from llava_consensus.sweep import parse_options
 
-    benchmark = benchmarks.get(arguments.name)
-    print(json.dumps(benchmark.score(read_answers(arguments.answers), arguments.data), indent=1))
+    _print(command.run(arguments, parse_options(arguments.judge_option)))
 
 
 def _ask(arguments: argparse.Namespace) -> None:
     from llava_consensus import hosts
     from llava_consensus.ask import ask, picture
+    from llava_consensus.hosts.checkpoints import check_checkpoint, check_conversation
     from llava_consensus.images import open_image
     from llava_consensus.methods import make
-    from llava_consensus.plan import check_model
+    from llava_consensus.sweep import parse_options
     from llava_consensus.tokens import Budget
 
-    method = make(arguments.method, **_options(arguments.option))
+    method = make(arguments.method, **parse_options(arguments.option))
     budget = Budget(arguments.tokens, arguments.merged)
     _check_ask(arguments)
-    check_model(arguments.model)
+    check_checkpoint(arguments.model)
+    if arguments.conversation:
+        check_conversation(arguments.conversation)
     image = open_image(arguments.picture, upright=True)
     text = arguments.question + (SHORT if arguments.short else "")
     prompt = hosts.Prompt(text, arguments.conversation or "vicuna_v1", arguments.max_new_tokens or 128)
@@ -217,18 +266,11 @@ def _check_ask(arguments: argparse.Namespace) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from llava_consensus.report import table
+    print(tables.report(arguments))
 
-    tables = table.markdown(table.read_rows(arguments.out))
-    for path in arguments.write:
-        if not path.is_file():
-            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), tables, str(path)), encoding="utf-8")
-    print(tables)
-    if arguments.figure:
-        from llava_consensus.report import figures
 
-        figures.score_against_tokens(table.read_rows(arguments.out), arguments.figure)
+def _compare(arguments: argparse.Namespace) -> None:
+    print(tables.compare(arguments))
 
 
 def _list(arguments: argparse.Namespace) -> None:

@@ -1,22 +1,26 @@
-"""Time to the first token, and what the reduction itself costs: measured interleaved, in one process, as medians.
+"""Times, caches and memory, and what the reduction itself costs: measured interleaved, in one process, as medians.
 
-`python eval_scripts/first_token.py` prints the table. The clock runs from the picture in memory to the first token's
-text, vision tower included, so nothing is hidden before the first forward. Compare numbers of one call with each other,
-never across calls.
+`make bench` prints all of it for every method, `python eval_scripts/first_token.py` the first token alone. The clock
+runs from the picture in memory to the first token's text, vision tower included, so nothing is hidden before the first
+forward. Compare numbers of one call with each other, never across calls.
 """
 
+import re
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from PIL.Image import Image
 
-from llava_consensus.hosts.base import Host, Prompt
+from llava_consensus.hosts.base import Answer, Host, Prompt
 from llava_consensus.tokens import Budget, Method
 
 Side = tuple[Method, Budget]
+CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 class FirstToken(NamedTuple):
@@ -28,6 +32,20 @@ class FirstToken(NamedTuple):
     def share(self) -> float:
         """Share of the time to the first token that the reduction takes, host bookkeeping included."""
         return sum(self.stages.values()) / self.total
+
+
+class Measured(NamedTuple):
+    """Medians of one side: milliseconds and bytes."""
+
+    first: FirstToken
+    token_ms: float  # each output token after the first
+    kv_bytes: int | None  # cache after the prefill; None where the host does not tell
+    peak_bytes: int | None  # most memory while answering: allocated on CUDA, resident on Linux, else None
+
+    @property
+    def own_ms(self) -> float:
+        """Time of the method's own work, host bookkeeping included."""
+        return sum(self.first.stages.values())
 
 
 def first_token(
@@ -49,13 +67,79 @@ def first_token(
         for picture in pictures:
             for index, (method, budget) in enumerate(sides):
                 with host.attach(method, budget) as attached:
-                    start = time.perf_counter()
-                    host.answer([host.encode([picture])], [first])
-                    spent = time.perf_counter() - start
+                    spent, _ = _timed(host, picture, first)
                 if round_number:
-                    totals[index].append(1e3 * spent)
+                    totals[index].append(spent)
                     stages[index].append(attached.milliseconds())
     return [FirstToken(statistics.median(t), _medians(s)) for t, s in zip(totals, stages, strict=True)]
+
+
+def measure(
+    host: Host, pictures: Sequence[Image], prompt: Prompt, sides: Sequence[Side], repeats: int = 5, length: int = 9
+) -> list[Measured]:
+    """Measures every side on every picture in turn, after one round that does not count.
+
+    Args:
+        pictures: asked one by one, each put through the vision tower again.
+        sides: method and budget of each.
+        repeats: rounds.
+        length: tokens of the longer answer; its time less that of one token, over the tokens between, is the time of a
+            token.
+    Returns:
+        One Measured for each side, medians over rounds and pictures, the largest memory.
+    """
+    rounds: list[list[Measured]] = [[] for _ in sides]
+    for round_number in range(repeats + 1):
+        for picture in pictures:
+            for found, side in zip(rounds, sides, strict=True):
+                one = _measure(host, picture, prompt, side, length)
+                if round_number:
+                    found.append(one)
+    return [_median(found) for found in rounds]
+
+
+def _measure(host: Host, picture: Image, prompt: Prompt, side: Side, length: int) -> Measured:
+    """One picture, once: an answer of one token, then a longer one."""
+    with host.attach(*side) as attached:
+        reset_peak()
+        first, answer = _timed(host, picture, replace(prompt, max_new_tokens=1, min_new_tokens=0))
+        stages = attached.milliseconds()
+        longer, _ = _timed(host, picture, replace(prompt, max_new_tokens=length, min_new_tokens=length))
+        peak = peak_bytes()
+    cache = sum(answer.prefill.kv_bytes) if answer.prefill and answer.prefill.kv_bytes else None
+    return Measured(FirstToken(first, stages), (longer - first) / (length - 1), cache, peak)
+
+
+def _median(found: Sequence[Measured]) -> Measured:
+    totals, stages = [one.first.total for one in found], [one.first.stages for one in found]
+    first = FirstToken(statistics.median(totals), _medians(stages))
+    caches = [one.kv_bytes for one in found if one.kv_bytes is not None]
+    peaks = [one.peak_bytes for one in found if one.peak_bytes is not None]
+    cache = round(statistics.median(caches)) if caches else None
+    return Measured(first, statistics.median(one.token_ms for one in found), cache, max(peaks, default=None))
+
+
+def _timed(host: Host, picture: Image, prompt: Prompt) -> tuple[float, Answer]:
+    """Milliseconds from a picture in memory to the text of its answer, and the answer."""
+    start = time.perf_counter()
+    (answer,) = host.answer([host.encode([picture])], [prompt])
+    return 1e3 * (time.perf_counter() - start), answer
+
+
+def reset_peak() -> None:
+    """Starts the measurement of peak memory anew, on CUDA where this process uses it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    elif CLEAR.exists():
+        CLEAR.write_text("5")  # proc(5): resets VmHWM
+
+
+def peak_bytes() -> int | None:
+    """Most memory since `reset_peak`: allocated by torch on CUDA, resident in all on Linux; None elsewhere."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text()) if STATUS.exists() else None
+    return int(found[1]) << 10 if found else None
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:

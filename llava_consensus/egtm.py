@@ -49,10 +49,16 @@ def assign(keys: Tensor, anchors: Tensor) -> Tensor:
     return group.scatter(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
 
 
-def merge(projected: Tensor, group: Tensor, count: int) -> Tensor:
-    """Plain mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
+def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = None) -> Tensor:
+    """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back.
+
+    Args:
+        weight: [B, R] above 0, the weight of each token in its group; None is the plain mean of the paper.
+    """
     member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
-    mean = member @ projected.float() / member.sum(-1, keepdim=True).clamp_min(1)
+    member = member if weight is None else member * weight[:, None]
+    total = member.sum(-1, keepdim=True)
+    mean = member @ projected.float() / torch.where(total > 0, total, torch.ones_like(total))
     return mean.to(projected.dtype)
 
 

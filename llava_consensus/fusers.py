@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from llava_consensus.tokens import membership, rank
+from llava_consensus.tokens import indices, membership, rank
 
 
 def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
@@ -20,6 +20,27 @@ def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
 def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
     """alpha s_v + (1 - alpha) s_c: [B, N], [B, N] -> [B, N]."""
     return alpha * vision + (1.0 - alpha) * cross
+
+
+def product(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
+    """s_v^alpha s_c^(1 - alpha), normalised to sum 1: high only where both sides agree. [B, N], [B, N] -> [B, N]."""
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.softmax(convex(vision.clamp_min(tiny).log(), cross.clamp_min(tiny).log(), alpha), dim=-1)
+
+
+def by_rank(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
+    """alpha r_v + (1 - alpha) r_c, normalised to sum 1, with r = N for the best token and 1 for the last: the scales of
+    the two sides do not matter. [B, N], [B, N] -> [B, N].
+    """
+    fused = convex(_points(vision), _points(cross), alpha)
+    return fused / fused.sum(-1, keepdim=True)
+
+
+def _points(saliency: Tensor) -> Tensor:
+    """N for the best token of each row down to 1 for the last: [B, N]."""
+    size = saliency.shape[-1]
+    steps = torch.arange(size, 0, -1, device=saliency.device, dtype=torch.float32)
+    return torch.empty_like(saliency, dtype=torch.float32).scatter(-1, rank(saliency), steps.expand(saliency.shape))
 
 
 def top(saliency: Tensor, count: int) -> Tensor:
@@ -44,7 +65,7 @@ def recover(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor
     fresh = ~kept.gather(1, order)
     chosen = fresh & (fresh.cumsum(1) <= handed)
     kept = kept.scatter(1, order, kept.gather(1, order) | chosen)
-    return torch.sort(kept.to(torch.uint8), dim=-1, descending=True, stable=True).indices[:, :count]
+    return indices(kept, count)
 
 
 def recovered(count: int, rate: float) -> int:

@@ -13,6 +13,7 @@ Ghostscript for EPS).
     image = open_image("photo.jpg", upright=True)
 """
 
+import io
 import threading
 import warnings
 from pathlib import Path
@@ -40,26 +41,33 @@ TURNS = {
 _HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
-def open_image(path: str | Path, upright: bool = False) -> Image.Image:
-    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read."""
+def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:
+    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
+
+    `content` is the picture itself where it is no file of its own; `path` then only names it.
+    """
     path = Path(path)
-    _check_file(path)
-    with _open_header(path) as picture:
-        _check_size(path, picture.size)
+    if content is None:
+        check_file(path)
+    elif not content:
+        raise ImageError(f"{path}: empty (0 bytes)")
+    with open_header(path, content) as picture:
+        check_size(path, picture.size)
         try:
             picture.load()
             image = picture.convert("RGB") if not picture.mode.startswith(DEEP) else _from_deep(picture)
         except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
-            raise ImageError(f"{path}: damaged or cut off ({_reason(error)})") from error
+            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
         return _turned(picture, image) if upright else image
 
 
-def _check_file(path: Path) -> None:
+def check_file(path: Path, kind: str = "picture") -> None:
+    """Raises an ImageError unless there is a regular file with something in it."""
     try:
         if path.is_dir():
-            raise ImageError(f"{path}: is a folder, not a picture")
+            raise ImageError(f"{path}: is a folder, not a {kind}")
         if not path.exists():
-            raise ImageError(f"{path}: no such picture")
+            raise ImageError(f"{path}: no such {kind}")
         if not path.is_file():
             raise ImageError(f"{path}: not a regular file")
         if path.stat().st_size == 0:
@@ -68,22 +76,26 @@ def _check_file(path: Path) -> None:
         raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _open_header(path: Path) -> Image.Image:
-    """Reads no pixels yet. Pillow's own warning about large pictures is left to `_check_size`, which refuses them."""
+def open_header(path: Path, content: bytes | None = None) -> Image.Image:
+    """Reads no pixels yet. Pillow's own warning about large pictures is left to `check_size`, which refuses them."""
     Image.init()
     try:
         with _HEADERS, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return Image.open(path, formats=[name for name in FORMATS if name in Image.OPEN])
+            return Image.open(
+                path if content is None else io.BytesIO(content),
+                formats=[name for name in FORMATS if name in Image.OPEN],
+            )
     except UnidentifiedImageError as error:
         raise ImageError(f"{path}: not a picture in a known format, or its head is damaged") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error
     except Exception as error:  # as above
-        raise ImageError(f"{path}: cannot be read ({_reason(error)})") from error
+        raise ImageError(f"{path}: cannot be read ({reason(error)})") from error
 
 
-def _check_size(path: Path, size: tuple[int, int]) -> None:
+def check_size(path: Path, size: tuple[int, int]) -> None:
+    """Raises an ImageError for a size in pixels that could exhaust memory, or for none at all."""
     width, height = size
     if width * height > MAX_PIXELS or max(size) > MAX_SIDE:
         raise ImageError(_too_large(path, f"{width:,} x {height:,} pixels"))
@@ -118,5 +130,6 @@ def _turned(picture: Image.Image, image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What an exception says, or its name where it says nothing."""
     return str(error) or type(error).__name__

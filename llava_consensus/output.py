@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.tokens import Reduction, membership
+from llava_consensus.tokens import Reduction, indices, membership
 
 
 class Folded(NamedTuple):
@@ -18,7 +18,7 @@ class Folded(NamedTuple):
 
 
 def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None = None) -> Reduction:
-    """The reduced tokens with their bookkeeping.
+    """The reduced tokens with their bookkeeping, kept tokens as they were.
 
     Args:
         projected: [B, N, D] all tokens of the unit.
@@ -26,12 +26,24 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
         order: `top_then_merged` | `raster`.
         folded: None where nothing was merged.
     """
-    count, size = kept.shape[1], projected.shape[1]
-    tokens, source = pick(projected, kept), kept
+    return arrange(pick(projected, kept), kept, projected.shape[1], order, folded)
+
+
+def arrange(own: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None) -> Reduction:
+    """The reduced tokens with their bookkeeping, for methods that change what they keep.
+
+    Args:
+        own: [B, K, D] the tokens that stand for the kept ones.
+        kept: [B, K] in the order of `own`.
+        size: N.
+        order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones behind them.
+        folded: None where nothing was merged.
+    """
+    count, tokens, source = kept.shape[1], own, kept
     anchors = kept[:, :0]
     if folded is not None:
         anchors = folded.anchors
-        tokens, source = torch.cat((tokens, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
+        tokens, source = torch.cat((own, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
     slots = torch.arange(source.shape[1], device=kept.device).expand(len(kept), -1)
     if order == "raster":
         source, place = source.sort(dim=1)
@@ -39,7 +51,7 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
     owner = torch.full((len(kept), size), -1, dtype=torch.long, device=kept.device).scatter(1, kept, slots[:, :count])
     if folded is not None:
         owner = owner.scatter(1, folded.rest, slots[:, count:].gather(1, folded.group))
-    return Reduction(tokens, kept, anchors, source, owner)
+    return Reduction(tokens, kept.sort(dim=1).values, anchors, source, owner)
 
 
 def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reduction:
@@ -64,8 +76,7 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
 
 def left_over(kept: Tensor, size: int) -> Tensor:
     """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    missing = torch.ones(len(kept), size, dtype=torch.uint8, device=kept.device).scatter(1, kept, 0)
-    return torch.sort(missing, dim=1, descending=True, stable=True).indices[:, : size - kept.shape[1]]
+    return indices(~membership(kept, size), size - kept.shape[1])
 
 
 def pick(values: Tensor, index: Tensor) -> Tensor:

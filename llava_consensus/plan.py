@@ -8,22 +8,22 @@ Batch size and the folder of results are not in it.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from llava_consensus import benchmarks
+from llava_consensus.account import MATCHES
 from llava_consensus.benchmarks import Benchmark, Question
 from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 from llava_consensus.methods import make
 from llava_consensus.records import Record
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.tokens import Budget, Method, choose
 
 MINI = Path("playground/mini")  # the generated data
-DTYPES = ("auto", "float32", "float16", "bfloat16")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
 PACKAGES = (
     "llava-consensus",
@@ -44,11 +44,13 @@ class RunConfig:
         method: name in METHODS; `options` are its options, defaults filled in.
         tokens: visual tokens per image handed to the language model.
         merged: how many of them are merged ones; None is the split of the paper.
+        match: by which count `tokens` is meant, `kept` | `entering` | `average` | `flops` (`account.match`).
         model: folder of a LLaVA checkpoint, or hub name.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: only the first questions.
         device, dtype: `auto`, or as torch calls them.
         conversation, max_new_tokens: instead of the benchmark's own.
+        choices: options of the benchmark; only those that change what is asked are part of the configuration.
     """
 
     benchmark: str
@@ -56,6 +58,7 @@ class RunConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     tokens: int = 64
     merged: int | None = None
+    match: str = "kept"
     model: str = "checkpoints/llava-mini"
     data: str = str(MINI)
     limit: int | None = None
@@ -63,6 +66,7 @@ class RunConfig:
     dtype: str = "auto"
     conversation: str | None = None
     max_new_tokens: int | None = None
+    choices: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,45 +80,42 @@ class Plan:
     data: Path
     device: str
     description: Record
+    match: str = "kept"
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
         folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images
         return tuple(folder / name for name in question.images)
 
+    @property
+    def content(self) -> Callable[[Path], bytes] | None:
+        """Reads a picture that is no file of its own (MMBench's are inside its table); None where all are files."""
+        read = self.benchmark.picture
+        return None if read is None else lambda path: read(self.data, path.name)
 
-def prepare(config: RunConfig, batch: int = 1) -> Plan:
+
+def prepare(config: RunConfig) -> Plan:
     """Checks everything that needs no weights, and writes down the whole configuration."""
-    benchmark = benchmarks.get(config.benchmark)
+    benchmark = benchmarks.get(config.benchmark, config.choices)
     method = make(config.method, **config.options)
     budget = Budget(config.tokens, config.merged)
-    for name, value in (("batch", batch), ("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
+    for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
+    choose("match", config.match, MATCHES)
     device = _device(config.device)
     if config.dtype not in DTYPES:
         raise unknown_name("dtype", config.dtype, DTYPES)
-    check_model(config.model)
+    check_checkpoint(config.model)
+    if config.conversation is not None:
+        check_conversation(config.conversation)
+    if benchmark.frames:
+        from llava_consensus import video  # only now: it takes a while
+
+        video.decoder()  # or says what to install
     questions = _read_questions(config, benchmark)
     description = _describe(config, benchmark, method) | {"device": device}
-    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description)
-
-
-def check_model(model: str) -> None:
-    """Raises DataError for a local folder that is no checkpoint; a name of the form owner/name is left to the hub."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise DataError(f"model {model!r}: the folder has no config.json, so it is no checkpoint.{_checkpoints()}")
-        return
-    local = model.startswith((".", "/", "~")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
-    if folder.exists() or local or not HUB_NAME.fullmatch(model):
-        raise DataError(f"model {model!r}: no such folder.{_checkpoints()} A model of the hub is named owner/name")
-
-
-def _checkpoints() -> str:
-    found = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
-    return f" Here are: {', '.join(found)}." if found else " There are none in checkpoints/ either."
+    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description, config.match)
 
 
 def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
@@ -126,7 +127,8 @@ def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
     questions = benchmark.load(data)[: config.limit]
     if not questions:
         raise DataError(f"{folder / benchmark.questions}: no questions in it")
-    if not (folder / benchmark.images).is_dir() and any(question.images for question in questions):
+    as_files = benchmark.picture is None and any(question.images for question in questions)
+    if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
     return questions
 
@@ -168,7 +170,9 @@ def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: _version(name) for name in (*PACKAGES, *(("av",) if benchmark.frames else ()))},
+        **({"choices": benchmark.asking} if benchmark.asking else {}),
+        **({} if config.match == "kept" else {"match": config.match}),
     }
 
 

@@ -5,6 +5,8 @@ A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole config
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
     errors.jsonl    one line per question that could not be asked, because its picture cannot be read
+    shards/         of a run with several workers: what they have finished, a file for each range of questions, written
+                    in one step; merged into the two files above, in the order of the questions, when all is there
     metrics.json    written last; a run is complete when it is there
     lock            held while a process works on the run; the operating system lets go of it when the process dies
 
@@ -16,7 +18,8 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +27,7 @@ from typing import Any
 from llava_consensus.errors import BusyError, DataError
 
 CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
+SHARDS = "shards"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 
@@ -51,13 +55,15 @@ def read_json(path: Path, remedy: str) -> Any:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step: a reader sees the old file or the new one, never a part."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    _sync_folder(path.parent)
+    _replace(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
+    """One range of questions of the run in folder `run`, in one step; nothing where it is there already."""
+    path = run / SHARDS / f"{name}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        _replace(path, _lines((*answers, *errors)))
 
 
 def read_answers(path: Path) -> list[Record]:
@@ -90,13 +96,23 @@ class Run:
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
+    def add_shard(self, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
+        """Takes over what a worker has finished; `write_shard` makes the file, here or in the worker's process."""
+        write_shard(self.path, name, answers, errors)
+        self.errors.update((record["index"], record) for record in errors)
+        self.answers.update((record["metadata"]["index"], record) for record in answers)
+
     def metrics(self) -> Record | None:
         """What a complete run measured; None while the run is not complete."""
         path = self.path / METRICS
         return read_json(path, "Delete it; the same command makes it again.") if path.exists() else None
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Completes the run."""
+        """Completes the run, with its records in the order of the questions."""
+        for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
+            if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
+                _replace(self.path / name, _lines(records[index] for index in sorted(records)))
+        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
         write_json(self.path / METRICS, metrics)
 
     def close(self) -> None:
@@ -196,11 +212,24 @@ def _load(run: Run, indexes: Collection[int]) -> None:
             (run.errors if name == ERRORS else run.answers)[index] = record
         if end is not None:
             cut.append((path, end))
+    _load_shards(run, indexes)
     for path, end in cut:
         os.truncate(path, end)
         run.repairs.append(f"{path}: the last line was cut in the middle of a write; dropped it, it is asked again")
     if run.done != set(indexes):
         (run.path / METRICS).unlink(missing_ok=True)
+
+
+def _load_shards(run: Run, indexes: Collection[int]) -> None:
+    """What workers had finished when the run was stopped. A merge that was cut short leaves it in both places."""
+    for path in sorted((run.path / SHARDS).glob("[0-9]*.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            failed = "error" in _parse(path, number, line, ("question_id",))
+            record = _parse(path, number, line, ERROR_KEYS if failed else ANSWER_KEYS)
+            index = record["index"] if failed else _index(path, number, record)
+            if index not in indexes:
+                raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the file")
+            (run.errors if failed else run.answers).setdefault(index, record)
 
 
 def _index(path: Path, number: int, record: Record) -> int:
@@ -249,7 +278,7 @@ def _parse(path: Path, number: int, line: bytes, keys: Sequence[str]) -> Record:
 def _append(path: Path, records: Sequence[Record]) -> None:
     if not records:
         return
-    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    data = _lines(records)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         while data:  # one write; more only where the disk took less
@@ -261,6 +290,21 @@ def _append(path: Path, records: Sequence[Record]) -> None:
         ) from None
     finally:
         os.close(file)
+
+
+def _lines(records: Iterable[Record]) -> bytes:
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Puts a file in its place in one step."""
+    fresh = path.with_name(f".{path.name}.new")
+    with open(fresh, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

@@ -62,6 +62,22 @@ def cross_saliency(attention: Tensor, row_mask: Tensor, columns: Tensor, aggrega
     return ensure_finite("cross-modal saliency (SCAP)", saliency)
 
 
+def position_prior(probe: TextProbe, columns: Tensor, aggregate: str = "all") -> Tensor:
+    """The saliency each visual token would have if all of them were the same token, the mean key: what is left is the
+    pull of positions alone. Beyond the paper (baselines.md 13.8): dividing by it removes SCAP's position bias.
+
+    Args:
+        probe: of the prompts, one for each unit.
+        columns: [B, N] places of the visual tokens in the sequence.
+    Returns:
+        [B, N], sum 1 over each row that has text.
+    """
+    places = columns[:, None, :, None].expand(-1, probe.key.shape[1], -1, probe.key.shape[3])
+    mean = probe.key.gather(2, places).float().mean(2, keepdim=True).expand(-1, -1, columns.shape[1], -1)
+    flat = probe._replace(key=probe.key.float().scatter(2, places, mean))
+    return cross_saliency(text_attention(flat), probe.row_mask, columns, aggregate)
+
+
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding with the two halves of a head as the pairs: states [I, H, T, d], cos and sin [I, T,
     d].

@@ -75,7 +75,8 @@ class Placement:
     """Options every method shares: where its tokens go in the sequence and how tiles share the budget (method.md 6, 7).
 
     Args:
-        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept).
+        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for
+            some methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
         tile_budget: `per_tile` | `global` (one ranking over all tiles of a picture).
         vision_layer: block that gives saliency, features and keys; None is the block whose output feeds the projector.
@@ -91,21 +92,34 @@ class Placement:
     needs: ClassVar[frozenset[str]] = frozenset()
     reduces: ClassVar[bool] = True
     seam: ClassVar[str] = "assembled"
+    orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
+    attention_ahead: ClassVar[int] = 0
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the number of tokens depends on the picture: such units are reduced one by one."""
+        return False
 
     def entering(self, budget: "Budget", available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
         return [min(budget.tokens, available)] * layers
 
-    def flops(self, shape: "Shape", budget: "Budget") -> float:
-        """FLOPs of the method's own work for one picture, two for each multiply-add."""
-        return 0.0
-
     def vision_tokens(self, budget: "Budget", shape: "Shape") -> list[int]:
-        """Patches of one tile that enter each of the vision blocks."""
+        """Patches of one tile that enter each vision block; fewer where a method merges between attention and MLP."""
         return [shape.patches] * shape.blocks
 
+    def flops(self, shape: "Shape", budget: "Budget") -> float:
+        """FLOPs of the method's own work for one picture, two for each multiply-add; none where there is none."""
+        return 0.0
+
+    def units(self, shape: "Shape", budget: "Budget") -> list[tuple["Budget", int]]:
+        """Budget and size of each unit of one picture: its tiles, or all of it as one."""
+        if shape.tiles == 1 or self.tile_budget == "global":
+            return [(budget, shape.available)]
+        return [(share, shape.patches) for share in budget.share(shape.tiles)]
+
     def __post_init__(self) -> None:
-        choose("order", self.order, ("top_then_merged", "raster"))
+        choose("order", self.order, self.orders)
         choose("positions", self.positions, ("renumber", "keep"))
         choose("tile_budget", self.tile_budget, ("per_tile", "global"))
         if self.vision_layer is not None and (
@@ -133,7 +147,25 @@ class Shape(NamedTuple):
     patches: int  # of one tile
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
+    question: int | None = None  # of these, rows after the last picture; None where nobody knows
+    tiles: int = 1  # of one picture: the most it can have
+    pictures: int = 1  # of the prompt
+    classes: int = 1  # class tokens of the vision tower
+    projector: int = 0  # weights of the projector, multiply-adds for one patch
+    number_bytes: int = 2  # of one number in the cache
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
+
+    @property
+    def available(self) -> int:
+        """N, visual tokens of one picture."""
+        return self.patches * self.tiles
+
+    def known(self, name: str) -> int:
+        """A size that may be missing. OptionError where it is."""
+        value: int | None = getattr(self, name)
+        if value is None:
+            raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
+        return value
 
 
 class VisionAttention(NamedTuple):
@@ -158,6 +190,10 @@ class TextProbe(NamedTuple):
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
+
+    def of_prompts(self, index: Tensor) -> "TextProbe":
+        """The probes of the prompts that `index` [B] names."""
+        return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
 
 
 class ClipSides(NamedTuple):
@@ -200,12 +236,16 @@ class Reduction(NamedTuple):
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
     anchors: Tensor  # [B, M] ascending
-    source: Tensor  # [B, K + M] input token each output slot stands for: a kept token itself, a merged token's anchor
+    source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
     owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
     vision: Tensor | None = None  # [B, N] s_v
     cross: Tensor | None = None  # [B, N] s_c
     fused: Tensor | None = None  # [B, N] s
     stages: "Stages | None" = None
+    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
+
+
+AHEAD, PLACE, AFTER, BEHIND = range(4)  # of its unit, where its source is, right after its unit, behind the picture
 
 
 class Method(Protocol):
@@ -215,6 +255,7 @@ class Method(Protocol):
     reduces: ClassVar[bool]
 
     seam: ClassVar[str]  # where it acts: picture | vision | assembled | decoder
+    attention_ahead: ClassVar[int]  # blocks between the one that gives the features and the one whose attention is read
 
     @property
     def order(self) -> str: ...
@@ -224,9 +265,11 @@ class Method(Protocol):
     def tile_budget(self) -> str: ...
     @property
     def vision_layer(self) -> int | None: ...
+    @property
+    def adaptive(self) -> bool: ...
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
-    def flops(self, shape: Shape, budget: Budget) -> float: ...
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]: ...
+    def flops(self, shape: Shape, budget: Budget) -> float: ...
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` tokens that replace the N of each unit."""
         ...
@@ -295,6 +338,11 @@ def rank(saliency: Tensor) -> Tensor:
     device.
     """
     return torch.sort(saliency, dim=-1, descending=True, stable=True).indices
+
+
+def indices(mask: Tensor, count: int) -> Tensor:
+    """The first `count` true places of each row, ascending, where each row has so many: [B, N] -> [B, count]."""
+    return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def membership(index: Tensor, size: int) -> Tensor:

@@ -3,8 +3,11 @@ Imported by the other tests as `fakes`; registers nothing by itself.
 """
 
 import json
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,8 +16,9 @@ from zlib import crc32
 from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
-from llava_consensus.hosts.base import Answer
+from llava_consensus.hosts.base import Answer, Prefill
 from llava_consensus.plan import RunConfig
+from llava_consensus.tokens import Shape
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
@@ -94,7 +98,19 @@ class FakeHost:
         self.asked += [prompt.text for prompt in prompts]
         texts = [f"{prompt.text} {own} {'é' * (self.tokens % 5)}" for own, prompt in zip(encoded, prompts, strict=True)]
         before = [len(own) * self.visual_tokens for own in encoded]
-        return [Answer(t, b, min(b, self.tokens), 0, (), ()) for t, b in zip(texts, before, strict=True)]
+        read = [self.prefill(prompt, len(own)) for own, prompt in zip(encoded, prompts, strict=True)]
+        return [Answer(t, b, min(b, self.tokens), 0, (), (), r) for t, b, r in zip(texts, before, read, strict=True)]
+
+    def shape(self, text: int = 0) -> Shape:
+        return Shape(2, 8, 2, 1, 4, 16, 10, 2, 8, 2, 16, self.visual_tokens, 3, text, number_bytes=4)
+
+    def rows(self, prompt: Any, pictures: int = 1) -> tuple[int, int]:
+        return len(prompt.text), len(prompt.text) - 2
+
+    def prefill(self, prompt: Any, pictures: int) -> Prefill:
+        text, question = self.rows(prompt, pictures)
+        count = pictures * self.tokens
+        return Prefill(text, question, (count, count), (2 * 4 * 4 * (text + count),) * 2)
 
 
 def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:
@@ -125,3 +141,29 @@ def make_model(folder: Path) -> Path:
 def config(data: Path, model: Path, /, **changes: Any) -> RunConfig:
     """The configuration most tests use."""
     return RunConfig(**{"benchmark": "fake", "data": str(data), "model": str(model), "device": "cpu", **changes})
+
+
+class DyingHost(FakeHost):
+    """Dies by SIGKILL in the middle of its work, once: whoever makes the marker."""
+
+    def __init__(self, marker: Path, after: int) -> None:
+        super().__init__()
+        self.marker, self.after = marker, after
+
+    def answer(self, encoded: list[list[Any]], prompts: list[Any]) -> list[Answer]:
+        if len(self.asked) >= self.after and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().answer(encoded, prompts)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads fake hosts in processes of their own; with a marker one of them dies."""
+
+    marker: Path | None = None
+    after: int = 6
+    seconds: float = 0.0
+
+    def __call__(self, model: str, device: str, dtype: str) -> FakeHost:
+        return FakeHost(self.seconds) if self.marker is None else DyingHost(self.marker, self.after)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_data import make_gqa, make_pope, make_textvqa
+from tiny_data import make_gqa, make_mme, make_pope, make_seed, make_textvqa
 
 from llava_consensus.benchmarks import BENCHMARKS, get
 from llava_consensus.errors import DataError, OptionError
@@ -23,6 +23,16 @@ def gqa_data(tmp_path: Path) -> Path:
 @pytest.fixture
 def pope_data(tmp_path: Path) -> Path:
     return make_pope(tmp_path / "pope")
+
+
+@pytest.fixture
+def mme_data(tmp_path: Path) -> Path:
+    return make_mme(tmp_path / "mme")
+
+
+@pytest.fixture
+def seed_data(tmp_path: Path) -> Path:
+    return make_seed(tmp_path / "seed")
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def question_file(name: str, data: Path) -> Path:
     return data / "eval" / get(name).folder / get(name).questions
 
 
-@pytest.fixture(params=sorted(BENCHMARKS))
+@pytest.fixture(params=("gqa", "mme", "pope", "seed", "textvqa"))
 def case(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return request.param, request.getfixturevalue(f"{request.param}_data")
 
@@ -51,7 +61,10 @@ def test_registry_names_and_near_misses() -> None:
     assert {"gqa", "pope", "textvqa"} <= set(BENCHMARKS)
     assert all(name == one.name and one.line and one.files for name, one in BENCHMARKS.items())
     assert (get("gqa").paper, get("pope").paper, get("textvqa").paper) == (62.0, 85.9, 58.2)
-    assert all((one.max_new_tokens, one.conversation) == (128, "vicuna_v1") for one in BENCHMARKS.values())
+    assert all(
+        one.conversation == ("llava_v1" if one.frames else "vicuna_v1") and one.max_new_tokens in (128, 1024)
+        for one in BENCHMARKS.values()
+    )
     with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
         get("text_vqa")
 
@@ -69,7 +82,7 @@ def test_report_is_json_and_complete(case: tuple[str, Path]) -> None:
     records = answers_to(name, data)
     report = get(name).score(records, data)
     assert json.loads(json.dumps(report)) == report
-    assert 0 <= report[get(name).metric] <= 100 and report["complete"]
+    assert 0 <= report[get(name).metric] <= 2000 and report["complete"]
     assert [one["index"] for one in report["extracted"]] == list(range(len(records)))
 
 
@@ -101,7 +114,8 @@ def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:
 @pytest.mark.parametrize("number", range(2))
 def test_missing_files_are_named_with_their_source(case: tuple[str, Path], number: int) -> None:
     name, data = case
-    file = get(name).files[number]
+    needed = [one for one in get(name).files if not one.optional]
+    file = needed[number % len(needed)]
     (data / "eval" / get(name).folder / file.path).unlink()
     with pytest.raises(DataError) as caught:
         get(name).load(data)
@@ -177,7 +191,7 @@ def test_gqa_reports_everything(gqa_data: Path) -> None:
     assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
-    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True}
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
 
 
 def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:
@@ -196,6 +210,12 @@ def test_gqa_gold_of_another_tier_is_refused(gqa_data: Path) -> None:
     path.write_text(json.dumps(gold))
     with pytest.raises(DataError, match="does not know question_id '2'"):
         get("gqa").score([], gqa_data)
+
+
+def test_gqa_consistency_is_an_option_and_the_official_report_is_there(gqa_data: Path) -> None:
+    report = get("gqa", {"consistency": "yes"}).score(answers_to("gqa", gqa_data)[:3], gqa_data)
+    assert report["consistency"] == 75.0 and report["entailed_absent"] == 1
+    assert report["official_lines"][:4] == ["Binary: 100.00%", "Open: 0.00%", "Accuracy: 66.67%", "Consistency: 75.00%"]
 
 
 # POPE
@@ -263,3 +283,94 @@ def test_textvqa_needs_prompts_and_ten_answers(textvqa_data: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="another version"):
         get("textvqa").score(records, textvqa_data)
+
+
+# MME
+
+
+def test_mme_pairs_and_totals(mme_data: Path) -> None:
+    report = get("mme").score(answers_to("mme", mme_data, "Yes"), mme_data)
+    assert report["perception"] == 100.0 and report["cognition"] is None
+    assert report["tasks"]["color"] == {"acc": 50.0, "acc_plus": 0.0, "score": 50.0, "pictures": 2}
+    half = get("mme").score(answers_to("mme", mme_data, "Yes")[:3], mme_data)
+    assert half["tasks"]["color"]["pictures"] == 1 and half["counts"]["answered"] == 3
+
+
+def test_mme_results_folder_is_what_the_official_tool_reads(mme_data: Path, tmp_path: Path) -> None:
+    from llava_consensus.scorers import mme
+
+    records = answers_to("mme", mme_data, "Yes")[::-1]
+    export = get("mme").export
+    assert export and export(records, mme_data, tmp_path / "out")["written"] == 8
+    text = (tmp_path / "out" / "scene.txt").read_text()
+    assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
+    tasks = {path.stem: mme.read_results(path.read_text()) for path in (tmp_path / "out").iterdir()}
+    assert mme.evaluate(tasks)["perception"] == 100.0
+    with pytest.raises(DataError, match="1 questions have no answer"):
+        export(records[1:], mme_data, tmp_path / "out2")
+    with pytest.raises(DataError, match="a tab or a line feed"):
+        export([{**one, "text": "yes\tno"} for one in records], mme_data, tmp_path / "out2")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.insert(0, rows.pop(2)), "lines 1 and 2 are about"),
+        (lambda rows: [one.update(text="Is it?" + one["text"]) for one in rows], "not among the official questions"),
+        (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "no right answers for posters"),
+    ],
+)
+def test_mme_questions_that_are_not_the_official_ones(mme_data: Path, change: Change, words: str) -> None:
+    path = question_file("mme", mme_data)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=words):
+        get("mme").score([], mme_data)
+
+
+# SEED-Bench
+
+
+def test_seed_tells_pictures_and_videos_apart(seed_data: Path) -> None:
+    records = answers_to("seed", seed_data, "A")
+    records[3]["text"] = "C"
+    report = get("seed").score(records, seed_data)
+    assert (report["accuracy"], report["video"]) == (50.0, 100.0) and report["image"] == pytest.approx(100 / 3)
+    assert report["types"]["Action Recognition"] == 100.0 and report["script_stops"] == []
+    part = get("seed").score(records[:1], seed_data)
+    assert part["accuracy"] == 100.0 and part["missing_as_wrong"]["accuracy"] == 25.0
+    assert part["script_stops"] == ["video: no question"]
+
+
+def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None:
+    export, records = get("seed").export, answers_to("seed", seed_data, "A")
+    assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
+    assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
+    with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
+        export(records[:3], seed_data, tmp_path / "u2.jsonl")
+
+
+def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> None:
+    path = seed_data / "eval" / "seed_bench" / "SEED-Bench.json"
+    content = json.loads(path.read_text())
+    content["questions"].pop()
+    path.write_text(json.dumps(content))
+    report = get("seed").score(answers_to("seed", seed_data, "B"), seed_data)
+    assert report["not_annotated"] == 1 and len(report["extracted"]) == 3 and report["video"] is None
+    content["questions"][0].pop("answer")
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="entry 1 of questions: no answer"):
+        get("seed").score([], seed_data)
+
+
+# Options
+
+
+def test_textvqa_without_ocr_tokens(textvqa_data: Path) -> None:
+    without = get("textvqa", {"ocr": "without"})
+    assert without.asking == {"ocr": "without"} and without.paper is None
+    plain = [one.text for one in without.load(textvqa_data)]
+    assert plain[0] == "What Brand is it?\nAnswer the question using a single word or phrase."
+    records = [{**one, "prompt": text} for one, text in zip(answers_to("textvqa", textvqa_data), plain, strict=True)]
+    assert without.score(records, textvqa_data)["complete"]

@@ -15,6 +15,7 @@ from fakes import FAKE, FakeHost, make_data, make_model
 from llava_consensus import cli, hosts
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.report.table import BEGIN, END
+from llava_consensus.sweep import parse_options
 
 
 @pytest.fixture
@@ -106,14 +107,15 @@ def test_interrupt(place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_options_are_read_as_json_or_text() -> None:
     pairs = ["alpha=0.5", "scap_rope=false", "fuser=recovery", "vision_layer=null", "x=a=b", "n=3"]
     expected: dict[str, Any] = {"alpha": 0.5, "scap_rope": False, "fuser": "recovery", "vision_layer": None}
-    assert cli._options(pairs) == {**expected, "x": "a=b", "n": 3}
+    assert parse_options(pairs) == {**expected, "x": "a=b", "n": 3}
 
 
 def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(place) == 0
     answers = next((tmp_path / "out").glob("*/answers.jsonl"))
     capsys.readouterr()
-    assert cli.main(["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]) == 0
+    command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
     assert report == metrics["report"]
@@ -125,8 +127,8 @@ def test_report_writes_between_markers(place: list[str], tmp_path: Path, capsys:
     page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
     assert cli.main(place) == 0
     assert cli.main(["report", "--out", out, "--write", str(page)]) == 0
-    assert "| 64 | ConsensusDrop |" in page.read_text() and page.read_text().startswith("before\n")
-    assert "| 64 | ConsensusDrop |" in capsys.readouterr().out
+    assert "| ConsensusDrop |" in page.read_text() and page.read_text().startswith("before\n")
+    assert "Retain 64 tokens" in capsys.readouterr().out
     assert cli.main(["report", "--out", out, "--write", str(tmp_path / "none.md")]) == 3
     page.write_text("nothing")
     assert cli.main(["report", "--out", out, "--write", str(page)]) == 3
@@ -146,7 +148,7 @@ def test_ask(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str
     kept = tmp_path / "kept.png"
     assert cli.main(["ask", picture, "what?", "--overlay", str(kept), *model]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("what? 3") and lines[1] == "visual tokens the language model saw: 64 of 576"
+    assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
 
 

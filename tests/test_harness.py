@@ -16,9 +16,10 @@ import pytest
 from fakes import FAKE, FakeHost, config, make_data, make_model
 
 from llava_consensus import harness
+from llava_consensus.asking import Pictures
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.harness import Interrupted, Pictures, RunResult
+from llava_consensus.harness import Interrupted, Pace, RunResult
 from llava_consensus.plan import prepare
 from llava_consensus.records import open_run, read_answers
 
@@ -38,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 
 def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
     loader = lambda *_: host or FakeHost()  # noqa: E731
-    return harness.run(config(data, data / "model", **changes), out, batch, False, loader)
+    return harness.run(config(data, data / "model", **changes), out, Pace(batch, progress=False), loader)
 
 
 def no_load(*_: str) -> Any:
@@ -67,6 +68,29 @@ def test_a_whole_run(data: Path, tmp_path: Path) -> None:
     assert metrics["score"] == metrics["report"]["accuracy"] and metrics["timing"]["questions_per_second"] > 0
     assert result.path.name.startswith("fake-consensusdrop-64-")
     assert read_answers(result.path / "answers.jsonl")[0]["model_id"] == "model"
+
+
+def test_the_account_of_a_run_measured_beside_analytic(data: Path, tmp_path: Path) -> None:
+    for method, count in (("consensusdrop", 64), ("random", 64), ("full", 576)):
+        found = go(data, tmp_path, method=method).metrics["account"]
+        assert found["entering"] == found["kept"] == found["average"] == count == found["measured"]["kept"]
+        assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
+        assert found["flops"]["total"] > found["flops"]["llm"] > 0 and found["match"] == "kept"
+        assert found["tokens"] == 64
+
+
+def test_a_budget_meant_by_its_flops_is_another_run(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    plain, matched = go(data, tmp_path), go(data, tmp_path, match="flops")
+    found = matched.metrics["account"]
+    assert plain.path != matched.path and found["match"] == "flops"
+    assert found["tokens"] == found["kept"] < 64 and "match=flops: the method is given" in caplog.text
+    random = go(data, tmp_path, method="random").metrics["account"]["flops"]["total"]
+    dearer = plain.metrics["account"]["flops"]["total"]
+    assert abs(found["flops"]["total"] - random) < abs(dearer - random)
+    assert "match" not in json.loads((plain.path / "config.json").read_text()), "the default leaves old runs valid"
 
 
 def test_complete_run_loads_nothing(data: Path, tmp_path: Path) -> None:
@@ -234,6 +258,7 @@ def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.Log
         ({"tokens": 0}, OptionError, "tokens=0"),
         ({"tokens": -5}, OptionError, "tokens=-5"),
         ({"merged": 65}, OptionError, "merged=65"),
+        ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
         ({"limit": 0}, OptionError, "limit=0"),
         ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
         ({"device": "gpu"}, OptionError, "device"),

@@ -87,7 +87,7 @@ def test_prompts_of_one_batch_must_agree_and_templates_must_exist(host: Any) -> 
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"no config\.json"):
+    with pytest.raises(DataError, match=r"no config\.json"):
         load(str(tmp_path))
     with pytest.raises(OptionError, match="dtype='int3'"):
         load("checkpoints/llava-mini", dtype="int3")

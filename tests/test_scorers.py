@@ -9,11 +9,11 @@ import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_cases import compare, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_data import make_pope, make_textvqa
@@ -21,8 +21,6 @@ from tiny_data import make_pope, make_textvqa
 from llava_consensus.benchmarks import get
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import gqa, mean, pope, vqa_text
-
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture
@@ -33,34 +31,6 @@ def pope_data(tmp_path: Path) -> Path:
 @pytest.fixture
 def textvqa_data(tmp_path: Path) -> Path:
     return make_textvqa(tmp_path / "textvqa")
-
-
-def golden(name: str) -> list[dict[str, Any]]:
-    path = SHARED / "scorers" / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"golden cases are not here: {path}")
-    return json.loads(path.read_text())
-
-
-def sample(name: str) -> Path:
-    path = SHARED / "samples" / name
-    if not path.exists():
-        pytest.skip(f"sample data is not here: {path}")
-    return path
-
-
-def compare(name: str, check: Any, kinds: set[str] | None = None) -> None:
-    """Every case of a file; the counts are printed, all differences are shown at once."""
-    counts: Counter[str] = Counter()
-    wrong = []
-    for case in golden(name):
-        kind = case["inputs"]["kind"]
-        if kinds is None or kind in kinds:
-            counts[kind] += 1
-            if not check(case["inputs"], case["official_score"]):
-                wrong.append(case)
-    print(f"{name}: {dict(counts)}, {len(wrong)} differ")
-    assert counts and not wrong, wrong[:3]
 
 
 def test_gqa_golden_cases() -> None:

@@ -1,24 +1,19 @@
-"""Tables are pure functions of result folders. Run: `pytest tests/test_table.py`."""
+"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/test_table.py`."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.report.table import (
-    BEGIN,
-    END,
-    LINEUP,
-    difference,
-    full_score,
-    half_width,
-    markdown,
-    read_rows,
-    replace_block,
-)
+from llava_consensus.report import costs, latex, layout, paper, table
+from llava_consensus.report.section import NINE, Section
+from llava_consensus.report.table import BEGIN, END, LINEUP, full_score, made, read_rows, replace_block
 
+SHARED = Path(__file__).parents[2] / "shared" / "paper" / "tables.json"
 BASE: dict[str, Any] = {
     "benchmark": "gqa",
     "method": "consensusdrop",
@@ -39,8 +34,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def store(out: Path, right: list[int] | None, **changes: Any) -> dict[str, Any]:
+def store(out: Path, right: list[float] | None, score: float | None = None, **changes: Any) -> Path:
     """Writes a run as the harness does; `right` is the correctness of each answer, None an incomplete run."""
+    more = {key: changes.pop(key) for key in ("account", "questions_asked", "statistic") if key in changes}
     config = {**BASE, **changes}
     folder = out / str(len(list(out.glob("*")))).zfill(3)
     folder.mkdir(parents=True)
@@ -48,17 +44,19 @@ def store(out: Path, right: list[int] | None, **changes: Any) -> dict[str, Any]:
     (folder / "answers.jsonl").write_text('{"a": 1}\n' * 3)
     if right is not None:
         after = 576 if config["method"] == "full" else min(576, config["tokens"])
+        report = {"extracted": [{"index": index, "correct": value} for index, value in enumerate(right)]}
         metrics = {
-            "score": 100 * sum(right) / len(right),
+            "score": 100 * sum(right) / len(right) if score is None else score,
             "metric": "accuracy",
-            "questions": len(right),
+            "questions": more.get("questions_asked", len(right)),
             "answered": len(right),
             "errors": 0,
             "tokens": {"before": 576.0, "after": float(after), "structural": 0.0},
-            "report": {"extracted": [{"index": index, "correct": value} for index, value in enumerate(right)]},
+            "account": more.get("account"),
+            "report": report | ({"statistic": more["statistic"]} if "statistic" in more else {}),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics))
-    return config
+    return folder
 
 
 @pytest.fixture
@@ -74,58 +72,230 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_table(out: Path) -> None:
-    lines = markdown(read_rows(out)).split("\n")
-    assert lines[0].startswith("**checkpoints/llava-mini** on `playground/mini` (cpu, torch 2.13.0")
-    assert lines[2:10] == [
-        "| tokens | method | gqa (4 questions) | pope (4 questions) | relative |",
-        "| --: | --- | --: | --: | --: |",
-        "| 576 | all tokens (the unpatched model) | 75.0 ± 49.0 | 100.0 ± 0.0 | 100 % |",
-        "| 128 | ConsensusDrop | incomplete (3 answered) |  |  |",
-        "| 64 | ConsensusDrop | 50.0 ± 56.6 | 75.0 ± 49.0 | 70.8 % |",
-        "| 64 | vision-only (alpha 1) | 25.0 ± 49.0 |  |  |",
-        "| 64 | random | 25.0 ± 49.0 |  |  |",
-        "| 32 | consensusdrop, fuser=recovery, tau_cross=2.0 | 0.0 ± 0.0 |  |  |",
+def only(out: Path) -> Section:
+    """The one section of a folder."""
+    (section,) = made(read_rows(out))
+    return section
+
+
+def lines_of(one: layout.Table | None) -> dict[str, list[tuple[str, ...]]]:
+    assert one is not None
+    return {group.heading: list(group.lines) for group in one.groups}
+
+
+def test_the_papers_layout(out: Path) -> None:
+    scores = layout.scores(only(out))
+    assert scores is not None and scores.head == ("method", "GQA", "POPE", "Acc (2 of 9)", "Rel (%)")
+    lines = lines_of(scores)
+    assert list(lines) == [
+        "Upper bound, 576 tokens",
+        "Retain 128 tokens (77.8 % fewer)",
+        "Retain 64 tokens (88.9 % fewer)",
+        "Retain 32 tokens (94.4 % fewer)",
     ]
-    assert "| 64 | ConsensusDrop | +25.0 ± 49.0 |  |" in lines
-    assert "| 64 | vision-only (alpha 1) | +0.0 ± 80.0 |  |" in lines
+    full, ours = lines["Upper bound, 576 tokens"][0], lines["Retain 64 tokens (88.9 % fewer)"][0]
+    assert full[:3] == ("all tokens", "75.0", "100.0") and full[3].startswith("87.5") and full[4] == "100.0"
+    assert ours[:3] == ("ConsensusDrop", "50.0", "75.0") and ours[3].startswith("62.5") and ours[4].startswith("71.4")
+    assert [line[0] for line in lines["Retain 64 tokens (88.9 % fewer)"]] == [
+        "ConsensusDrop",
+        "vision-only (alpha 1)",
+        "random",
+    ]
+
+
+def test_incomplete_is_never_averaged_over(out: Path) -> None:
+    section = only(out)
+    lines = lines_of(layout.scores(section))
+    assert lines["Retain 128 tokens (77.8 % fewer)"] == [("ConsensusDrop", "incomplete (3 answered)", "-", "-", "-")]
+    assert lines["Retain 64 tokens (88.9 % fewer)"][2][2:] == ("-", "-", "-")  # random has no POPE
+    store(out, [1, 1], tokens=32, questions_asked=3)
+    store(out, [1, 1, 1, 1], tokens=32, benchmark="pope", questions="ghi")
+    section = only(out)
+    short = next(line for line in section.reduced if line.tokens == 32 and line.label == "ConsensusDrop")
+    assert layout.state(section.cell(short, "gqa")) == "incomplete (2 of 3)"
+    assert section.accuracy(short) is None and section.relative(short) is None
+    cell = section.cell(short, "gqa")
+    assert cell is not None and cell.bounds is None and cell.test is None
+
+
+def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> None:
+    store(tmp_path, None, method="full", tokens=576)
+    store(tmp_path, [1, 0])
+    section = only(tmp_path)
+    assert section.full is not None and layout.state(section.cell(section.full, "gqa")) == "incomplete (3 answered)"
+    (line,) = section.reduced
+    assert section.accuracy(line) is not None and section.relative(line) is None
+
+
+def test_not_scored_is_said(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1, 0], benchmark="mmvet")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    section = only(tmp_path)
+    assert layout.state(section.cell(section.reduced[0], "mmvet")) == "not scored"
+    assert section.accuracy(section.reduced[0]) is None
+
+
+def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], score=1510.7, benchmark="mme", statistic="unheard of")
+    store(tmp_path, [1, 0])
+    section = only(tmp_path)
+    found = section.accuracy(section.reduced[0])
+    assert found is not None and found.value == pytest.approx((1510.7 / 20 + 50) / 2) and found.bounds is None
+
+
+def test_acc_and_rel_of_the_papers_own_rows_come_out(tmp_path: Path) -> None:
+    rows = [row for row in paper.tables()["llava_1_5_7b"] if row["method"] in ("LLaVA-1.5-7B", "ConsensusDrop")]
+    for row in rows:
+        method = {"method": "full"} if row["tokens"] == 576 else {}
+        for name in NINE:
+            store(tmp_path, [1], score=row[paper.PRINTED[name]], benchmark=name, tokens=row["tokens"], **method)
+    section = only(tmp_path)
+    assert [line.tokens for line in section.lines] == [row["tokens"] for row in rows] == [576, 192, 128, 64, 32]
+    for line, row in zip(section.lines, rows, strict=True):
+        accuracy, relative = section.accuracy(line), section.relative(line)
+        assert accuracy is not None and accuracy.value == pytest.approx(
+            row["acc"], abs=0.1
+        )  # nine rounded, one rounded
+        assert relative is not None and relative.value == pytest.approx(row["rel_percent"], abs=0.15)
+
+
+def test_significant_differences_are_marked(tmp_path: Path) -> None:
+    store(tmp_path, [1] * 40, method="full", tokens=576)
+    store(tmp_path, [0] * 10 + [1] * 30)  # McNemar: p = 2 / 2**10
+    store(tmp_path, [0] * 6 + [1] * 34, tokens=128)  # 2 / 2**6 = 0.031
+    store(tmp_path, [0] * 5 + [1] * 35, tokens=192)  # 2 / 2**5 = 0.0625
+    section = only(tmp_path)
+    marks = {line.tokens: section.cell(line, "gqa").mark for line in section.lines}  # type: ignore[union-attr]
+    assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
+    assert "75.0‡" in table.markdown([section])
+
+
+def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0, 1, 1], score=81.0)
+    section = only(tmp_path)
+    assert lines_of(layout.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
+
+
+def test_difference_to_random(out: Path) -> None:
+    lines = lines_of(layout.differences(only(out)))
+    assert list(lines) == ["Retain 64 tokens (88.9 % fewer)"]
+    ours, vision = lines["Retain 64 tokens (88.9 % fewer)"]
+    assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
 
 
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
-    assert markdown(rows[:2] + rows[:1:-1]) == markdown(rows)
+    assert table.markdown(made(rows[:2] + rows[:1:-1])) == table.markdown(made(rows))
 
 
-def test_settings_are_not_mixed(out: Path) -> None:
+def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
-    text = markdown(read_rows(out))
-    assert text.count("**checkpoints/llava-mini**") == 3 and ", first 2 questions" in text
+    store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
+    text = table.markdown(made(read_rows(out)))
+    assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
+    full = [section.full for section in made(read_rows(out)) if section.full]
+    assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
 def test_full_score_is_of_the_same_setting(out: Path) -> None:
     assert full_score(out, {**BASE, "tokens": 32, "changed": {"alpha": 0.0}}) == 75.0
+    assert full_score(out, {**BASE, "tokens": 32, "match": "flops"}) == 75.0
     assert full_score(out, {**BASE, "benchmark": "pope", "questions": "ghi"}) == 100.0
     assert full_score(out, {**BASE, "limit": 5}) is None
 
 
 def test_labels(out: Path) -> None:
-    labels = {row.label for row in read_rows(out) if not row.full}
-    assert labels == {*(LINEUP[place].label for place in (0, 1, 4)), "consensusdrop, fuser=recovery, tau_cross=2.0"}
     store(out, [1, 0], merged=3)
-    assert "ConsensusDrop, merged=3" in {row.label for row in read_rows(out)}
+    store(out, [1, 0], method="fastv", match="flops")
+    labels = {row.label for row in read_rows(out) if not row.full}
+    assert {LINEUP[place].label for place in (0, 1, 4)} <= labels
+    assert {"consensusdrop, fuser=recovery, tau_cross=2.0", "ConsensusDrop, merged=3", "FastV, match=flops"} <= labels
+
+
+ACCOUNT = {
+    "entering": 64,
+    "kept": 64,
+    "average": 64.0,
+    "flops": {"llm": 2e9, "vision": 1e9, "method": 0.5e9, "total": 3.5e9},
+    "kv_bytes": 2**20,
+    "measured": {"entering": 64, "kept": 32, "average": 40.5, "kv_bytes": 3 * 2**19},
+}
+
+
+def test_costs_stand_beside_scores(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], account=ACCOUNT)
+    store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
+    bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
+    (tmp_path / costs.BENCH).write_text(json.dumps(bench))
+    found = costs.comparison(only(tmp_path), costs.read_bench(tmp_path / costs.BENCH))
+    ours, fastv = lines_of(found)["Retain 64 tokens"]
+    assert ours[3:] == ("64", "32", "40.5", "3.5", "1.5", "90.0", "12.5", "8.4")
+    assert fastv[3:] == ("64", "32", "40.5", "-", "1.5", "-", "-", "-")
+
+
+def test_no_costs_no_table(out: Path) -> None:
+    assert costs.comparison(only(out)) is None
+    (out / costs.BENCH).write_text('{"rows": 3}')
+    with pytest.raises(DataError, match=r"bench\.json"):
+        costs.read_bench(out / costs.BENCH)
+
+
+def test_the_papers_numbers_are_the_printed_ones() -> None:
+    assert paper.tables()["llava_1_5_7b"][0]["gqa"] == 62.0
+    if not SHARED.is_file():
+        pytest.skip("the paper's tables are not here to compare with")
+    assert paper.tables() == json.loads(SHARED.read_text())["tables"]
+
+
+def test_the_papers_block_stands_beside_ours(out: Path) -> None:
+    (block,) = layout.printed(only(out))
+    assert block.head[:10] == ("method", *(layout.TITLES[name] for name in NINE))
+    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(made(read_rows(out)))
+    store(out, [1, 0], benchmark="tgif")
+    assert [one.title for one in layout.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
+
+
+def test_csv_has_every_cell(out: Path) -> None:
+    rows = list(csv.DictReader(table.FORMATS["csv"](made(read_rows(out))).splitlines()))
+    ours = [row for row in rows if row["source"] == "ours"]
+    assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
+    (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
+    assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "1.0"
+    printed = [row for row in rows if row["source"] == "paper" and row["label"] == "FastV" and row["tokens"] == "64"]
+    assert {row["benchmark"]: row["score"] for row in printed}["mme"] == "1019.6"
+
+
+def test_latex(out: Path) -> None:
+    text = table.FORMATS["latex"](made(read_rows(out)))
+    assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 4
+    for line in text.split("\n"):
+        if line.endswith(r"\\") and "multicolumn" not in line:
+            assert line.count("&") in (2, 4, 14)
+    assert r"Retain 64 tokens (88.9 \% fewer)" in text and "tau\\_cross" in text and "±" not in text
+    assert latex.escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
-    assert "No results yet" in markdown(read_rows(tmp_path / "nowhere"))
+    for form in ("markdown", "brief"):
+        assert "No results yet" in table.FORMATS[form](made(read_rows(tmp_path / "nowhere")))
 
 
-def test_half_width_and_difference(out: Path) -> None:
-    assert half_width([1.0]) is None and half_width([1.0, 1.0]) == 0
-    width = half_width([1.0] * 500 + [0.0] * 500)
-    assert width is not None and abs(width - 100 * 1.96 * (0.25 / 1000) ** 0.5) < 0.01
-    row = read_rows(out)[0]
-    assert difference(row, row) == "+0.0 ± 0.0" and difference(row, None) == difference(None, row) == ""
+def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, readme = tmp_path / "results.md", tmp_path / "README.md"
+    for file in (page, readme):
+        file.write_text(f"# Title\n{BEGIN}\n{END}\nend\n")
+    files = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
+    pages = ["--write", str(page), "--summary", str(readme)]
+    assert cli.main(["report", "--out", str(out), "--format", "csv", *files, *pages]) == 0
+    assert capsys.readouterr().out.startswith("source,model")
+    assert "The paper's numbers" in page.read_text() and "The paper's numbers" not in readme.read_text()
+    assert "| ConsensusDrop | 50.0 | 75.0 |" in readme.read_text() and readme.read_text().endswith(f"{END}\nend\n")
+    assert (tmp_path / "t.csv").read_bytes().startswith(b"source,model") and "booktabs" in (
+        tmp_path / "t.tex"
+    ).read_text()
+    assert cli.main(["report", "--out", str(out), "--csv", str(tmp_path / "no" / "t.csv")]) == 3
 
 
 def test_replaces_between_markers_only() -> None:

@@ -1,4 +1,4 @@
-"""GQA, POPE and TextVQA with a handful of questions each, in the official layout and file formats."""
+"""Benchmarks with a handful of questions each, in the official layout and file formats."""
 
 import json
 from pathlib import Path
@@ -74,4 +74,115 @@ def make_textvqa(data: Path) -> Path:
             )  # fmt: skip
     write_lines(data / "eval/textvqa/llava_textvqa_val_v051_ocr.jsonl", asked)
     (data / "eval/textvqa/TextVQA_0.5.1_val.json").write_text(json.dumps({"data": gold}))
+    return data
+
+
+def make_mme(data: Path) -> Path:
+    """Two pictures in each of two tasks, the second laid out with images/; two questions each: yes, then no."""
+    asked, folder = [], data / "eval/MME"
+    for task, inner, texts in (("color", "", ""), ("scene", "images/", "questions_answers_YN/")):
+        for number in (1, 2):
+            image = f"{task}/{inner}{number:04}.jpg"
+            gold = folder / "MME_Benchmark_release_version" / task / f"{texts}{number:04}.txt"
+            gold.parent.mkdir(parents=True, exist_ok=True)
+            (folder / "MME_Benchmark_release_version" / task / inner).mkdir(exist_ok=True)
+            space = " " * number  # some official questions have two spaces here
+            lines = []
+            for what, label in (("red", "Yes"), ("blue", "No")):
+                lines.append(f"Is {number} {what}?{space}Please answer yes or no.\t{label}")
+                text = f"Is {number} {what}?{SUFFIX}"
+                asked.append({"question_id": image, "image": image, "text": text, "category": task})
+            gold.write_text("\n".join(lines) + "\n")
+    write_lines(folder / "llava_mme.jsonl", asked)
+    return data
+
+
+def make_vqav2(data: Path, annotated: bool = True) -> Path:
+    """Three questions of test-dev with ten answers each, and a fourth that only test2015 has."""
+    asked, gold = [], []
+    for number, (text, answer, kind) in enumerate(
+        [("Is it red?", "yes", "yes/no"), ("How many?", "2", "number"), ("What is it?", "dog", "other")]
+    ):
+        asked.append({"question_id": 10 + number, "image": "COCO_test2015_1.jpg", "text": text + SUFFIX})
+        people = [{"answer": answer if n < 8 else "a Cat.", "answer_id": n + 1} for n in range(10)]
+        gold.append(
+            {"question_id": 10 + number, "question_type": "what", "answer_type": kind, "answers": people}
+        )  # fmt: skip
+    folder = data / "eval/vqav2"
+    asked = [{**one, "category": "default"} for one in asked]
+    write_lines(folder / "llava_vqav2_mscoco_test-dev2015.jsonl", asked)
+    write_lines(folder / "llava_vqav2_mscoco_test2015.jsonl", [*asked, {**asked[0], "question_id": 99}])
+    if annotated:
+        (folder / "v2_mscoco_test-dev2015_annotations.json").write_text(json.dumps({"annotations": gold}))
+    return data
+
+
+def make_seed(data: Path) -> Path:
+    """Two questions about pictures, one id twice with the same words, and one about a video's middle frame."""
+    asked, gold = [], []
+    for number, (key, kind, answer) in enumerate(
+        [(101, "image", "A"), (102, "image", "B"), (102, "image", "B"), ("v0", "video", "C")]
+    ):
+        options = "".join(f"\n{letter}. thing {letter}" for letter in "ABCD")
+        text = f"Which thing is {key}?{options}\nAnswer with the option's letter from the given choices directly."
+        asked.append(
+            {"question_id": key, "image": f"SEED-Bench-image/{key}", "text": text, "category": "Scene Understanding"}
+        )  # fmt: skip
+        gold.append(
+            {"question_id": str(key), "question_type_id": 10 if kind == "video" else 1, "data_type": kind}
+            | {"answer": answer, "question": f"Which thing is {key}?", "data_id": str(number)}
+        )
+    write_lines(data / "eval/seed_bench/llava-seed-bench.jsonl", asked)
+    types = {"Scene Understanding": 1, "Action Recognition": 10}
+    (data / "eval/seed_bench/SEED-Bench.json").write_text(json.dumps({"questions": gold, "question_type": types}))
+    return data
+
+
+def make_mmbench(data: Path, chinese: bool = False) -> Path:
+    """Two questions in every rotation (three options, two options), each with its own red or blue picture."""
+    import base64
+    import io
+
+    from PIL import Image
+
+    columns = "index question hint A B C D answer category image source l2-category comment split"
+    lines = [columns.replace(" ", "\t")]
+    questions = [
+        (5, "What is it?", "", ["cat", "dog", "bird"], "ocr", "coarse_perception", (255, 0, 0)),
+        (6, "图中？", "提示", ["猫", "狗"], "action", "logic_reasoning", (0, 0, 255)),
+    ]
+    for index, question, hint, options, category, ability, colour in questions:
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8), colour).save(content, "PNG")
+        image = base64.b64encode(content.getvalue()).decode()
+        for turn in range(len(options)):
+            own = options[turn:] + options[:turn]
+            answer = "ABCD"[own.index(options[0])]
+            cells = [str(index + 1_000_000 * turn), question, hint, *own, *[""] * (4 - len(own)), answer]
+            lines.append("\t".join([*cells, category, image, "made", ability, "", "dev"]))
+    folder = data / "eval" / ("mmbench_cn" if chinese else "mmbench")
+    folder.mkdir(parents=True)
+    name = "mmbench_dev_cn_20231003.tsv" if chinese else "mmbench_dev_20230712.tsv"
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return data
+
+
+def make_sqa(data: Path) -> Path:
+    """Four questions in the official order of the split, two of them about a picture; right: A, B, C, A."""
+    asked: list[dict[str, Any]] = []
+    problems = {}
+    for key, picture, answer in (("4", False, 0), ("5", True, 1), ("11", True, 2), ("15", False, 0)):
+        text = f"Which is {key}?\nA. one\nB. two\nC. three"
+        said = {"from": "gpt", "value": "ABC"[answer]}
+        row: dict[str, Any] = {"id": key, "conversations": [{"from": "human", "value": text}, said]}
+        if picture:
+            row["image"] = f"{key}/image.png"
+            row["conversations"][0]["value"] = f"<image>\nContext: a hint\n{text}"
+        asked.append(row)
+        problems[key] = {"question": text, "choices": ["one", "two", "three"], "answer": answer}
+    folder = data / "eval/scienceqa"
+    folder.mkdir(parents=True)
+    (folder / "llava_test_CQM-A.json").write_text(json.dumps(asked))
+    (folder / "problems.json").write_text(json.dumps(problems | {"1": {"choices": ["a"], "answer": 0}}))
+    (folder / "pid_splits.json").write_text(json.dumps({"test": list(problems), "train": ["1"]}))
     return data

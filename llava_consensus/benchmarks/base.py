@@ -7,14 +7,16 @@ where the file comes from. Files are parsed as JSON, nothing else; nothing in th
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError, unknown_name
 
 Record = Mapping[str, Any]  # one line of an answer file: question_id, prompt, text, ...
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
+SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
+LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Question:
     images: tuple[str, ...]  # none for a question about text alone, several for the frames of a video
     text: str  # everything that is asked, suffix included
     category: str = "default"
+    prompt: str | None = None  # what the answer file records as prompt, where LLaVA records something else
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,17 @@ class DataFile:
 
     path: str
     source: str
+    sha256: str = ""  # of the known version, where there is one and it is known
+    optional: bool = False  # scored or exported with it, asked without
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An option of a benchmark. One that changes what is asked is part of a run's configuration, others are not."""
+
+    values: tuple[str, ...]  # the first is the default
+    line: str
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +68,32 @@ class Benchmark:
     score: Callable[[Sequence[Record], Path], dict[str, Any]]
     licence: str = ""  # of the data, in a few words
     frames: int = 0  # of each video that are shown; 0 where the files are pictures
-    export: Callable[[Sequence[Record], Path, Path], dict[str, int]] | None = None  # answers, DATA, target -> counts
+    count: int | None = None  # questions of the official set
+    # answers, DATA, target -> what was written, and the ids that are missing, duplicate or unknown
+    export: Callable[[Sequence[Record], Path, Path], Mapping[str, Any]] | None = None
+    picture: Callable[[Path, str], bytes] | None = None  # DATA, name -> a picture that is no file of its own
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    vary: Callable[..., "Benchmark"] | None = None  # this benchmark with some of its choices made
+    chosen: Mapping[str, str] = field(default_factory=dict)  # choices that are not the default
+
+    def choose(self, options: Mapping[str, Any]) -> "Benchmark":
+        """This benchmark with some of its choices made; OptionError for a name or value that is none of them."""
+        options = {name: str(value) for name, value in options.items()}
+        for name, value in options.items():
+            if not self.choices:
+                raise OptionError(f"{name}={value!r}: {self.name} has no options")
+            if name not in self.choices:
+                raise unknown_name(f"option of {self.name}", name, self.choices)
+            values = self.choices[name].values
+            if value not in values:
+                raise OptionError(f"{name}={value!r} must be one of {', '.join(values)}: {self.choices[name].line}")
+        chosen = {name: value for name, value in options.items() if value != self.choices[name].values[0]}
+        return replace(self.vary(**chosen), chosen=chosen) if self.vary and chosen else self
+
+    @property
+    def asking(self) -> dict[str, str]:
+        """Choices other than the default that change what is asked."""
+        return {name: value for name, value in self.chosen.items() if self.choices[name].asks}
 
 
 class Joined(NamedTuple):
@@ -66,7 +105,7 @@ class Joined(NamedTuple):
 
 def require(folder: Path, files: Sequence[DataFile]) -> None:
     """Stop unless every file is there; the message names all that are missing and their sources."""
-    absent = [one for one in files if not (folder / one.path).is_file()]
+    absent = [one for one in files if not (one.optional or (folder / one.path).is_file())]
     if absent:
         listed = "".join(f"\n  {folder / one.path}\n    from {one.source}" for one in absent)
         where = "" if folder.is_dir() else f" (there is no folder {folder}: is DATA right?)"

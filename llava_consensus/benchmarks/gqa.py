@@ -8,11 +8,13 @@ Must match: LLaVA-1.5-7B 62.0 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import gqa as scorer
 
@@ -33,7 +35,8 @@ def load(data: Path) -> list[Question]:
 def score(records: Sequence[Record], data: Path, consistency: bool = False) -> dict[str, Any]:
     """The official report over the answered questions; `complete` says whether those are all.
 
-    `consistency` needs entailed questions, which the balanced tier mostly lacks: those absent are left out.
+    `consistency` needs entailed questions, which the balanced tier mostly lacks: those absent are left out and counted
+    in `entailed_absent`, where the official script stops. `official_lines` is what that script prints.
     """
     folder = Path(data) / "eval" / FOLDER
     questions = load(data)
@@ -43,17 +46,24 @@ def score(records: Sequence[Record], data: Path, consistency: bool = False) -> d
     predictions = {str(questions[index].question_id): text for index, text in said.items()}
     choices = base.read_json(folder / CHOICES, dict) if (folder / CHOICES).is_file() else None
     numbers = scorer.evaluate(gold, predictions, choices, consistency)
+    numbers["official_lines"] = scorer.lines(numbers, consistency) if predictions else []
     for name, measured in (("validity", choices), ("plausibility", choices), ("consistency", consistency)):
         if not measured:
             del numbers[name]
+    if consistency:
+        entailed = {other for key in predictions for other in gold[key].get("entailed", ())}
+        numbers["entailed_absent"] = len(entailed - predictions.keys())
     for table in scorer.TABLES:
         numbers[table] = {str(key): value for key, value in numbers[table].items()}
-    extracted = [
-        {"index": index, "extracted": text, "correct": text == gold[str(questions[index].question_id)]["answer"]}
-        for index, text in said.items()
-    ]
+    extracted = [_read(index, text, gold[str(questions[index].question_id)]) for index, text in said.items()]
     result = base.report(FOLDER, joined, numbers, extracted)
     return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
+
+
+def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
+    """One answer as it was read; its group is the question's structural type."""
+    group = gold["types"].get("structural")
+    return {"index": index, "extracted": text, "correct": text == gold["answer"], "group": group}
 
 
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
@@ -72,6 +82,10 @@ def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
     return gold
 
 
+def _vary(consistency: str = "no") -> Benchmark:
+    return replace(GQA, score=partial(score, consistency=consistency == "yes"))
+
+
 GQA = Benchmark(
     name="gqa",
     line="GQA testdev-balanced: compositional questions, exact match",
@@ -85,4 +99,8 @@ GQA = Benchmark(
     conversation="vicuna_v1",
     load=load,
     score=score,
+    licence="annotations CC BY 4.0; Visual Genome pictures",
+    count=12578,
+    choices={"consistency": Choice(("no", "yes"), "of answers to questions that entail each other")},
+    vary=_vary,
 )

@@ -22,9 +22,18 @@ FOLDER = "pope"
 CATEGORIES = ("random", "popular", "adversarial")
 LABELS = "coco/coco_pope_{}.json"
 LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
+KNOWN = {  # the labels of commit e3e3926
+    "random": "c16b65d2df6d70bb0814c8a4375833d39cdb09928fd936d3fc546491efa37f35",
+    "popular": "5b16653023bf4f64d57eb0d168259de6627f5cde7538b85ebed3cc33034aa6cc",
+    "adversarial": "1d8f0906a9b50c05640f6f23abfac97523be2a1bed28f7eadc63b811699b2d26",
+}
 FILES = (
-    DataFile("llava_pope_test.jsonl", base.LLAVA_EVAL_ZIP),
-    *(DataFile(LABELS.format(category), LABEL_SOURCE) for category in CATEGORIES),
+    DataFile(
+        "llava_pope_test.jsonl",
+        base.LLAVA_EVAL_ZIP,
+        "1d3b41f0dced74b4f361c659787ef673497cfac54a6be7bde00eb405bab03c70",
+    ),
+    *(DataFile(LABELS.format(category), LABEL_SOURCE, KNOWN[category]) for category in CATEGORIES),
 )
 RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
 
@@ -54,10 +63,16 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
         numbers[name] = base.percent(mean(values)) if values else None
     numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
     extracted = [
-        {"index": index, "extracted": answer, "correct": (answer == "no") == (labels[index] == "no")}
+        {
+            "index": index,
+            "extracted": answer,
+            "correct": (answer == "no") == (labels[index] == "no"),
+            "group": questions[index].category,
+            "unit": questions[index].images[0],  # the ways to choose absent objects share pictures and yes-questions
+        }
         for index, answer in said.items()
     ]
-    return base.report(FOLDER, joined, numbers, extracted)
+    return base.report(FOLDER, joined, numbers | {"statistic": "f1_mean"}, extracted)
 
 
 def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
@@ -103,4 +118,6 @@ POPE = Benchmark(
     conversation="vicuna_v1",
     load=load,
     score=score,
+    licence="MIT; COCO pictures",
+    count=8910,
 )

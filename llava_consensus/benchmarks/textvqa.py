@@ -2,31 +2,40 @@
 
 Data: DATA/eval/textvqa; questions (with OCR tokens) from LLaVA's eval.zip, annotations and pictures from
 https://textvqa.org/dataset (CC BY 4.0; pictures from Open Images).
-Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, reference OCR tokens in the prompt.
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, reference OCR tokens in the prompt (`ocr=without`
+leaves that line out, as LLaVA-1.6 was measured).
 Scored by agreement with ten people after the "EvalAI" normaliser. In LLaVA's files question_id is the image id and
 repeats, so an answer finds its annotation by image id and lower-cased question, cut out of its prompt.
 Must match: LLaVA-1.5-7B 58.2 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import Score, mean, vqa_text
 
 FOLDER = "textvqa"
+OCR = "Reference OCR token: "
 FILES = (
-    DataFile("llava_textvqa_val_v051_ocr.jsonl", base.LLAVA_EVAL_ZIP),
+    DataFile(
+        "llava_textvqa_val_v051_ocr.jsonl",
+        base.LLAVA_EVAL_ZIP,
+        "9f60db6fb89e369263ed676dc26b48d00d4a462e73f0930c09d23394e9dcf3a3",
+    ),
     DataFile("TextVQA_0.5.1_val.json", "https://dl.fbaipublicfiles.com/textvqa/data/TextVQA_0.5.1_val.json"),
 )
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order."""
-    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+def load(data: Path, ocr: str = "with") -> list[Question]:
+    """The questions in file order; `ocr` is `with` or `without` the line of reference OCR tokens in the prompt."""
+    questions = base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+    return questions if ocr == "with" else [replace(one, text=_without_ocr(one.text)) for one in questions]
 
 
 def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
@@ -44,6 +53,10 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
     accuracy = base.percent(mean(one.value for one in scores.values())) if scores else None
     extracted = [{"index": index, "extracted": one.extracted, "correct": one.value} for index, one in scores.items()]
     return base.report(FOLDER, joined, {"accuracy": accuracy}, extracted)
+
+
+def _without_ocr(text: str) -> str:
+    return "\n".join(line for line in text.split("\n") if not line.startswith(OCR))
 
 
 def _key_of_question(question: Question) -> Hashable:
@@ -82,6 +95,10 @@ def _references(path: Path) -> dict[Hashable, list[str]]:
     return references
 
 
+def _vary(ocr: str = "with") -> Benchmark:
+    return replace(TEXTVQA, load=partial(load, ocr=ocr), paper=None)
+
+
 TEXTVQA = Benchmark(
     name="textvqa",
     line="TextVQA validation: questions on writing in pictures, agreement with ten people",
@@ -95,4 +112,8 @@ TEXTVQA = Benchmark(
     conversation="vicuna_v1",
     load=load,
     score=score,
+    licence="CC BY 4.0; Open Images pictures",
+    count=5000,
+    choices={"ocr": Choice(("with", "without"), "reference OCR tokens in the prompt (LLaVA-1.5: with)", asks=True)},
+    vary=_vary,
 )

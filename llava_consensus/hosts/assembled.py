@@ -13,7 +13,17 @@ from llava_consensus.hosts import capture
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
-from llava_consensus.tokens import ClipSides, Method, Reduction, Stages, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.tokens import (
+    BEHIND,
+    PLACE,
+    ClipSides,
+    Method,
+    Reduction,
+    Stages,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+)
 
 
 class Source(NamedTuple):
@@ -39,7 +49,7 @@ def reduce_sequences(
     with stages.stage("probe"):
         probe = _probe(full, layout, source.decoder) if "probe" in method.needs else None
     groups = []
-    for units in layout.groups():
+    for units in layout.groups(method.adaptive):
         with stages.stage("gather"):
             tokens = _gather(full, layout, units, source)._replace(probe=probe)
         groups.append(Group(units, method.reduce(tokens, units[0].budget)))
@@ -100,6 +110,8 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         slot=of_used(taps.slot),
         attention=None if query is None or key is None else VisionAttention(query, key, taps.scale, taps.classes),
         features=of_used(taps.features),
+        class_feature=of_used(taps.class_feature),
+        project=taps.project,
         clip=None
         if source.clip is None
         else ClipSides(source.clip.patches[used], *(side[row] for side in source.clip[1:])),
@@ -127,7 +139,7 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
     device = full.embeds.device
     dropped = torch.zeros(rows, width, dtype=torch.bool)
     longest = max(reduction.tokens.shape[1] for _, reduction in groups) + 1
-    stride = longest * (1 + max(unit.part for unit in layout.units)) + 1
+    stride = 3 * (longest * (1 + max(unit.part for unit in layout.units)) + 1)
     used = [0] * rows
     slot_row: list[int] = []
     slot_column: list[int] = []
@@ -139,7 +151,8 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
             slot_row += [row] * count
             slot_column += range(used[row], used[row] + count)
             used[row] += count
-        place = torch.stack([unit.places for unit in units]).to(device).gather(1, reduction.source)  # [B, K + M]
+        place = torch.stack([unit.places for unit in units]).to(device)  # [B, N]
+        place = place.gather(1, reduction.source.clamp_min(0))  # [B, K + M]; no patch: the place of the first
         at_row = torch.tensor([layout.pictures[unit.picture].row for unit in units], device=device)[:, None]
         tokens.append(reduction.tokens.flatten(0, 1))
         positions.append(full.positions[at_row, place].flatten())
@@ -158,14 +171,26 @@ def _inserts(full: Sequences, layout: Layout, groups: list[Group], order: str) -
 def _sort_keys(
     place: Tensor, reduction: Reduction, layout: Layout, units: list[Unit], scheme: tuple[str, int, int]
 ) -> Tensor:
-    """Sort keys [B, K + M] of reduced tokens: their source's place, or behind the last row of their picture for
-    tokens merged at the end.
+    """Sort keys [B, K + M] of reduced tokens, by zone: ahead of their unit, at their source's place, right after their
+    unit, or behind the last row of their picture. A unit whose rows are mixed with those of other tiles has no place of
+    its own: what belongs ahead of it stands behind the picture, and what belongs after it behind that.
+
+    Behind each row there is room for three blocks of `stride // 3`: heads, tails, and what goes ahead of the next row.
     """
     order, stride, longest = scheme
-    kept = reduction.kept.shape[1]
-    if order == "raster" or kept == place.shape[1]:
-        return place * stride
-    behind = [layout.pictures[unit.picture].end * stride + unit.part * longest + 1 for unit in units]
-    first = torch.tensor(behind, device=place.device)[:, None]
-    rank = torch.arange(place.shape[1] - kept, device=place.device)
-    return torch.cat((place[:, :kept] * stride, first + rank), dim=1)
+    block, slots = stride // 3, place.shape[1]
+    bases = []  # of the zones AHEAD, PLACE, AFTER, BEHIND
+    for unit in units:
+        picture = layout.pictures[unit.picture]
+        first, last = int(unit.places[0]), int(unit.places[-1])
+        heads = picture.end * stride + unit.part * longest + 1
+        tails = heads + block
+        alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
+        own = [first * stride - longest, 0, last * stride + block + 1] if alone else [heads, 0, tails]
+        bases.append([*own, tails])
+    zone = reduction.zone
+    if zone is None:
+        merged = torch.arange(slots, device=place.device) >= reduction.kept.shape[1]
+        zone = torch.where(merged, PLACE if order == "raster" else BEHIND, PLACE).expand_as(place)
+    base = torch.tensor(bases, device=place.device).gather(1, zone)
+    return torch.where(zone == PLACE, place * stride, base + torch.arange(slots, device=place.device))

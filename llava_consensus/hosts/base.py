@@ -1,11 +1,12 @@
 """What a host offers: pictures in, answers out, with a method attached or not."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from llava_consensus.tokens import Budget, Method, Reduction
+from llava_consensus.tokens import Budget, Method, Reduction, Shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without image tokens, the conversation template, and the bound on the answer's length."""
+    """One question: its text without image tokens, the conversation template, and the bounds on the answer's length
+    (the lower one for timing alone).
+    """
 
     text: str
     conversation: str = "vicuna_v1"
     max_new_tokens: int = 128
+    min_new_tokens: int = 0
 
 
 class VisionTaps(NamedTuple):
@@ -33,6 +37,8 @@ class VisionTaps(NamedTuple):
     classes: int = 1
     fingerprint: Tensor | None = None  # [T] int64
     slot: Tensor | None = None  # [T, N] which merged token a patch is in, where a method acted inside the tower
+    class_feature: Tensor | None = None  # [T, D_v]
+    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +55,19 @@ class ImageOutcome(NamedTuple):
 
     row: int  # of the batch
     before: int  # visual tokens the language model would have received
-    after: int  # visual tokens it received
+    after: int  # visual tokens it received; of methods that cut between its layers, those left after the last cut
     structural: int  # newline tokens, which are never candidates
     reductions: tuple[tuple[int, Reduction], ...]  # (tile, its reduction, one unit) for every unit that was reduced
+    entering: tuple[int, ...] = ()  # visual tokens that entered each decoder layer, where that differs by layer
+
+
+class Prefill(NamedTuple):
+    """What was read before the first token of one answer, and the cache it left."""
+
+    text: int  # rows that are not visual tokens
+    question: int  # of these, rows after the last picture
+    entering: tuple[int, ...]  # visual tokens that entered each decoder layer
+    kv_bytes: tuple[int, ...]  # keys and values each layer's cache holds, without padding
 
 
 class Answer(NamedTuple):
@@ -63,6 +79,7 @@ class Answer(NamedTuple):
     structural: int
     notes: tuple[str, ...]
     outcomes: tuple[ImageOutcome, ...]
+    prefill: Prefill | None = None
 
 
 class Attachment(Protocol):
@@ -86,6 +103,14 @@ class Host(Protocol):
 
     def attach(self, method: Method, budget: Budget) -> Attachment: ...
     def encode(self, images: "list[Image]") -> list[Encoded]: ...
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        ...
+
+    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        ...
+
     def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
         """One answer to each prompt about its pictures: none for a question about text alone, several for a video."""
         ...

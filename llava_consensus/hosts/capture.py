@@ -39,9 +39,26 @@ def feature_block(blocks: nn.ModuleList, select_layer: int, option: int | None) 
     return index
 
 
+def attending_block(blocks: nn.ModuleList, features: int, ahead: int) -> nn.Module:
+    """The block whose attention is read: `ahead` blocks behind the one that gives the features.
+
+    Raises:
+        OptionError: for a tower that ends before it.
+    """
+    if features + ahead >= len(blocks):
+        raise OptionError(
+            f"this method reads the attention of the block after the features' own, which is the last of "
+            f"{len(blocks)}: give vision_layer={len(blocks) - 1 - ahead}, or use a model with "
+            "mm_vision_select_layer=-2"
+        )
+    return blocks[features + ahead]
+
+
 @contextmanager
-def tapped(block: nn.Module, wanted: frozenset[str]) -> Iterator[dict[str, Tensor]]:
-    """Collects `query`, `key` [T, n, H d] and `output` [T, n, D_v] of one block while the body runs the tower once."""
+def tapped(block: nn.Module, attending: nn.Module, wanted: frozenset[str]) -> Iterator[dict[str, Tensor]]:
+    """Collects `output` [T, n, D_v] of a block, and `query` and `key` [T, n, H d] of one that may be another, while
+    the body runs the tower once.
+    """
     found: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -56,8 +73,9 @@ def tapped(block: nn.Module, wanted: frozenset[str]) -> Iterator[dict[str, Tenso
 
     modules: dict[str, nn.Module] = {}
     if "attention" in wanted:
-        modules |= {"query": block.self_attn.q_proj, "key": block.self_attn.k_proj}  # type: ignore[dict-item, union-attr]
-    if "features" in wanted:
+        own: Any = attending.self_attn
+        modules |= {"query": own.q_proj, "key": own.k_proj}
+    if wanted & {"features", "class_feature"}:
         modules["output"] = block
     handles = [module.register_forward_hook(keep(name)) for name, module in modules.items()]
     try:

@@ -51,8 +51,12 @@ class Layout:
         """Units with more tokens than their budget; the others pass through untouched."""
         return [unit for unit in self.units if unit.budget.tokens < len(unit.places)]
 
-    def groups(self) -> list[list[Unit]]:
-        """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets."""
+    def groups(self, adaptive: bool = False) -> list[list[Unit]]:
+        """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets; one by one for an
+        `adaptive` method, which leaves a number of tokens that nobody knows beforehand.
+        """
+        if adaptive:
+            return [[unit] for unit in self.reduced()]
         found: dict[tuple[int, int, Budget], list[Unit]] = defaultdict(list)
         for unit in self.reduced():
             found[len(unit.places), unit.tiles, unit.budget].append(unit)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from llava_consensus.errors import DataError, MissingDependency, OptionError
-from llava_consensus.hosts.base import Answer, Encoded, Prompt, VisionTaps
+from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt, VisionTaps
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment, take_taps
+from llava_consensus.hosts.llava_shape import read_shape
+from llava_consensus.hosts.prefill import CachedLayer, prefills, watched
 from llava_consensus.methods import make
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.tokens import Budget, Method, Shape, choose
 
 SHARED = (
     3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
 )  # questions that share a picture
 LEFT = {"tokenizer_padding_side": "left"}
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class LlavaHost:
@@ -48,6 +51,14 @@ class LlavaHost:
         """Patches of one picture, or of one tile of it."""
         patches: int = self.model.get_vision_tower().num_patches
         return patches
+
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        return read_shape(self.model, text)
+
+    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        return text_rows(self.prompt_ids(prompt, pictures))
 
     def attach(self, method: Method, budget: Budget) -> LlavaAttachment:
         """Attaches a method to this model instance; a context manager, or call `.detach()`."""
@@ -101,9 +112,13 @@ class LlavaHost:
             shared = same and alone and len(rows) >= SHARED and not attachment.reads_prompts
             ask = self._ask_shared if shared else self._ask
             attachment.questions = [prompts[row].text for row in rows]
-            texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
+            with watched(self.model) as cache:
+                texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
+            read = self._prefills(attachment, cache, [ids[row] for row in rows], shared)
             for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-                answers[row] = self._answer(attachment, 0 if shared else place, text.strip())
+                words = len(ids[row]) - len(encoded[row])
+                answer = self._answer(attachment, 0 if shared else place, text.strip(), words)
+                answers[row] = answer._replace(prefill=read[place])
         return [answers[row] for row in range(len(prompts))]
 
     def _groups(self, attachment: LlavaAttachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
@@ -179,17 +194,38 @@ class LlavaHost:
     def _generation(self, prompt: Prompt) -> dict[str, Any]:
         """Greedy, as LLaVA evaluates."""
         greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self._padding}
-        return {**greedy, "max_new_tokens": prompt.max_new_tokens}
+        longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
+        return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
 
     def _decode(self, output: Tensor) -> list[str]:
         texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
 
-    def _answer(self, attachment: LlavaAttachment, row: int, text: str) -> Answer:
-        """One row's text with the account of its tokens."""
+    def _answer(self, attachment: LlavaAttachment, row: int, text: str, words: int) -> Answer:
+        """One row's text with the account of its tokens; `words` is the number of text tokens in its prompt."""
         own = tuple(one for one in attachment.outcomes if one.row == row)
         counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
-        return Answer(text, counts[0], counts[1], counts[2], attachment.notes, own)
+        notes = attachment.notes + self._beyond(words + counts[1] + counts[2])
+        return Answer(text, counts[0], counts[1], counts[2], notes, own)
+
+    def _beyond(self, length: int) -> tuple[str, ...]:
+        """A note on a prompt of more rows than the model was made for: it is answered, but from places never seen
+        in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the official code.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None) or length
+        if length <= limit:
+            return ()
+        note = f"prompt longer than the {limit} positions of the model"
+        warnings.warn(f"{note}: take fewer tokens per image", stacklevel=2)  # Python says it once
+        return (note,)
+
+    def _prefills(
+        self, attachment: LlavaAttachment, cache: list[CachedLayer], ids: list[Tensor], shared: bool
+    ) -> list[Prefill]:
+        """What each row read and cached; rows that share a picture have its one outcome in common."""
+        places = [0 if shared else place for place in range(len(ids))]
+        own = [[one for one in attachment.outcomes if one.row == place] for place in places]
+        return prefills(cache, [text_rows(row) for row in ids], own)
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Token ids of a prompt with its image placeholders in front of its text, as LLaVA's own runners build it:
@@ -199,10 +235,7 @@ class LlavaHost:
         from llava.conversation import conv_templates
         from llava.mm_utils import tokenizer_image_token
 
-        if prompt.conversation not in conv_templates:
-            raise OptionError(
-                f"conversation={prompt.conversation!r} must be one of {', '.join(sorted(conv_templates))}"
-            )
+        check_conversation(prompt.conversation)
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
         turns = conv_templates[prompt.conversation].copy()
@@ -217,6 +250,14 @@ def image_place(ids: Tensor) -> int:
     from llava.constants import IMAGE_TOKEN_INDEX
 
     return int((ids == IMAGE_TOKEN_INDEX).nonzero()[0])
+
+
+def text_rows(ids: Tensor) -> tuple[int, int]:
+    """Of a prompt [L]: ids that are no image placeholder, and how many of them follow the last placeholder."""
+    from llava.constants import IMAGE_TOKEN_INDEX
+
+    places = (ids == IMAGE_TOKEN_INDEX).nonzero()[:, 0].tolist()
+    return len(ids) - len(places), len(ids) - 1 - places[-1] if places else len(ids)
 
 
 def join_taps(taps: list[VisionTaps]) -> VisionTaps:
@@ -242,11 +283,12 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     any folder.
 
     Raises:
-        OptionError: for a folder that is not there, a name LLaVA's loader would take for another model, or a bad
-        device or dtype.
+        DataError: for a folder that is not there or cannot be loaded.
+        OptionError: for a name LLaVA's loader would take for another model, or a bad device or dtype.
     """
-    if dtype != "auto" and dtype not in DTYPES:
-        raise OptionError(f"dtype={dtype!r} must be auto, {', '.join(DTYPES)}")
+    choose("dtype", dtype, DTYPES)
+    check_checkpoint(path)
+    path = str(Path(path).expanduser()) if path.startswith("~") else path
     place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     if place.startswith("cuda") and not torch.cuda.is_available():
         raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
@@ -270,7 +312,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
         raise DataError(f"model={path!r} cannot be loaded: {error}") from error
     if dtype != "auto" or place == "cpu":
-        model.to(DTYPES.get(dtype, torch.float32))
+        model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
     return LlavaHost(model.eval(), tokenizer, processor)
 
 
@@ -279,12 +321,7 @@ def tower_beside(path: str) -> dict[str, str]:
     checkpoints.
     """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        if folder.exists() or len(folder.parts) != 2 or path.startswith((".", "/", "checkpoints")):
-            raise OptionError(
-                f"model={path!r}: no config.json there. "
-                "Give a checkpoint folder, or a hub name such as liuhaotian/llava-v1.5-7b"
-            )
+    if not folder.is_dir():
         return {}
     name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
     beside = folder / Path(name).name

@@ -24,6 +24,7 @@ from llava_consensus.hosts import capture, vision_seam
 from llava_consensus.hosts.assembled import Source, outcomes, reduce_sequences
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.clip_text import text_side
+from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import Layout, read_layout
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
 from llava_consensus.tokens import Budget, Method, Stages
@@ -67,9 +68,10 @@ class LlavaAttachment:
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
-        self._check_tower()
         self.questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
         self.clip_text = text_side(model, method)
+        self.decoder = DecoderSeam(model.get_model(), method, self._report) if method.seam == "decoder" else None
+        self._check_tower()
         setattr(model, SEAM, self.prepare)
 
     def _check_tower(self) -> None:
@@ -88,6 +90,8 @@ class LlavaAttachment:
         """Gives the model back as it was. Detaching twice does nothing."""
         if self.active:
             delattr(self.model, SEAM)
+        if self.decoder is not None:
+            self.decoder.detach()
 
     def __enter__(self) -> "LlavaAttachment":
         return self
@@ -101,7 +105,8 @@ class LlavaAttachment:
         tower = self.model.get_vision_tower()
         reduces = self.method.reduces and self.budget.tokens < tower.num_patches
         tiled = most_tiles(self.model.config, tower.config.image_size) > 1 and self.method.reduces
-        return (reduces or tiled) and bool(self.method.needs & {"probe", "fingerprint", "question"})
+        reads = self.method.seam == "decoder" or bool(self.method.needs & {"probe", "fingerprint", "question"})
+        return (reduces or tiled) and reads
 
     def milliseconds(self) -> dict[str, float]:
         """Time the last reduction took, by stage: the host's bookkeeping and the method's own work."""
@@ -119,14 +124,23 @@ class LlavaAttachment:
         stages = Stages(self.model.device)
         with stages.stage("layout"):
             layout = self._layout(call)
-        if layout.reduced():
+        if layout.reduced() and self.decoder is None:
             self.stages = stages
             return self._reduce(call, layout, stages)
         self.outcomes, self.notes, self.stages = outcomes(layout, []), (), None
         own = self.encoded is not None or vision_seam.acts_inside(self.method)
         encoder = {"encode_images": lambda images: self._taps(call, images).projected} if own else {}
         host = View(self.model, config=self._config(), **encoder) if own or self.overrides else self.model
-        return self.official(host, *call)
+        result = self.official(host, *call)
+        if self.decoder is not None:
+            self.decoder.arm(layout, self.budget, result[4])
+            self.outcomes = [self.decoder.untouched(one) for one in self.outcomes]
+        return result
+
+    def _report(self, cut: dict[int, ImageOutcome], stages: Stages) -> None:
+        """Takes in what became of the pictures that were cut between decoder layers; the others passed whole."""
+        self.outcomes = [cut.get(index, one) for index, one in enumerate(self.outcomes)]
+        self.stages = stages
 
     def taps(self, images: Tensor, tiles_of: list[int]) -> VisionTaps:
         """Encodes the tiles [T, 3, h, w] of pictures of so many tiles each and takes what the method needs."""
@@ -155,6 +169,7 @@ class LlavaAttachment:
         """
         tower = self.model.get_vision_tower()
         tiles_of, blank = blank_images(call.images)
+        untruncated = {"tokenizer_model_max_length": None} if self.decoder is None else {}
 
         def number(images: Tensor) -> Tensor:
             shape = (images.shape[0], tower.num_patches, 1)
@@ -164,7 +179,7 @@ class LlavaAttachment:
             embed_tokens=lambda ids: torch.zeros(*ids.shape, 1, dtype=torch.float64), get_vision_tower=lambda: tower
         )
         stand_in = SimpleNamespace(
-            config=self._config(tokenizer_model_max_length=None),
+            config=self._config(**untruncated),
             device=torch.device("cpu"),
             model=SimpleNamespace(image_newline=torch.tensor([-1.0], dtype=torch.float64)),
             encode_images=number,
@@ -185,7 +200,7 @@ class LlavaAttachment:
         most = max(tiles, most_tiles(self.model.config, tower.config.image_size)) if tiles > 1 else 1
         if not self.method.reduces or self.budget.tokens >= most * patches:
             return [Budget(most * patches)]
-        if tiles == 1 or self.method.tile_budget == "global":
+        if tiles == 1 or self.method.tile_budget == "global" or self.decoder is not None:
             return [self.budget]
         return self.budget.share(most)[:tiles]
 
@@ -252,8 +267,10 @@ def check_model(model: Any, method: Method) -> None:
             "a class token among the patches is no candidate"
         )
     if tower is not None and tower.is_loaded:
-        capture.feature_block(capture.vision_blocks(tower.vision_tower), tower.select_layer, method.vision_layer)
-    if method.positions == "keep" and int(transformers.__version__.split(".")[0]) < 5:
+        blocks = capture.vision_blocks(tower.vision_tower)
+        index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+        capture.attending_block(blocks, index, method.attention_ahead)
+    if method.positions == "keep" and method.seam != "decoder" and int(transformers.__version__.split(".")[0]) < 5:
         raise OptionError(
             f"positions=keep needs transformers >= 5: "
             f"generate() of {transformers.__version__} does not advance given positions"
@@ -266,15 +283,24 @@ def take_taps(model: Any, images: Tensor, method: Method, tokens: list[int] | No
     """
     tower = model.get_vision_tower()
     blocks = capture.vision_blocks(tower.vision_tower)
-    block = blocks[capture.feature_block(blocks, tower.select_layer, method.vision_layer)]
-    with capture.tapped(block, method.needs) as found:
+    index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
+    attending: Any = capture.attending_block(blocks, index, method.attention_ahead)
+    with capture.tapped(blocks[index], attending, method.needs) as found:
         projected, slot = vision_seam.encode(model, images, method, tokens or [])
-    heads: int = block.self_attn.num_heads  # type: ignore[assignment, union-attr]
-    scale: float = block.self_attn.scale  # type: ignore[assignment, union-attr]
+    heads, scale = attending.self_attn.num_heads, attending.self_attn.scale
     query, key = (capture.split_heads(found[name], heads) if name in found else None for name in ("query", "key"))
-    features = found["output"][:, 1:] if "output" in found else None
-    prints = capture.fingerprint(images) if "fingerprint" in method.needs else None
-    return VisionTaps(projected, features, query, key, scale=scale, fingerprint=prints, slot=slot)
+    output = found.get("output")
+    return VisionTaps(
+        projected,
+        output[:, 1:] if output is not None and "features" in method.needs else None,
+        query,
+        key,
+        scale=scale,
+        fingerprint=capture.fingerprint(images) if "fingerprint" in method.needs else None,
+        class_feature=output[:, 0] if output is not None and "class_feature" in method.needs else None,
+        project=model.get_model().mm_projector if "project" in method.needs else None,
+        slot=slot,
+    )
 
 
 def blank_images(images: Any) -> tuple[list[int], Any]:

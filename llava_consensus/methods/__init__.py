@@ -8,27 +8,46 @@ from typing import Any
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.cdpruner import CDPruner
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.dart import Dart
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.downsample import Downsample
+from llava_consensus.methods.fastv import FastV
 from llava_consensus.methods.full import Full
 from llava_consensus.methods.pool import Pool
+from llava_consensus.methods.prumerge import PruMerge
+from llava_consensus.methods.prumerge_plus import PruMergePlus
+from llava_consensus.methods.pyramiddrop import PyramidDrop
 from llava_consensus.methods.random import Random
+from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.methods.tome import ToMe
 from llava_consensus.methods.tome_post import ToMePost
 from llava_consensus.methods.uniform_grid import UniformGrid
+from llava_consensus.methods.visionzip import VisionZip
+from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.tokens import Method
 
 METHODS: dict[str, Any] = {
     "consensusdrop": ConsensusDrop,
     "full": Full,
+    # at the picture, or inside the vision tower
+    "downsample": Downsample,
+    "tome": ToMe,
+    # behind the tower, before the language model
+    "prumerge": PruMerge,
+    "prumerge_plus": PruMergePlus,
+    "visionzip": VisionZip,
+    "vispruner": VisPruner,
+    "divprune": DivPrune,
+    "cdpruner": CDPruner,
+    "tome_post": ToMePost,
     "random": Random,
     "uniform_grid": UniformGrid,
     "pool": Pool,
-    "downsample": Downsample,
-    "divprune": DivPrune,
-    "cdpruner": CDPruner,
-    "tome": ToMe,
-    "tome_post": ToMePost,
+    # between decoder layers
+    "fastv": FastV,
+    "sparsevlm": SparseVLM,
+    "pyramiddrop": PyramidDrop,
+    "dart": Dart,
 }
 
 

@@ -14,6 +14,10 @@ class Full(Placement):
 
     reduces: ClassVar[bool] = False
 
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        """All of them, in every layer."""
+        return [available] * layers
+
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """All N tokens. A host never gets here: `reduces` says that there is nothing to do."""
         places = torch.arange(tokens.projected.shape[1], device=tokens.projected.device).expand(

@@ -1,59 +1,198 @@
-"""Figures from result files: rows in, a picture out. Needs the extra `plots`.
+"""Figures from sections of runs: score against tokens. Needs the extra `plots`.
 
-`llava-consensus report --figure docs/accuracy.png` draws score against tokens, one panel for each benchmark.
+`llava-consensus report --figure accuracy.png` draws a panel for each benchmark; with many methods the best few have
+colours and bands, the rest are grey. `--methods-figure methods.png` draws a panel for each method instead, Acc of that
+method against all others in grey: readable with any number of methods. Colours are those of Okabe and Ito, which
+colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
-from llava_consensus.report.table import Row, half_width
+from llava_consensus.report.layout import title_of
+from llava_consensus.report.rows import LINEUP, RANDOM, Line
+from llava_consensus.report.section import SCALE, Section
 
-COLOURS = ("#0b6e4f", "#3f7cac", "#d17a22", "#7d5ba6", "#8a8d91", "#c0392b")
+OURS = LINEUP[0].label
+STYLES = (  # colour and marker
+    ("#0072B2", "o"),
+    ("#D55E00", "s"),
+    ("#009E73", "^"),
+    ("#CC79A7", "D"),
+    ("#E69F00", "v"),
+)
+RANDOM_STYLE = ("#000000", "x")
+GREY = "#b5b5b5"
+BANDS = 3  # methods with a band where some are grey: ours, the best other, random selection
+COLUMNS = 5
 
 
-def score_against_tokens(rows: Iterable[Row], file: Path) -> None:
-    """One panel per benchmark: score of every method over its budgets, the full model as a line.
+class Point(NamedTuple):
+    """A score at a budget, with its interval where there is one."""
+
+    tokens: int
+    score: float
+    low: float
+    high: float
+
+
+Curves = Mapping[str, Sequence[Point]]  # by label
+
+
+def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
+    """One panel per benchmark: the score of every method over its budgets, the full model as a line.
+
+    Drawn is the section with most runs.
 
     Raises:
         DataError: when there is no complete run to draw.
         MissingDependency: without matplotlib.
     """
+    section = _largest(sections)
+    names = [name for name in section.names if _curves(section, name)]
+    figure, panels = _panels(len(names), 3.6, 3.1)
+    styles = _styles(section, names)
+    for panel, name in zip(panels, names, strict=True):
+        _draw(panel, _curves(section, name), styles)
+        _bound(panel, section.full.runs.get(name) if section.full else None)
+        _axes(panel, section, f"{title_of(name)} ({'points' if name in SCALE else '%'})")
+    handles = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    order = [label for label in (*styles, "other methods", "all tokens") if label in handles]
+    figure.legend(
+        [handles[label] for label in order], order, loc="outside lower center", ncols=min(4, len(order)), frameon=False
+    )
+    figure.savefig(file, dpi=130)
+
+
+def methods_apart(sections: Sequence[Section], file: Path) -> None:
+    """One panel per method: its Acc over its budgets, all other methods in grey, ConsensusDrop dashed.
+
+    Raises:
+        DataError: when no method has an Acc.
+        MissingDependency: without matplotlib.
+    """
+    section = _largest(sections)
+    curves = _curves(section, None)
+    if not curves:
+        raise DataError("no method has complete runs of every benchmark, so there is no Acc to draw")
+    figure, panels = _panels(len(curves), 2.6, 2.2, sharey=True)
+    for panel, label in zip(panels, curves, strict=True):
+        for points in curves.values():
+            panel.plot([one.tokens for one in points], [one.score for one in points], color=GREY, linewidth=0.8)
+        if label != OURS and OURS in curves:
+            ours = curves[OURS]
+            panel.plot(
+                [one.tokens for one in ours], [one.score for one in ours], color="black", linestyle="--", linewidth=1
+            )
+        _draw(panel, {label: curves[label]}, {label: STYLES[0]})
+        full = section.accuracy(section.full) if section.full else None
+        if full is not None:
+            panel.axhline(full.value, color="black", linestyle=":", linewidth=1)
+        _axes(panel, section, fill(label, 28))
+        panel.title.set_fontsize(9)
+    figure.supylabel(f"Acc over {len(section.papers)} benchmarks", fontsize=9)
+    figure.text(
+        0.5,
+        0.0,
+        f"blue: the method, 95 % interval · dashed: {OURS} · dotted: all tokens · grey: the others",
+        ha="center",
+        va="bottom",
+        fontsize=8,
+    )
+    figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
+    figure.savefig(file, dpi=130)
+
+
+def _largest(sections: Sequence[Section]) -> Section:
+    """The section with most complete reduced runs."""
+    counts = [sum(row.complete for line in section.reduced for row in line.runs.values()) for section in sections]
+    if not any(counts):
+        raise DataError("no complete run to draw: `make tables` measures them")
+    return sections[counts.index(max(counts))]
+
+
+def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels in rows."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing_extra("figures (matplotlib)", "plots") from error
-    done = [row for row in rows if row.score is not None]
-    if not done:
-        raise DataError("no complete run to draw: `make tables` measures them")
-    names = sorted({row.config["benchmark"] for row in done})
-    figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    labels = sorted({row.label for row in done if not row.full})
-    colours = dict(zip(labels, COLOURS * len(labels), strict=False))  # one colour for a method in every panel
-    for panel, name in zip(panels, names, strict=True):
-        _panel(panel, [row for row in done if row.config["benchmark"] == name], colours)
-        panel.set_title(f"{name} (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(file, dpi=130)
+    columns = min(COLUMNS if sharey or count > 8 else 4, count)
+    rows = ceil(count / columns)
+    figure = Figure(figsize=(max(4.2, width * columns), height * rows + 0.7), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    for panel in panels[count:]:
+        panel.set_axis_off()
+    return figure, panels[:count]
 
 
-def _panel(panel: Any, rows: list[Row], colours: dict[str, str]) -> None:
-    """Lines with 95 % intervals over a logarithmic axis of tokens."""
-    for row in rows:
-        if row.full:
-            panel.axhline(row.score, color="black", linestyle=":", label="all tokens")
-    for label, colour in colours.items():
-        found = sorted(
-            (row for row in rows if row.label == label and not row.full), key=lambda row: row.config["tokens"]
-        )
-        tokens = [row.config["tokens"] for row in found]
-        widths = [half_width(list(row.correct.values())) or 0.0 for row in found]
-        panel.errorbar(tokens, [row.score for row in found], widths, color=colour, marker="o", capsize=2, label=label)
+def _curves(section: Section, name: str | None) -> Curves:
+    """Points of every method by label, fewest tokens first; of Acc without a benchmark's name."""
+    found: dict[str, list[Point]] = {}
+    for line in reversed(section.reduced):
+        point = _mean_point(section, line) if name is None else _point(section, line, name)
+        if point is not None:
+            found.setdefault(line.label, []).append(point)
+    order = [line.label for line in section.reduced]
+    return {label: found[label] for label in dict.fromkeys(order) if label in found}
+
+
+def _point(section: Section, line: Line, name: str) -> Point | None:
+    cell = section.cell(line, name)
+    if cell is None or not cell.row.complete or cell.row.score is None:
+        return None
+    return Point(line.tokens, cell.row.score, *(cell.bounds or (cell.row.score, cell.row.score)))
+
+
+def _mean_point(section: Section, line: Line) -> Point | None:
+    found = section.accuracy(line)
+    return None if found is None else Point(line.tokens, found.value, *(found.bounds or (found.value, found.value)))
+
+
+def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of the methods that stand out: ours, random selection, and the best others."""
+    totals: dict[str, list[float]] = {}
+    for name in names:
+        for label, points in _curves(section, name).items():
+            totals.setdefault(label, []).append(sum(one.score / SCALE.get(name, 1) for one in points) / len(points))
+    ranked = sorted(totals, key=lambda label: (label != OURS, -sum(totals[label]) / len(totals[label])))
+    best = [label for label in ranked if label != RANDOM][: len(STYLES)]
+    return dict(zip(best, STYLES, strict=False)) | ({RANDOM: RANDOM_STYLE} if RANDOM in totals else {})
+
+
+def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> None:
+    """Grey lines for methods without a style, below coloured ones with bands."""
+    banded = [*list(styles)[: BANDS - 1], RANDOM] if curves.keys() - styles.keys() else list(styles)
+    for label, points in curves.items():
+        tokens, scores = [one.tokens for one in points], [one.score for one in points]
+        if label not in styles:
+            panel.plot(tokens, scores, color=GREY, linewidth=0.9, label="other methods", zorder=1)
+            continue
+        colour, marker = styles[label]
+        panel.plot(tokens, scores, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label, zorder=3)
+        if label in banded:
+            low, high = [one.low for one in points], [one.high for one in points]
+            panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
+
+
+def _bound(panel: Any, row: Any) -> None:
+    if row is not None and row.score is not None:
+        panel.axhline(row.score, color="black", linestyle=":", linewidth=1, label="all tokens")
+
+
+def _axes(panel: Any, section: Section, title: str) -> None:
+    """A logarithmic axis of tokens with the budgets as ticks."""
+    ticks = sorted({line.tokens for line in section.reduced})
     panel.set_xscale("log", base=2)
-    ticks = sorted({row.config["tokens"] for row in rows if not row.full})
     panel.set_xticks(ticks, [str(tick) for tick in ticks])
-    panel.set_xlabel("visual tokens")
+    panel.minorticks_off()
+    panel.set_xlabel("visual tokens", fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.set_title(title, fontsize=10)
     panel.spines[["top", "right"]].set_visible(False)

@@ -40,14 +40,17 @@ def tokenise(text: str) -> str:
     return text.lower().replace(",", "").replace("?", "").replace("'s", " 's").strip()
 
 
-def strip_marks(text: str) -> str:
-    """Every mark becomes a space, or nothing where it is used beside a blank; then lone periods go."""
-    in_number = _COMMAS_IN_NUMBER.search(text) is not None
+def strip_marks(text: str, commas: re.Pattern[str] = _COMMAS_IN_NUMBER, periods: re.Pattern[str] = _LONE_PERIOD) -> str:
+    """Every mark becomes a space, or nothing where it is used beside a blank; then lone periods go.
+
+    `commas` in a number make all marks vanish without a space; `periods` are the lone ones.
+    """
+    in_number = commas.search(text) is not None
     result = text
     for mark in MARKS:
         vanish = in_number or f"{mark} " in text or f" {mark}" in text
         result = result.replace(mark, "" if vanish else " ")
-    return _LONE_PERIOD.sub("", result, count=PERIODS_DELETED)
+    return periods.sub("", result, count=PERIODS_DELETED)
 
 
 def unify_words(text: str) -> str:

@@ -191,7 +191,11 @@ def background(seed: int, width: int, height: int) -> np.ndarray:
 
 def render(scene_: Scene, scale: int = 2) -> Image.Image:
     """Draw the picture of a scene at `scale` pixels a unit (not padded)."""
-    image = Image.fromarray(background(scene_.seed, scene_.width * scale, scene_.height * scale))
+    return draw(Image.fromarray(background(scene_.seed, scene_.width * scale, scene_.height * scale)), scene_, scale)
+
+
+def draw(image: Image.Image, scene_: Scene, scale: int) -> Image.Image:
+    """Paste the objects and the sign of a scene onto a background."""
     for item in scene_.items:
         glyph = glyphs.emoji(item.name, item.colour, item.size * scale)
         image.paste(glyph, (item.x * scale, item.y * scale), glyph)

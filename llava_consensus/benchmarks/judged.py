@@ -1,0 +1,73 @@
+"""What benchmarks with a judge share: the numbers that need none, and agreement with another run's answers.
+
+Exact and contained matches cost nothing and are the same everywhere; the judged metric is None until
+`llava-consensus judge` has asked a judge. `agreement(answers, full_answers)` compares a run with that of the unpruned
+model, question by question.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.benchmarks.base import Joined, Question, Record
+from llava_consensus.scorers import match, mean
+
+
+def report(name: str, joined: Joined, references: Mapping[int, str], judged: Mapping[str, None]) -> dict[str, Any]:
+    """The report without a judge: `judged` names the numbers a judge would give, all None."""
+    extracted = [
+        {
+            "index": index,
+            "extracted": match.plain(record["text"]),
+            "exact": match.exact(record["text"], references[index]),
+            "correct": match.contains(record["text"], references[index]),
+        }
+        for index, record in joined.answers.items()
+    ]
+    numbers = {
+        "exact": _share(one["exact"] for one in extracted) if extracted else None,
+        "contains": _share(one["correct"] for one in extracted) if extracted else None,
+    }
+    return base.report(name, joined, {**judged, **numbers, "judge": None}, extracted)
+
+
+def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict[str, Any]:
+    """How many answers read the same as those of the unpruned model, in percent, over questions both answered.
+
+    Returns:
+        `agreement` (None where no question is common) and `compared`, the number of common questions.
+    """
+    ours, theirs = _by_question(answers), _by_question(full_answers)
+    same = [match.same(text, theirs[key]) for key, text in ours.items() if key in theirs]
+    return {"agreement": _share(same) if same else None, "compared": len(same)}
+
+
+def counts_of_export(joined: Joined) -> dict[str, int]:
+    """What an export says about itself: lines written, questions without an answer, answers too many or to nothing."""
+    counts = joined.counts
+    return {"written": counts["answered"], **{name: counts[name] for name in ("missing", "duplicate", "unknown")}}
+
+
+def first_or_all(records: Sequence[Record], questions: Sequence[Question], first: int) -> Joined:
+    """Joined with the first questions if no answer belongs to a later one, else with all of them."""
+    joined = base.join(records, questions)
+    if max(joined.answers, default=0) >= first or len(questions) <= first:
+        return joined
+    asked = {"asked": first, "missing": first - len(joined.answers)}
+    return Joined(joined.answers, joined.counts | asked)
+
+
+def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
+    """Texts by id and how many answers with that id came before; of ours, by the line they were asked from."""
+    seen: Counter[Hashable] = Counter()
+    texts: dict[Hashable, str] = {}
+    for answer in answers:
+        key = answer["question_id"]
+        texts[key, seen[key]] = answer["text"]
+        seen[key] += 1
+    return texts
+
+
+def _share(values: Any) -> float:
+    return 100 * mean(float(value) for value in values)

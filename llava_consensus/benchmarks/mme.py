@@ -1,0 +1,194 @@
+"""MME: 2,374 yes/no questions, two about each of 1,187 pictures, in ten tasks of perception and four of cognition.
+
+Data: DATA/eval/MME; questions from LLaVA's eval.zip, pictures and right answers (`MME_Benchmark_release_version`) on
+request from https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models (branch Evaluation; research only, no
+licence stated); the right answers alone are also in its eval_tool (`eval_tool/Your_Results/<task>.txt`).
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored as the official tool does: acc + acc+ per task. It pairs lines by position; here every answer is joined by
+picture and question, and a question file whose lines are not two by two about one picture is refused. Only pictures
+with both answers count. `export` writes the official results folder.
+Must match: LLaVA-1.5-7B perception 1510.7 (https://arxiv.org/abs/2310.03744, table 4).
+"""
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.benchmarks import base, submission
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import mme as scorer
+
+FOLDER = "MME"
+RELEASE = "MME_Benchmark_release_version"
+RESULTS = "eval_tool/Your_Results"
+SOURCE = "github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Evaluation (on request)"
+PLEASE = "Please answer yes or no."
+FILES = (
+    DataFile(
+        "llava_mme.jsonl",
+        base.LLAVA_EVAL_ZIP,
+        "9f67707cb72d2a71df955d0dce84337f2f22eafe2ed473ca3e148c187ac360c5",
+    ),
+    DataFile(RELEASE, SOURCE, optional=True),  # pictures and right answers
+    DataFile(RESULTS, SOURCE, optional=True),  # right answers alone
+)
+
+
+class Gold(NamedTuple):
+    """The official line a question belongs to."""
+
+    file: str  # picture's name with the ending .txt
+    question: str
+    label: str  # as spelled there
+
+
+def load(data: Path) -> list[Question]:
+    """The questions in file order, known to be two by two about one picture and to have right answers somewhere."""
+    folder = Path(data) / "eval" / FOLDER
+    questions = base.load_questions(folder, FILES)
+    for first, second in zip(questions[::2], questions[1::2], strict=False):
+        if first.question_id != second.question_id:
+            raise DataError(
+                f"{folder / FILES[0].path}: lines {first.index + 1} and {second.index + 1} are about "
+                f"{first.question_id!r} and {second.question_id!r}; the official tool pairs them by position"
+            )
+    for task in dict.fromkeys(map(_task, questions)):
+        if not (folder / RELEASE / task).is_dir() and not (folder / RESULTS / f"{task}.txt").is_file():
+            raise DataError(
+                f"no right answers for {task}: neither {folder / RELEASE / task} nor "
+                f"{folder / RESULTS / f'{task}.txt'}\n    from {SOURCE}"
+            )
+    return questions
+
+
+def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
+    """`perception` (of 2000) and `cognition` (of 800), each task's acc, acc+ (percent) and score (of 200)."""
+    questions = load(data)
+    gold = _gold(Path(data) / "eval" / FOLDER, questions)
+    joined = base.join(records, questions, _key_of_question, _key_of_record)
+    labels = {one.index: gold[one.index].label.lower() for one in questions}
+    said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+    tasks: dict[str, list[scorer.Pair]] = {}
+    for one in questions[::2]:
+        both = (one.index, one.index + 1)
+        if all(index in said for index in both):
+            pair = scorer.Pair((labels[both[0]], labels[both[1]]), (said[both[0]], said[both[1]]))
+            tasks.setdefault(_task(one), []).append(pair)
+    numbers = scorer.evaluate(tasks)
+    for one in numbers["tasks"].values():
+        one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
+    extracted = [
+        {"index": index, "extracted": answer, "correct": answer == labels[index]} for index, answer in said.items()
+    ]
+    return base.report("mme", joined, numbers, extracted)
+
+
+def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+    """The official results folder: one file per task, lines in the order of the question file."""
+    questions = load(data)
+    gold = _gold(Path(data) / "eval" / FOLDER, questions)
+    found = submission.audit(records, questions, _key_of_question, _key_of_record)
+    submission.refuse_missing(found, "the official tool pairs lines by position")
+    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
+    files: dict[str, list[str]] = {}
+    for one in questions:
+        text = answers[one.index]["text"]
+        if "\t" in text or "\n" in text:
+            raise DataError(
+                f"the answer to {one.question_id!r} has a tab or a line feed in it, which breaks the line in two for "
+                f"the official tool: {text!r}"
+            )
+        files.setdefault(_task(one), []).append("\t".join((*gold[one.index], text)) + "\n")
+    target.mkdir(parents=True, exist_ok=True)
+    for task, lines in files.items():
+        submission.write(target / f"{task}.txt", "".join(lines).encode())
+    return found | {"written": len(questions), "files": len(files)}
+
+
+def _task(question: Question) -> str:
+    return str(question.question_id).split("/")[0]
+
+
+def _cut(prompt: str) -> str:
+    """The bare question of a prompt, as LLaVA's converter finds it."""
+    bare = prompt.replace(base.SHORT.strip(), "").strip() if base.SHORT.strip() in prompt else prompt
+    return bare.removesuffix(PLEASE).strip()
+
+
+def _key_of_question(question: Question) -> Hashable:
+    return question.question_id, _cut(question.text)
+
+
+def _key_of_record(record: Record) -> Hashable:
+    prompt = record.get("prompt")
+    if not isinstance(prompt, str):
+        where = f"the answer to question_id {record['question_id']!r}"
+        raise DataError(f"{where}: no prompt, which tells the two questions of a picture apart")
+    return record["question_id"], _cut(prompt)
+
+
+def _gold(folder: Path, questions: Sequence[Question]) -> dict[int, Gold]:
+    """The official line of every question, by its index."""
+    known: dict[str, dict[tuple[str, str], str]] = {}
+    found = {}
+    for one in questions:
+        task = _task(one)
+        if task not in known:
+            known[task] = _lines(folder, task)
+        file = str(one.question_id).split("/")[-1].split(".")[0] + ".txt"
+        texts = [f"{_cut(one.text)}{space}{PLEASE}" for space in (" ", "  ")]
+        text = next((text for text in texts if (file, text) in known[task]), None)
+        if text is None:
+            raise DataError(
+                f"line {one.index + 1} of {FILES[0].path}: {texts[0]!r} about {one.question_id} is not among the "
+                f"official questions of {task}: another version? Get it: {SOURCE}"
+            )
+        found[one.index] = Gold(file, text, known[task][file, text])
+    return found
+
+
+def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:
+    """Right answers of one task by (file, question), from the release or, without it, from the evaluation tool."""
+    release = folder / RELEASE / task
+    lines: dict[tuple[str, str], str] = {}
+    if release.is_dir():
+        texts = release / "questions_answers_YN" if (release / "images").is_dir() else release
+        for path in sorted(texts.glob("*.txt")):
+            for number, line in enumerate(base.read_text(path).splitlines(), start=1):
+                _add(lines, f"{path}, line {number}", path.name, line.strip().split("\t"))
+        if lines:
+            return lines
+    path = folder / RESULTS / f"{task}.txt"
+    for number, line in enumerate(base.read_text(path).splitlines(), start=1):
+        file, *fields = line.split("\t")
+        _add(lines, f"{path}, line {number}", file.split(".")[0] + ".txt", fields[:2])
+    return lines
+
+
+def _add(lines: dict[tuple[str, str], str], where: str, file: str, fields: Sequence[str]) -> None:
+    try:
+        question, label = fields
+        scorer.label(label)
+    except ValueError as error:
+        raise DataError(f"{where}: expected a question and yes or no between tabs ({error})") from error
+    lines[file, question] = label
+
+
+MME = Benchmark(
+    name="mme",
+    line="MME: yes or no, twice about each picture; acc + acc+ over ten tasks of perception",
+    folder=FOLDER,
+    questions=FILES[0].path,
+    images=RELEASE,
+    files=FILES,
+    metric="perception",
+    paper=1510.7,
+    max_new_tokens=128,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+    licence="none stated: research only, pictures on request",
+    count=2374,
+    export=export,
+)

@@ -1,0 +1,11 @@
+"""MSRVTT-QA: 72,821 questions on clips of 10 to 30 seconds, of which the first 1,000 are asked unless all are wanted.
+
+Data: DATA/eval/GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA: `test_q.json`, `test_a.json`, videos in `videos/all`.
+Asked, scored and exported as `video_qa.py` says.
+Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and score 59.2 and 3.5
+(https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare numbers of one judge only.
+"""
+
+from llava_consensus.benchmarks import video_qa
+
+MSRVTT = video_qa.benchmark("msrvtt", "MSRVTT-QA", "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA", "videos/all")

@@ -1,0 +1,128 @@
+"""ScienceQA, test: 4,241 school questions with options, 2,017 of them about a picture (ScienceQA-IMG).
+
+Data: DATA/eval/scienceqa; questions from LLaVA's eval.zip, problems and pictures (`images/test/<id>/image.png`) from
+https://github.com/lupantech/ScienceQA (CC BY-NC-SA 4.0).
+Asked as LLaVA does: vicuna_v1, greedy, at most 1,024 new tokens, the option's letter; questions without a picture are
+asked as text alone (`questions=image` leaves them out). Grey and palette pictures are turned to RGB first, which
+LLaVA's script for this benchmark does not do (it fails on some).
+Scored by LLaVA's script; the headline is accuracy over the questions asked with a picture.
+Must match: LLaVA-1.5-7B 66.8 (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import sqa as scorer
+
+FOLDER = "scienceqa"
+MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
+SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
+FILES = (
+    DataFile("llava_test_CQM-A.json", base.LLAVA_EVAL_ZIP),
+    DataFile("problems.json", SOURCE),
+    DataFile("pid_splits.json", SOURCE),
+)
+
+
+def load(data: Path, questions: str = "all") -> list[Question]:
+    """The questions in file order; `questions` is `all` or `image` (those about a picture)."""
+    folder = Path(data) / "eval" / FOLDER
+    base.require(folder, FILES)
+    path = folder / FILES[0].path
+    found = [_question(path, number, row) for number, row in enumerate(base.read_json(path, list), start=1)]
+    kept = [one for one in found if one.images or questions == "all"]
+    return [replace(one, index=index) for index, one in enumerate(kept)]
+
+
+def score(records: Sequence[Record], data: Path, questions: str = "all") -> dict[str, Any]:
+    """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
+
+    `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file.
+    """
+    folder = Path(data) / "eval" / FOLDER
+    asked = load(data, questions)
+    problems, split = _gold(folder, asked)
+    joined = base.join(records, asked)
+    said = {
+        str(asked[index].question_id): scorer.Said(record["text"], bool(asked[index].images))
+        for index, record in joined.answers.items()
+    }
+    numbers = _evaluate(folder, problems, [key for key in split if key in said], said)
+    results, parsed = numbers.pop("results"), numbers.pop("parsed")
+    if joined.counts["missing"]:
+        ids = [str(one.question_id) for one in asked]
+        everything = _evaluate(folder, problems, ids, said)
+        numbers["missing_as_wrong"] = {name: everything[name] for name in ("accuracy", "img_accuracy")}
+    extracted = []
+    for index in joined.answers:
+        key = str(asked[index].question_id)
+        correct = results[key] == problems[key]["answer"]
+        extracted.append({"index": index, "extracted": parsed[key], "correct": correct})
+    return base.report("sqa", joined, numbers, extracted)
+
+
+def _question(path: Path, number: int, row: Any) -> Question:
+    try:
+        text = row["conversations"][0]["value"].replace("<image>", "").strip() + base.LETTER
+        key, image = row["id"], row.get("image")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}, entry {number}: no id and conversations: not LLaVA's ScienceQA file") from error
+    if not isinstance(key, str) or not isinstance(image, str | None):
+        raise DataError(f"{path}, entry {number}: id or image is of the wrong type")
+    return Question(number - 1, key, (image,) if image else (), text, prompt=MARK + text if image else text)
+
+
+def _gold(folder: Path, asked: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
+    """Problems by id and the ids of the test split, known to have every question that is asked."""
+    path = folder / FILES[1].path
+    problems = base.read_json(path, dict)
+    split = base.read_json(folder / FILES[2].path, dict).get("test")
+    if not isinstance(split, list):
+        raise DataError(f"{folder / FILES[2].path}: no list 'test': not ScienceQA's splits")
+    known = set(split)
+    for one in asked:
+        problem = problems.get(str(one.question_id))
+        if one.question_id not in known:
+            raise DataError(
+                f"{folder / FILES[2].path}: {one.question_id!r} is asked but not in 'test': another version?"
+            )
+        if not isinstance(problem, dict) or not isinstance(problem.get("choices"), list) or "answer" not in problem:
+            raise DataError(f"{path}: no choices and answer for {one.question_id!r}, which is asked: another version?")
+    return problems, split
+
+
+def _evaluate(folder: Path, problems: Any, ids: Sequence[str], said: Any) -> dict[str, Any]:
+    try:
+        return scorer.evaluate(problems, ids, said)
+    except ValueError as error:
+        raise DataError(f"{folder / FILES[1].path}: {error}") from error
+
+
+def _vary(questions: str = "all") -> Benchmark:
+    return replace(SQA, load=partial(load, questions=questions), score=partial(score, questions=questions))
+
+
+SQA = Benchmark(
+    name="sqa",
+    line="ScienceQA test: school questions with options, accuracy over those with a picture",
+    folder=FOLDER,
+    questions=FILES[0].path,
+    images="images/test",
+    files=FILES,
+    metric="img_accuracy",
+    paper=66.8,
+    max_new_tokens=1024,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+    licence="CC BY-NC-SA 4.0: research only",
+    count=4241,
+    choices={"questions": Choice(("all", "image"), "all, or only the 2,017 about a picture", asks=True)},
+    vary=_vary,
+)

@@ -1,0 +1,54 @@
+"""What every submission shares: which ids are missing, duplicate or unknown, a file that appears whole or not.
+
+Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks.base import Question, Record
+from llava_consensus.errors import DataError
+
+SHOWN = 10  # ids named in a message
+
+
+def audit(
+    records: Sequence[Record],
+    questions: Sequence[Question],
+    key_of_question: Callable[[Question], Hashable] = lambda one: one.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda one: one["question_id"],
+) -> dict[str, Any]:
+    """`answers`, and the question ids that are `missing`, `duplicate` (the last counts) and `unknown`, in order."""
+    places: dict[Hashable, list[Question]] = {}
+    for question in questions:
+        places.setdefault(key_of_question(question), []).append(question)
+    given = Counter(key_of_record(record) for record in records)
+    missing = [one.question_id for key, asked in places.items() for one in asked[given[key] :]]
+    duplicate = [asked[0].question_id for key, asked in places.items() if given[key] > len(asked)]
+    unknown = [record["question_id"] for record in records if key_of_record(record) not in places]
+    return {"answers": len(records), "missing": missing, "duplicate": duplicate, "unknown": unknown}
+
+
+def name(ids: Sequence[Any]) -> str:
+    """The first ids, and how many more there are."""
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return ", ".join(map(repr, ids[:SHOWN])) + more
+
+
+def refuse_missing(found: Mapping[str, Any], why: str) -> None:
+    """Stops an export that needs every answer; `why` names the official tool's rule."""
+    if found["missing"]:
+        raise DataError(f"{len(found['missing'])} questions have no answer, and {why}: {name(found['missing'])}")
+
+
+def write(target: Path, content: bytes) -> None:
+    """The whole file or none of it; the folder must exist."""
+    fresh = target.with_name(f".{target.name}.new")
+    try:
+        fresh.write_bytes(content)
+        os.replace(fresh, target)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror})") from error

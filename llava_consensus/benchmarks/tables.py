@@ -1,0 +1,87 @@
+"""MMBench's tables: rows of tab-separated cells with the pictures inside, read as LLaVA's script reads them.
+
+pandas decides what is an empty cell, so that an option like "None" ends the options here where it does there. The last
+two tables read are kept; a file that changed is read again. Used by `mmbench.py`.
+"""
+
+import base64
+import binascii
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.benchmarks import base
+from llava_consensus.errors import DataError, ImageError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FIELDS = ("index", "question", "hint", "A", "B", "C", "D", "image")
+SHORTEST = 64  # characters; a shorter picture is the index of the row that has it
+
+
+def read(path: Path) -> "DataFrame":
+    """The table, known to have the columns that are asked; not to be changed."""
+    return _table(*_stamp(path))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows in file order."""
+    return _rows(*_stamp(path))[0]
+
+
+def names(path: Path) -> list[str]:
+    """For each row the name of its picture: the index of the first row that has it."""
+    return _rows(*_stamp(path))[1]
+
+
+def picture(path: Path, name: str) -> bytes:
+    """The picture of that name; ImageError if the table has none or it is no base64."""
+    image = _rows(*_stamp(path))[2].get(name)
+    if image is None:
+        raise ImageError(f"{path}: no picture named {name!r}")
+    try:
+        return base64.b64decode(image)
+    except binascii.Error as error:
+        raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
+
+
+def empty(value: Any) -> bool:
+    """Whether pandas found nothing in a cell."""
+    return value is None or value != value  # NaN alone differs from itself
+
+
+def _stamp(path: Path) -> tuple[Path, int, int]:
+    """A file and what changes when it does."""
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=2)
+def _table(path: Path, *_stamp: int) -> "DataFrame":
+    import pandas
+
+    base.read_text(path)  # says which byte is no UTF-8
+    try:
+        table = pandas.read_table(path)
+    except (ValueError, pandas.errors.ParserError) as error:
+        raise DataError(f"{path}: not a table of tabs ({error}): damaged or cut off, fetch it again") from error
+    absent = [name for name in FIELDS if name not in table]
+    if absent:
+        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
+    if not table["index"].map(lambda one: isinstance(one, int)).all():
+        raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
+    return table
+
+
+@lru_cache(maxsize=2)
+def _rows(path: Path, *stamp: int) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
+    """The rows, the name of each row's picture, and the pictures by name."""
+    rows = _table(path, *stamp).to_dict("records")
+    images = {str(row["index"]): str(row["image"]) for row in rows}
+    images |= {name: images[image] for name, image in images.items() if len(image) <= SHORTEST and image in images}
+    first: dict[str, str] = {}
+    for name, image in images.items():
+        first.setdefault(image, name)
+    names = [first[images[str(row["index"])]] for row in rows]
+    return rows, names, {name: images[name] for name in names}

@@ -1,0 +1,11 @@
+"""TGIF-QA (FrameQA): 13,691 questions on animated pictures, of which the first 1,000 are asked unless all are wanted.
+
+Data: DATA/eval/GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA: `test_q.json`, `test_a.json`, the GIFs as videos in `mp4`.
+Asked, scored and exported as `video_qa.py` says.
+Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and score 70.0 and 4.0
+(https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare numbers of one judge only.
+"""
+
+from llava_consensus.benchmarks import video_qa
+
+TGIF = video_qa.benchmark("tgif", "TGIF-QA (FrameQA)", "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA", "mp4")

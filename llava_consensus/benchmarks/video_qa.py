@@ -1,0 +1,154 @@
+"""Zero-shot video QA by the protocol of Video-ChatGPT: what `tgif.py`, `msvd.py` and `msrvtt.py` share.
+
+Data: DATA/eval/GPT_Zero_Shot_QA/<set>_Zero_Shot_QA in Video-LLaVA's layout, unchanged: `test_q.json` (video_name,
+question_id, question), `test_a.json` (answer, by position) and the videos, found by name with any of `SUFFIXES`.
+Asked as Video-LLaVA does: eight frames, llava_v1, greedy, at most 1024 new tokens, the bare question; the first 1,000
+questions, as papers on token reduction do, or all.
+Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one only the matches of
+`judged.py`. The prediction file of Video-LLaVA is written by `export`.
+Video-LLaVA pairs answers by position and, run in several chunks, gives every chunk but the first foreign answers. Here
+they are joined by id, and files that disagree stop with the place where they do.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.benchmarks import base, judged
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import video_qa as scorer
+
+SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
+SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
+FILES = (DataFile("test_q.json", SOURCE), DataFile("test_a.json", SOURCE))
+FRAMES = 8
+FIRST = 1000
+LICENCE = "research data without a clear licence; videos of their owners"
+
+
+def load(data: Path, folder: str, videos: str, everything: bool = False) -> list[Question]:
+    """The first 1,000 questions in file order, or all of them."""
+    questions = _questions(Path(data) / "eval" / folder, videos)
+    return questions if everything else questions[:FIRST]
+
+
+def score(records: Sequence[Record], data: Path, name: str, folder: str) -> dict[str, Any]:
+    """The numbers that need no judge; `accuracy` and `average_score` are None.
+
+    Complete with the first 1,000 questions, unless there are answers to later ones: then with all.
+    """
+    joined, references = join(records, data, folder)
+    return judged.report(name, joined, references, {"accuracy": None, "average_score": None})
+
+
+def export(records: Sequence[Record], data: Path, target: Path, folder: str) -> dict[str, int]:
+    """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
+    joined, references = join(records, data, folder)
+    questions = _questions(Path(data) / "eval" / folder, "")
+    with open(target, "w", encoding="utf-8") as file:
+        for index, record in joined.answers.items():
+            one = questions[index]
+            values = (one.question_id, one.text, references[index], record["text"])
+            file.write(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
+    return judged.counts_of_export(joined)
+
+
+def join(records: Sequence[Record], data: Path, folder: str) -> tuple[Joined, dict[int, str]]:
+    """Answers by question, and the right answer of every question; a record that states another one stops it."""
+    place = Path(data) / "eval" / folder
+    questions = _questions(place, "")
+    references = _references(place / FILES[1].path, questions)
+    joined = judged.first_or_all(records, questions, FIRST)
+    for index, record in joined.answers.items():
+        stated = record.get("answer")
+        if stated is not None and str(stated) != references[index]:
+            raise DataError(
+                f"the prediction with id {record['question_id']!r} was paired with the answer {stated!r}, but {place} "
+                f"has {references[index]!r}: was it made in several chunks? Video-LLaVA then pairs foreign answers. "
+                "Leave the answers out, or pair them again by id"
+            )
+    return joined, references
+
+
+def read_predictions(path: Path) -> list[Record]:
+    """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with."""
+    try:
+        rows = scorer.read_predictions(base.read_text(path))
+    except ValueError as error:
+        raise DataError(f"{path}, {error}") from None
+    return [
+        {"question_id": row["id"], "prompt": row["question"], "text": row["pred"], "answer": row["answer"]}
+        for row in rows
+    ]
+
+
+def benchmark(name: str, title: str, folder: str, videos: str) -> Benchmark:
+    """One of the three sets: they differ in name and place only."""
+    return Benchmark(
+        name=name,
+        line=f"{title}: short questions on short videos, right or wrong by a judge model",
+        folder=folder,
+        questions=FILES[0].path,
+        images=videos,
+        files=FILES,
+        metric="accuracy",
+        paper=None,
+        max_new_tokens=1024,
+        conversation="llava_v1",
+        load=partial(load, folder=folder, videos=videos),
+        score=partial(score, name=name, folder=folder),
+        licence=LICENCE,
+        frames=FRAMES,
+        export=partial(export, folder=folder),
+    )
+
+
+def _questions(folder: Path, videos: str) -> list[Question]:
+    """All questions; the video of each is the first of its name, or `<name>.mp4` where there is none."""
+    base.require(folder, FILES)
+    path = folder / FILES[0].path
+    files = _videos(folder / videos) if videos else {}
+    questions = []
+    for index, row in enumerate(base.read_json(path, list)):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, entry {index + 1}: not an object")
+        name, key, text = (row.get(field) for field in ("video_name", "question_id", "question"))
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(key, int | str)):
+            raise DataError(f"{path}, entry {index + 1}: no video_name, question_id and question")
+        questions.append(Question(index, key, (files.get(name, f"{name}{SUFFIXES[0]}"),), text))
+    return questions
+
+
+def _videos(folder: Path) -> dict[str, str]:
+    """File names by name without suffix; of several, that whose suffix comes first in SUFFIXES."""
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    found: dict[str, str] = {}
+    for suffix in SUFFIXES:
+        for name in sorted(present):
+            if name.endswith(suffix):
+                found.setdefault(name.removesuffix(suffix), name)
+    return found
+
+
+def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
+    """The right answer of every question: by position, once ids, where the file has them, agree."""
+    rows = base.read_json(path, list)
+    if len(rows) != len(questions):
+        raise DataError(f"{path} has {len(rows)} answers, {FILES[0].path} {len(questions)} questions: not of one set")
+    return {one.index: _answer(path, one, row) for one, row in zip(questions, rows, strict=True)}
+
+
+def _answer(path: Path, question: Question, row: Any) -> str:
+    if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
+        raise DataError(f"{path}, entry {question.index + 1}: no answer")
+    expected = {"question_id": question.question_id, "question": question.text}
+    for field, value in expected.items():
+        if row.get(field, value) != value:
+            raise DataError(
+                f"{path}, entry {question.index + 1}: {field} is {row[field]!r}, but {FILES[0].path} asks {value!r} "
+                f"there. The official tool pairs by position and would score foreign answers. Get both: {SOURCE}"
+            )
+    return str(row["answer"])

@@ -1,0 +1,196 @@
+"""VQA v2: open questions on COCO pictures; test-dev has 107,394 of the 447,793 questions of test2015.
+
+Data: DATA/eval/vqav2; question lists from LLaVA's eval.zip, pictures (`test2015`) from COCO, annotations from
+https://visualqa.org/download.html (CC BY 4.0). The answers of test-dev are not published: without an annotations file
+the score is None and `export` writes what EvalAI (challenge 830) takes. `split=val` asks the validation questions,
+whose answers are published (210 thousand questions).
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored by the official evaluation (rules of 2021; `rules=2017` for the older ones). A submission covers all of
+test2015 as LLaVA's converter writes it, byte for byte: questions that were not asked get an empty answer.
+Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.benchmarks import base, submission
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.errors import DataError
+from llava_consensus.scorers import mean, vqa_text
+from llava_consensus.scorers import vqav2 as scorer
+
+FOLDER = "vqav2"
+WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True)
+OFFICIAL = "visualqa.org/download.html"
+NUMBER = re.compile(r"\d+")
+
+
+class Split(NamedTuple):
+    """What is asked: the question list, the folder of pictures, the answers if anyone has them, and how many."""
+
+    questions: DataFile
+    images: str
+    annotations: DataFile
+    size: int
+
+
+def _hidden(name: str) -> DataFile:
+    return DataFile(f"v2_mscoco_{name}_annotations.json", "nobody: not published, EvalAI scores it", optional=True)
+
+
+SPLITS = {
+    "test-dev": Split(
+        DataFile("llava_vqav2_mscoco_test-dev2015.jsonl", base.LLAVA_EVAL_ZIP),
+        "test2015",
+        _hidden("test-dev2015"),
+        107394,
+    ),
+    "test": Split(replace(WHOLE, optional=False), "test2015", _hidden("test2015"), 447793),
+    "val": Split(
+        DataFile("v2_OpenEnded_mscoco_val2014_questions.json", OFFICIAL),
+        "val2014",
+        DataFile("v2_mscoco_val2014_annotations.json", OFFICIAL),
+        214354,
+    ),
+}
+
+
+def load(data: Path, split: str = "test-dev") -> list[Question]:
+    """The questions in file order."""
+    folder = Path(data) / "eval" / FOLDER
+    base.require(folder, (SPLITS[split].questions, SPLITS[split].annotations))
+    path = folder / SPLITS[split].questions.path
+    return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
+
+
+def score(records: Sequence[Record], data: Path, split: str = "test-dev", rules: str = "2021") -> dict[str, Any]:
+    """Official accuracy in percent over the answered questions; None without annotations.
+
+    Without them `answers` alone is measured: shares (percent) of yes, no, numbers and empty ones, and words each.
+    """
+    questions = load(data, split)
+    joined = base.join(records, questions)
+    path = Path(data) / "eval" / FOLDER / SPLITS[split].annotations.path
+    texts = {index: record["text"] for index, record in joined.answers.items()}
+    numbers: dict[str, Any] = {"accuracy": None, "rules": rules, "split": split, "answers": _describe(texts.values())}
+    if not path.is_file():
+        extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
+        return base.report("vqav2", joined, numbers, extracted)
+    annotations = _annotations(path, questions)
+    said = {questions[index].question_id: text for index, text in texts.items()}
+    numbers |= scorer.evaluate([annotations[key] for key in said], said, rules)
+    scores = numbers.pop("scores")
+    extracted = []
+    for index in texts:
+        one = scores[questions[index].question_id]
+        extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
+    return base.report("vqav2", joined, numbers, extracted)
+
+
+def export(records: Sequence[Record], data: Path, target: Path, split: str = "test-dev") -> dict[str, Any]:
+    """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
+
+    What is counted as missing are questions of the split without an answer; they and all others get an empty one.
+    """
+    folder = Path(data) / "eval" / FOLDER
+    questions = load(data, split)
+    found = submission.audit(records, questions)
+    base.join(records, questions)  # stops where the answers belong to another benchmark
+    said = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
+    if split != "val":
+        base.require(folder, (replace(WHOLE, optional=False),))
+        questions = base.read_questions(folder / WHOLE.path)
+    rows = [{"question_id": one.question_id, "answer": said.get(one.question_id, "")} for one in questions]
+    submission.write(target, json.dumps(rows).encode())
+    return found | {"written": len(rows)}
+
+
+def _read_official(path: Path) -> list[Question]:
+    """The official question file, with LLaVA's suffix and COCO's names of pictures."""
+    questions = []
+    for index, row in enumerate(base.read_json(path, dict).get("questions", ())):
+        try:
+            image = f"COCO_val2014_{int(row['image_id']):012}.jpg"
+            questions.append(Question(index, row["question_id"], (image,), row["question"] + base.SHORT))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}, entry {index + 1} of questions: no question_id, image_id and question") from error
+    return questions
+
+
+def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, Any]:
+    """The annotation of every question, known to have what is scored."""
+    found = {}
+    for number, row in enumerate(base.read_json(path, dict).get("annotations", ()), start=1):
+        try:
+            kinds = row["question_type"], row["answer_type"]
+            texts = [one["answer"] for one in row["answers"]]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}, entry {number} of annotations: no answers, question_type, answer_type") from error
+        if not texts or not all(isinstance(one, str) for one in (*kinds, *texts)):
+            raise DataError(f"{path}, entry {number} of annotations: an answer or a type is no text")
+        found[row.get("question_id")] = row
+    strange = next((one for one in questions if one.question_id not in found), None)
+    if strange is not None:
+        raise DataError(f"{path} has no question {strange.question_id!r} (line {strange.index + 1}): another split?")
+    return found
+
+
+def _describe(texts: Any) -> dict[str, float | None]:
+    """What can be said of answers without knowing the right ones."""
+    said = [vqa_text.normalise(text) for text in texts]
+    kinds = {
+        "yes": [one == "yes" for one in said],
+        "no": [one == "no" for one in said],
+        "number": [NUMBER.fullmatch(one) is not None for one in said],
+        "empty": [not one for one in said],
+    }
+    shares = {name: base.percent(mean(map(float, found))) if found else None for name, found in kinds.items()}
+    return shares | {"words": mean(float(len(one.split())) for one in said) if said else None}
+
+
+def _vary(split: str = "test-dev", rules: str = "2021") -> Benchmark:
+    return replace(
+        VQAV2,
+        questions=SPLITS[split].questions.path,
+        images=SPLITS[split].images,
+        files=_files(split),
+        count=SPLITS[split].size,
+        paper=VQAV2.paper if split == "test-dev" else None,
+        load=partial(load, split=split),
+        score=partial(score, split=split, rules=rules),
+        export=partial(export, split=split),
+    )
+
+
+def _files(split: str) -> tuple[DataFile, ...]:
+    one = SPLITS[split]
+    return (one.questions, one.annotations, *((WHOLE,) if split == "test-dev" else ()))
+
+
+VQAV2 = Benchmark(
+    name="vqav2",
+    line="VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are",
+    folder=FOLDER,
+    questions=SPLITS["test-dev"].questions.path,
+    images=SPLITS["test-dev"].images,
+    files=_files("test-dev"),
+    metric="accuracy",
+    paper=78.5,
+    max_new_tokens=128,
+    conversation="vicuna_v1",
+    load=load,
+    score=score,
+    licence="CC BY 4.0 (annotations); COCO pictures",
+    count=SPLITS["test-dev"].size,
+    export=export,
+    choices={
+        "split": Choice(("test-dev", "test", "val"), "which questions; only those of val have published answers", True),
+        "rules": Choice(scorer.RULES, "of the official evaluation since 2021, or of 2017"),
+    },
+    vary=_vary,
+)

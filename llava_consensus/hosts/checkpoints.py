@@ -1,0 +1,34 @@
+"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`."""
+
+import re
+from pathlib import Path
+
+from llava_consensus.errors import DataError, unknown_name
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def check_checkpoint(model: str) -> None:
+    """Raises DataError for a local folder that is no checkpoint; a name of the form owner/name is left to the hub."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DataError(f"model {model!r}: the folder has no config.json, so it is no checkpoint.{_checkpoints()}")
+        return
+    local = model.startswith((".", "/", "~")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
+    if folder.exists() or local or not HUB_NAME.fullmatch(model):
+        raise DataError(f"model {model!r}: no such folder.{_checkpoints()} A model of the hub is named owner/name")
+
+
+def _checkpoints() -> str:
+    found = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
+    return f" Here are: {', '.join(found)}." if found else " There are none in checkpoints/ either."
+
+
+def check_conversation(name: str) -> None:
+    """Raises OptionError for a conversation template that official LLaVA does not have."""
+    from llava.conversation import conv_templates  # only now: it takes seconds
+
+    if name not in conv_templates:
+        raise unknown_name("conversation", name, conv_templates)

@@ -1,0 +1,84 @@
+"""What a prefill left behind: bytes of keys and values, layer by layer, read off the cache object the model returned.
+
+Only sizes of tensors are looked at, so nothing waits for the device.
+`with watched(model) as layers: model.generate(...)`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from llava_consensus.hosts.base import ImageOutcome, Prefill
+
+
+class CachedLayer(NamedTuple):
+    """The cache of one layer, all rows of the batch together."""
+
+    bytes: int  # of keys and values
+    rows: int  # R
+    length: int  # positions of each row, padding among them
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[CachedLayer]]:
+    """The layers of the cache that the first forward pass in the body returns, empty without one."""
+    found: list[CachedLayer] = []
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        cache = getattr(output, "past_key_values", None)
+        if cache is not None and not found:
+            found.extend(cached_layers(cache))
+
+    handle = model.register_forward_hook(look)
+    try:
+        yield found
+    finally:
+        handle.remove()
+
+
+def cached_layers(cache: Any) -> list[CachedLayer]:
+    """Sizes of a cache of transformers 5 (`layers`), of 4.37 (`key_cache`) or of the older tuples."""
+    pairs: list[tuple[Tensor, Tensor]]
+    if hasattr(cache, "layers"):
+        pairs = [(layer.keys, layer.values) for layer in cache.layers]
+    elif hasattr(cache, "key_cache"):
+        pairs = list(zip(cache.key_cache, cache.value_cache, strict=True))
+    else:
+        pairs = [(layer[0], layer[1]) for layer in cache]
+    return [CachedLayer(key.nbytes + value.nbytes, key.shape[0], key.shape[-2]) for key, value in pairs]
+
+
+def prefills(
+    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
+) -> list[Prefill]:
+    """What each row of a batch entered and cached.
+
+    Args:
+        layers: the cache of the batch.
+        text: of each row, rows that are not visual tokens, and how many of them follow its last picture.
+        outcomes: of each row, its pictures.
+    Returns:
+        One Prefill for each row. A row's own padding, known from the lengths of the rows, is taken off its share of the
+        cache; what the cache holds beyond the longest row stays in.
+    """
+    structural = [sum(one.structural for one in own) for own in outcomes]
+    rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
+    entering = [_entering(own, len(layers)) for own in outcomes]
+    cached: list[list[int]] = [[] for _ in text]
+    for place, layer in enumerate(layers):
+        lengths = [min(own + count[place], layer.length) for own, count in zip(rows, entering, strict=True)]
+        each = layer.bytes // (layer.rows * layer.length)  # of one position; all of them are equally large
+        for row, length in enumerate(lengths):
+            cached[row].append(each * (layer.length - max(lengths) + length))
+    return [
+        Prefill(own, after, tuple(count), tuple(size))
+        for own, (_, after), count, size in zip(rows, text, entering, cached, strict=True)
+    ]
+
+
+def _entering(outcomes: Sequence[ImageOutcome], layers: int) -> list[int]:
+    """Visual tokens of a row that entered each layer; an outcome says so where a method cuts inside the model."""
+    counts = [getattr(one, "entering", ()) or (one.after,) * layers for one in outcomes]
+    return [sum(count[layer] for count in counts) for layer in range(layers)]

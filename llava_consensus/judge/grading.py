@@ -1,0 +1,99 @@
+"""What a judged run is told, and the dialogue about one answer: where it stands, what to ask next, what it came to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import OptionError
+from llava_consensus.judge.client import Client, NoReply, Server
+from llava_consensus.judge.cost import Prices
+from llava_consensus.judge.panel import Outcome, Panel, Sample, Verdict
+from llava_consensus.judge.prompts import Prompt
+from llava_consensus.judge.store import Replies, Reply, key_of
+from llava_consensus.scorers.mm_vet import Heard
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """What is judged, by whom.
+
+    Args:
+        benchmark: name in PANELS.
+        answers: LLaVA's answer file, or the official one of the benchmark.
+        data: folder that holds `eval/...`.
+        server: who is asked.
+        prompt_from: the official script, for its prompt; None is our own wording.
+        runs: how often every answer is judged.
+        options: of the request, instead of the official ones; None leaves one out.
+        prices: for the estimate and the sum.
+        full_answers: those of the unpruned model, for the agreement with them.
+        out: folder of all judged runs.
+    """
+
+    benchmark: str
+    answers: Path
+    data: Path
+    server: Server
+    prompt_from: Path | None = None
+    runs: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prices: Prices | None = None
+    full_answers: Path | None = None
+    out: Path = Path("results/judge")
+
+    def __post_init__(self) -> None:
+        if self.runs < 1:
+            raise OptionError(f"--runs {self.runs} must be at least 1")
+
+
+class Grading:
+    """The dialogue about one answer in one run: what to ask next, and the outcome once there is one."""
+
+    def __init__(self, panel: Panel, prompt: Prompt, sample: Sample, run: int, config: JudgeConfig) -> None:
+        self.sample, self.run = sample, run
+        self.heard: dict[str, Reply] = {}
+        self.outcome: Outcome | None = None
+        self.failure = ""
+        self._prompt, self._config = prompt, config
+        self._dialogue = panel.dialogue()
+        self._turn = next(self._dialogue)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The next request: all that can change its reply, and which draw it is."""
+        options = {**self._turn.options, **self._config.options}
+        body = {
+            "model": self._config.server.model,
+            "messages": self._prompt.fill(self.sample.fields, self._turn.again),
+            **{name: value for name, value in options.items() if value is not None},
+        }
+        return {"url": self._config.server.place, "body": body, "draw": [self.run, self.sample.copy, len(self.heard)]}
+
+    def hear(self, reply: Reply) -> None:
+        """Takes the reply to `request`."""
+        self.heard[key_of(self.request)] = reply
+        try:
+            self._turn = self._dialogue.send(Heard(reply.text, reply.limited))
+        except StopIteration as end:
+            self.outcome = end.value
+
+    def recall(self, replies: Replies) -> None:
+        """Goes on as far as stored replies reach."""
+        while self.outcome is None and (reply := replies.known.get(key_of(self.request))) is not None:
+            self.hear(reply)
+
+    async def finish(self, client: Client) -> None:
+        """Goes on to the outcome, or notes why there is none."""
+        try:
+            while self.outcome is None:
+                self.hear(await client.ask(self.request))
+        except NoReply as error:
+            self.failure = str(error)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None where the answer stays without a grade."""
+        if self.outcome is None or (self.outcome.value is None and not self.outcome.read):
+            return None
+        return Verdict(self.outcome.value, self.outcome.content, list(self.heard.values())[-1].model)

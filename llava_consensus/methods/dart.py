@@ -1,0 +1,107 @@
+"""DART: after the second decoder layer keep a few pivots and, for each, the visual tokens least like it.
+
+Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication Matters More", EMNLP 2025
+(baselines.md 9). Pivots are the 4 image and 4 text tokens whose rotated keys of layer K - 1 have the largest L1 norm;
+image pivots stay. States that enter layer K pass the decoder's final norm; each pivot in turn adds the not yet chosen
+visual tokens with the lowest cosine to it. No attention weight is read. What differs from the official code: it walks
+through a Python set; here image pivots come first, then text pivots, each by rank, ties to the lower index. It keeps
+4 + 8 floor(T / 8) tokens; here the last rounds are shortened or the last one lengthened until T are there
+(`exact=false` is the official count). In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, scaled
+from llava_consensus.errors import OptionError
+from llava_consensus.fusers import top
+from llava_consensus.scap import rotate
+from llava_consensus.tokens import Budget, Shape, Stages, choose, ensure_finite, rank
+
+PIVOTS = 4  # of each kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dart(DecoderMethod):
+    """DART: keep pivots by key norm and the tokens least similar to them.
+
+    Args:
+        layer: K, how many layers see everything; None is 2, less in shallow models.
+        exact: whether T tokens stay, or 4 + 8 floor(T / 8) as in the official code.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    positions: str = "keep"
+    layer: int | None = None
+    exact: bool = True
+
+    rows: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("exact", self.exact, (True, False))  # type: ignore[arg-type]
+        if self.layer is not None and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
+            raise OptionError(f"layer={self.layer!r} must be a whole number, or left out")
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+        """One cut before layer K.
+
+        Raises:
+            OptionError: for a layer the model does not have.
+        """
+        cut = scaled((2,), layers)[0] if self.layer is None else self.layer
+        if not 1 <= cut < layers:
+            raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
+        kept = tokens if self.exact else PIVOTS + 2 * PIVOTS * (tokens // (2 * PIVOTS))
+        return [Stage(cut, min(kept, available))]
+
+    def rounds(self, kept: int) -> list[int]:
+        """How many tokens each of the eight pivots adds, after the image pivots."""
+        total = max(kept - PIVOTS, 0)
+        each = kept // (2 * PIVOTS) if self.exact else total // (2 * PIVOTS)
+        sizes: list[int] = []
+        for _ in range(2 * PIVOTS - 1):
+            sizes.append(min(each, total - sum(sizes)))
+        return [*sizes, total - sum(sizes)]
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Cosines of eight pivots with every visual token."""
+        stages = self.stages(budget, shape.patches, shape.layers)
+        return 2.0 * 2 * PIVOTS * shape.patches * shape.width * len(stages)
+
+    @torch.no_grad()
+    def select(self, view: DecoderView, stages: Stages) -> Cut:
+        """Image pivots and, round by round, the tokens least similar to one pivot."""
+        with stages.stage("saliency"):
+            kept = view.stage.kept
+            norms = key_norms(view)  # [P, W]
+            of_image = norms.gather(1, view.columns)
+            of_text = norms.gather(1, view.probe.rows).masked_fill(~view.probe.row_mask, -1.0)
+            image = rank(ensure_finite("DART's key norms", of_image))[:, : min(PIVOTS, kept)]
+            text = rank(of_text)[:, :PIVOTS]  # a missing one is replaced by the first
+            text = torch.where(view.probe.row_mask.gather(1, text), text, text[:, :1])
+            text = torch.cat((text, text[:, :1].expand(-1, PIVOTS - text.shape[1])), dim=1)
+            states = torch.nn.functional.normalize(view.norm(view.hidden).float(), dim=-1)  # [P, v, D]
+            asked = torch.nn.functional.normalize(view.norm(view.asked).float(), dim=-1)  # [P, L, D]
+            pivots = torch.cat((_pick(states, image), _pick(asked, text)), dim=1)
+            unlike = -(pivots @ states.transpose(1, 2))  # [P, pivots, v]
+        with stages.stage("selection"):
+            chosen = torch.zeros_like(of_image).scatter(1, image, 1.0)
+            for number, size in enumerate(self.rounds(kept)[-unlike.shape[1] :]):
+                fresh = rank(unlike[:, number].masked_fill(chosen > 0, float("-inf")))[:, :size]
+                chosen = chosen.scatter(1, fresh, 1.0)
+        return Cut(top(chosen, kept))
+
+
+def key_norms(view: DecoderView) -> Tensor:
+    """L1 norm of every rotated key, heads side by side: [P, W]."""
+    probe = view.probe
+    return rotate(probe.key.float(), probe.cos.float(), probe.sin.float()).abs().sum((1, 3))
+
+
+def _pick(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -1,0 +1,66 @@
+"""FastV: after the second decoder layer keep the visual tokens the last prompt token attends to most.
+
+Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024 (baselines.md 2; written from that text alone).
+The saliency is the head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K
+(from 0). What differs from the official code: one attention row is computed from the layer's own queries and keys
+instead of all maps; pictures are ranked each on its own, rows of a batch too; the cache holds every layer once; ties
+go to the lower index. Official scripts count tokens after the cut (`count=kept`); `count=eq` gives T its other
+meaning, the mean over layers of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, rounded,
+at least 1.
+"""
+
+from dataclasses import dataclass
+
+from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.errors import OptionError
+from llava_consensus.fusers import top
+from llava_consensus.tokens import Stages, choose, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastV(DecoderMethod):
+    """FastV: keep what the last prompt token attends to after decoder layer 2.
+
+    Args:
+        count: `kept` (T tokens after the cut) | `eq` (T is the mean over layers of the tokens entering them).
+        layer: K, how many layers see everything; None is 2, less in shallow models.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    positions: str = "keep"
+    count: str = "kept"
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("count", self.count, ("kept", "eq"))
+        if self.layer is not None and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
+            raise OptionError(f"layer={self.layer!r} must be a whole number, or left out")
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+        """One cut before layer K.
+
+        Raises:
+            OptionError: for a layer the model does not have, or a mean the layers before the cut exceed already.
+        """
+        cut = scaled((2,), layers)[0] if self.layer is None else self.layer
+        if not 1 <= cut < layers:
+            raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
+        if self.count == "kept":
+            return [Stage(cut, tokens)]
+        kept = (2 * (tokens * layers - cut * available) + layers - cut) // (2 * (layers - cut))  # nearest whole number
+        if kept < 1:
+            least = -(-(cut * available + layers - cut) // layers)
+            raise OptionError(
+                f"tokens={tokens} cannot be the mean over layers (count=eq): {cut} of {layers} layers see all "
+                f"{available} tokens. Give at least {least}, or count=kept"
+            )
+        return [Stage(cut, kept)]
+
+    def select(self, view: DecoderView, stages: Stages) -> Cut:
+        """The tokens with the largest head-mean attention of the last prompt token."""
+        with stages.stage("saliency"):
+            rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
+            saliency = ensure_finite("FastV's attention row", rows.mean((1, 2)))
+        return Cut(top(saliency, view.stage.kept))

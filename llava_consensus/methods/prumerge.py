@@ -1,0 +1,148 @@
+"""PruMerge: keep the patches the class token attends to far more than to the rest, and add to each of them what its
+nearest neighbours hold (Shang et al., LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
+
+Outliers of the class attention are kept, each grows by its 32 nearest patches in key space weighted with their
+attention, and one extra token sums up everything that was pruned; all of it before the projector. What differs: the
+published method lets the picture decide how many tokens stay (`budget=adaptive`); a table needs T, so by default the
+T - 1 most attended patches stay, which is the official code's own non-adaptive path, and the extra token is the T-th.
+One batched product replaces the loops over pictures and tokens. Where nothing was pruned there is no extra token (the
+official code projects a row of zeros).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from llava_consensus.errors import OptionError
+from llava_consensus.output import Folded, arrange, left_over, pick
+from llava_consensus.tokens import (
+    AHEAD,
+    Budget,
+    Placement,
+    Reduction,
+    Shape,
+    VisionAttention,
+    VisualTokens,
+    choose,
+    ensure_finite,
+    rank,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruMerge(Placement):
+    """The most attended patches, each with its neighbours added, and one token for what was pruned.
+
+    Args:
+        budget: `fixed` (T tokens, the extra one among them) | `adaptive` (as published: the number of outliers plus
+            one; T then only says whether to reduce at all).
+        weights: `raw` (the official code: neighbours weigh what the class token gives them) | `mean` (the paper: those
+            weights divided by their sum).
+        neighbours: patches added to each kept one, at least 0.
+        order: `official` (by attention, descending, the extra token last) | `top_then_merged` | `raster`.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    budget: str = "fixed"
+    weights: str = "raw"
+    neighbours: int = 32
+    order: str = "official"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "project"})
+    orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
+    attention_ahead: ClassVar[int] = 1  # queries and keys of the block that reads the features
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("budget", self.budget, ("fixed", "adaptive"))
+        choose("weights", self.weights, ("raw", "mean"))
+        if not isinstance(self.neighbours, int) or isinstance(self.neighbours, bool) or self.neighbours < 0:
+            raise OptionError(f"neighbours={self.neighbours!r} must be a whole number of at least 0")
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the picture decides how many tokens stay."""
+        return self.budget == "adaptive"
+
+    def most(self, available: int) -> int:
+        """The most tokens `adaptive` can leave: no more than a quarter of any numbers lie above the fence."""
+        return available // 4 + 1
+
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        """T, or where the picture decides the most it can be; a run's records have the true number."""
+        reduced = self.most(available) if self.adaptive else budget.tokens
+        return [available if budget.tokens >= available else min(reduced, available)] * layers
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class row, key similarities, merge and the projection (two layers) of the merged tokens."""
+        if budget.tokens >= shape.patches:
+            return 0.0
+        slots = self.entering(budget, shape.patches, 1)[0]
+        merge = (2 * slots - 1) * shape.patches * shape.vision_width
+        project = slots * (shape.vision_width + shape.width) * shape.width
+        return 2.0 * ((shape.patches + 1) * shape.vision_width + merge + project)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The kept tokens in order of attention and the extra one, projected anew. An adaptive reduction waits once
+        for the device, because its length is not known before.
+
+        Raises:
+            ValueError: for several units at once in the adaptive mode, whose lengths differ.
+        """
+        if tokens.attention is None or tokens.features is None or tokens.project is None:
+            raise ValueError("PruMerge needs attention, features and projector: the host did not collect them")
+        if self.adaptive and len(tokens.projected) > 1:
+            raise ValueError("budget=adaptive leaves another number of tokens in every unit: reduce them one by one")
+        with torch.no_grad():
+            saliency, keys = (tokens.of_tiles(part) for part in headless(tokens.attention))
+            kept = self.select(saliency, min(budget.tokens - 1, saliency.shape[1]))
+            kept = kept if self.order == "official" else kept.sort(dim=1).values
+            features = ensure_finite("features of the vision tower", tokens.of_tiles(tokens.features).float())
+            rest = left_over(kept, saliency.shape[1])
+            pruned = saliency.scatter(1, kept, 0)  # [B, N]
+            weights = torch.cat((self._weights(saliency, keys, kept), pruned[:, None]), dim=1)
+            merged = weights @ features  # [B, K + 1, D_v]
+            merged = torch.cat((merged[:, :-1] + pick(features, kept), merged[:, -1:]), dim=1)
+        out = tokens.project(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
+        extra = Folded(out[:, kept.shape[1] :], pruned.argmax(1, keepdim=True), rest, torch.zeros_like(rest))
+        count = kept.shape[1]
+        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra if rest.shape[1] else None)
+        zone = torch.full_like(result.source, AHEAD) if self.order == "official" else None
+        return result._replace(vision=saliency, zone=zone)
+
+    def select(self, saliency: Tensor, count: int) -> Tensor:
+        """The kept tokens by descending attention: [B, N] -> [B, K]; K = `count`, or the outliers of the one unit."""
+        return rank(saliency)[:, : int(outliers(saliency).sum()) if self.adaptive else count]
+
+    def _weights(self, saliency: Tensor, keys: Tensor, kept: Tensor) -> Tensor:
+        """What every token gives to each kept one: [B, K, N], zero but for the nearest in key space."""
+        direction = normalize(keys, dim=-1)
+        near = pick(direction, kept) @ direction.transpose(1, 2)  # [B, K, N]
+        near = near.scatter(2, kept[..., None], -torch.inf)  # not itself
+        index = rank(near)[..., : min(self.neighbours, saliency.shape[1] - 1)]
+        given = saliency[:, None].expand_as(near).gather(2, index)
+        if self.weights == "mean":
+            given = given / given.sum(-1, keepdim=True).clamp_min(torch.finfo(given.dtype).tiny)
+        return torch.zeros_like(near).scatter(2, index, given)
+
+
+def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
+    """Attention of the class token over the full width, as if the block had one head, and the full-width keys:
+    [U, N], [U, N, H d]. Without a class token: the mean over all rows.
+    """
+    classes = attention.classes
+    keys = attention.key.float().transpose(1, 2).flatten(2)  # [U, C + N, H d]
+    query = attention.query[:, :, : classes or None].float().transpose(1, 2).flatten(2)
+    weights = torch.softmax(query @ keys.transpose(1, 2) * keys.shape[-1] ** -0.5, dim=-1)
+    return ensure_finite("vision saliency", weights[..., classes:].mean(1)), keys[:, classes:]
+
+
+def outliers(saliency: Tensor) -> Tensor:
+    """Which tokens lie above the upper fence Q3 + 1.5 (Q3 - Q1) of their unit: bool [B, N]."""
+    levels = torch.tensor([0.25, 0.75], dtype=saliency.dtype, device=saliency.device)
+    low, high = torch.quantile(saliency, levels, dim=1, keepdim=True)
+    return saliency > high + 1.5 * (high - low)

@@ -1,0 +1,58 @@
+"""PruMerge+: PruMerge with patches sampled evenly over the picture beside the attended ones (Shang et al.,
+LLaVA-PruMerge, arXiv 2403.15388, ICCV 2025; official code 097c041).
+
+The outliers of the class attention are kept, then every s-th patch, then all of them are merged as in PruMerge. What
+differs: the published spacing follows from the number of outliers (`budget=adaptive`); for a fixed T there is no
+official rule, and we take that of EffiVLM-Bench's port: outliers, then every (N / K)-th patch until K are found, the
+rest by attention where it drew at random. That walk can end before the last rows of the picture; `spread=even` spaces
+the samples so that it never does. Three crashes are repaired: no outlier counts as one for the spacing, a spacing is
+never below one, and pictures of one batch do not share their outliers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llava_consensus.methods.prumerge import PruMerge, outliers
+from llava_consensus.tokens import choose, rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruMergePlus(PruMerge):
+    """The most attended patches and evenly sampled ones, each with its neighbours added, and one token for the rest.
+
+    Args:
+        spread: `walk` (EffiVLM-Bench: every (N / K)-th patch until there are enough) | `even` (as many as are wanted,
+            equally spaced over the whole picture); for `budget=fixed` only.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    spread: str = "walk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("spread", self.spread, ("walk", "even"))
+
+    def most(self, available: int) -> int:
+        """The most tokens `adaptive` can leave: with many outliers every patch is a sample."""
+        return available
+
+    def select(self, saliency: Tensor, count: int) -> Tensor:
+        """Outliers by descending attention, then samples in ascending order: [B, N] -> [B, K]."""
+        size, found = saliency.shape[1], outliers(saliency)
+        places = torch.arange(size, device=saliency.device)
+        if self.adaptive:
+            ratio = max(int(found.sum()), 1) / size
+            spacing = max(1, int(int(1 / ratio) / 3))
+            sampled = (places % spacing == 0) & (places < size - 1)  # the official range ends before the last patch
+            count = int((found | sampled).sum())
+        elif self.spread == "walk":
+            sampled = places % max(1, size // max(count, 1)) == 0
+        else:
+            wanted = (count - found.sum(1, keepdim=True)).clamp_min(0)  # [B, 1]
+            sampled = (places * wanted + size - 1) // size < ((places + 1) * wanted + size - 1) // size
+        order = rank(saliency).argsort(dim=1)  # [B, N] each token's place in the ranking
+        priority = torch.where(found, order, torch.where(sampled, size + places, 2 * size + order))
+        return priority.argsort(dim=1)[:, :count]

@@ -1,0 +1,77 @@
+"""PyramidDrop: keep a shrinking share of the visual tokens after a quarter, a half and three quarters of the decoder.
+
+Xing et al., "PyramidDrop", CVPR 2025 (baselines.md 8). Before layers 8, 16 and 24 of 32 the visual tokens are ranked by
+the head-mean attention of the last prompt token, with that layer's own norm, queries and keys; positions close up
+after each cut. The official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 with l = 1/2; a
+budget T sets l, so that T stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean
+over layers (`count=eq`; nothing below a quarter of n can be). What differs from the official code: batches with
+padding and several pictures work, and the keys of the ranking layer are the only extra projection. In models of fewer
+than 32 layers the cuts stand at the same quarters, rounded.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.errors import OptionError
+from llava_consensus.fusers import top
+from llava_consensus.tokens import Stages, choose, ensure_finite
+
+CUTS = (8, 16, 24)  # of 32 layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PyramidDrop(DecoderMethod):
+    """PyramidDrop: keep fewer visual tokens after each quarter of the decoder, by the last prompt token's attention.
+
+    Args:
+        count: `kept` (T tokens after the last cut) | `eq` (T is the mean over layers of the tokens entering them).
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    count: str = "kept"
+
+    looks: ClassVar[str] = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("count", self.count, ("kept", "eq"))
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+        """Cuts with counts truncated to whole numbers, as the official code does.
+
+        Raises:
+            OptionError: for a mean the layers before the first cut exceed already.
+        """
+        cuts = scaled(CUTS, layers)
+        share = self._share(tokens, available, cuts, layers)
+        counts = [max(1, int(available * share**power + 1e-6)) for power in range(1, len(cuts) + 1)]
+        if self.count == "kept":
+            counts[-1] = tokens
+        return [Stage(cut, kept) for cut, kept in zip(cuts, counts, strict=True)]
+
+    def _share(self, tokens: int, available: int, cuts: tuple[int, ...], layers: int) -> float:
+        """l: what each cut leaves of what entered it."""
+        if self.count == "kept":
+            share: float = (tokens / available) ** (1 / len(cuts))
+            return share
+        spans = [end - start for start, end in zip((0, *cuts), (*cuts, layers), strict=True)]
+        if tokens * layers <= spans[0] * available:
+            raise OptionError(
+                f"tokens={tokens} cannot be the mean over layers (count=eq): {spans[0]} of {layers} layers see all "
+                f"{available} tokens. Give more than {spans[0] * available // layers}, or count=kept"
+            )
+        low, high = 0.0, 1.0
+        for _ in range(60):  # the mean grows with l
+            middle = (low + high) / 2
+            mean = available * sum(span * middle**power for power, span in enumerate(spans)) / layers
+            low, high = (middle, high) if mean < tokens else (low, middle)
+        return high
+
+    def select(self, view: DecoderView, stages: Stages) -> Cut:
+        """The tokens with the largest head-mean attention of the last prompt token."""
+        with stages.stage("saliency"):
+            rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
+            saliency = ensure_finite("PyramidDrop's attention row", rows.mean((1, 2)))
+        return Cut(top(saliency, view.stage.kept))

@@ -1,0 +1,208 @@
+"""SparseVLM: cut after decoder layers 2, 6 and 15 by the attention of the question's telling words; recycle the rest.
+
+Zhang et al., "SparseVLM", ICML 2025 (baselines.md 3, 15). Text raters are the rows after the picture whose share of a
+softmax of visual times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the
+cut; of the dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's
+mean goes behind the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps
+rank(attention) * scale + bias and cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones
+queries and keys, keeps the 14 heads with most visual mass, recycles nothing and leaves positions. For other T than the
+published ones, and other n than 576, there is one cut after layer 2 with kept + recycled = T. So T is what is left
+after the only cut there, and the authors' "equivalent tokens" in the published schedules. What differs: equal
+densities are ordered by index instead of by noise; raters and attention rows only, never a map. In models of fewer
+than 32 layers the cuts stand in proportion, rounded, at least one layer apart.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.errors import OptionError
+from llava_consensus.output import pick
+from llava_consensus.scap import rotate
+from llava_consensus.tokens import Budget, Shape, Stages, TextProbe, choose, ensure_finite, rank, within
+
+CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
+PATCHES = 576  # the published schedules are for this many tokens
+KEPT = {
+    "1.5": {192: (300, 200, 110), 128: (303, 110, 36), 96: (238, 48, 26), 64: (66, 30, 17)},
+    "2.0": {192: (300, 200, 118), 128: (238, 108, 60), 96: (246, 54, 28), 64: (66, 34, 20)},
+}
+RANKS = {192: (13.5, 0.0), 128: (9.0, 6.0), 64: (0.8, 0.0)}  # scale and bias of version 1.0
+HEADS = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVLM(DecoderMethod):
+    """SparseVLM: cut in stages by the attention of the question's telling words, recycling dropped tokens.
+
+    Args:
+        version: `1.5` | `1.0` (adaptive counts, waits for the device at each cut) | `2.0` (always keeps positions).
+        scale, bias: of version 1.0; None are the published ones of T = 192, 128 and 64.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    version: str = "1.5"
+    scale: float | None = None
+    bias: float | None = None
+
+    rows: ClassVar[str] = "text"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "version", str(self.version))  # the command line reads 1.5 as a number
+        choose("version", self.version, tuple(CUTS))
+        for name in ("scale", "bias"):
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), 0.0, float("inf"))
+
+    @property
+    def alone(self) -> bool:
+        """Version 1.0 reads its counts from the data, picture by picture."""
+        return self.version == "1.0"
+
+    @property
+    def renumbers(self) -> bool:
+        """Version 2.0 leaves positions, whatever `positions` says."""
+        return self.version != "2.0" and super().renumbers
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+        """The published schedule, or one cut that leaves T. Of version 1.0 the most that can stay."""
+        cuts = scaled(CUTS[self.version], layers)
+        listed = KEPT.get(self.version, {}).get(tokens) if available == PATCHES else None
+        if self.version == "1.0":
+            self.rank_rule(tokens)
+            counts = [available] * len(cuts)
+        elif listed is None:
+            cuts, counts = cuts[:1], [tokens if self.version == "2.0" else solve(tokens, available)]
+        else:
+            counts = list(listed)
+        stages, left = [], available
+        for cut, count in dict(zip(cuts, counts, strict=True)).items():
+            kept = min(count, left - 1)
+            bare = self.version == "2.0" or (listed is None and kept == tokens)  # solve found no room for clusters
+            stages.append(Stage(cut, kept, 0 if bare else recycled(left - kept)[1]))
+            left = stages[-1].left
+        return stages
+
+    def rank_rule(self, tokens: int) -> tuple[float, float]:
+        """Scale and bias of version 1.0."""
+        published = RANKS.get(tokens, (None, 0.0))
+        scale = published[0] if self.scale is None else self.scale
+        bias = published[1] if self.bias is None else self.bias
+        if scale is None:
+            raise OptionError(f"tokens={tokens}: version 1.0 has no published scale for it. Give scale (and bias)")
+        return scale, bias
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Attention rows, and at every cut the raters, the distances and the means of recycled tokens."""
+        spent, left = super().flops(shape, budget), shape.patches
+        for stage in self.stages(budget, shape.patches, shape.layers):
+            candidates = recycled(left - stage.kept)[0] if stage.merged else 0
+            spent += 2.0 * shape.width * (shape.patches * shape.text + candidates * (candidates + stage.merged))
+            left = stage.left
+        return spent
+
+    def select(self, view: DecoderView, stages: Stages) -> Cut:
+        """The tokens the raters attend to, and clusters of the best of the others."""
+        with stages.stage("saliency"), torch.no_grad():
+            attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
+            asked = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            if self.version == "2.0":
+                attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], asked)
+            saliency = (attention.mean(1) * asked[..., None]).sum(1) / asked.sum(1, keepdim=True)  # [P, v]
+            order, size = rank(ensure_finite("SparseVLM's attention rows", saliency)), saliency.shape[1]
+            count = self.count_by_rank(view.tokens, attention, asked) if self.alone else view.stage.kept
+        kept = order[:, :count].sort(dim=1).values
+        if view.stage.merged == 0 or count == size:
+            return Cut(kept)
+        candidates, clusters = recycled(size - count)
+        with stages.stage("recycling"):
+            chosen = order[:, count : count + candidates]
+            states = pick(view.hidden, chosen)
+            group, centres = cluster(states.detach(), clusters)
+            return Cut(kept, average(states, group, clusters), chosen.gather(1, centres))
+
+    def count_by_rank(self, tokens: int, attention: Tensor, asked: Tensor) -> int:
+        """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
+        scale, bias = self.rank_rule(tokens)
+        found = int(torch.linalg.matrix_rank(attention.mean(1)[0][asked[0]]))
+        size = attention.shape[-1]
+        return size if found == size else max(1, min(int(found * scale + bias), size - 1))
+
+
+def recycled(dropped: int) -> tuple[int, int]:
+    """How many of the dropped tokens are recycled, and into how many clusters."""
+    candidates = int(dropped * 0.3) + 1
+    return candidates, candidates // 10 + 1
+
+
+def solve(tokens: int, available: int) -> int:
+    """k with k + clusters = T, the smallest; T itself where the clusters alone are more (then nothing is recycled)."""
+    if recycled(available)[1] > tokens:
+        return tokens
+    return next(k for k in range(tokens) if k + recycled(available - k)[1] == tokens)
+
+
+def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+    """Text rows whose mean share of the visual tokens' softmax over text is above the mean; all rows where none is.
+
+    Args:
+        visual: [P, n, D] inputs of layer 0.
+        text: [P, L, D] rows after the picture.
+        mask: [P, L] true where a row is real.
+    Returns:
+        [P, L] bool.
+    """
+    logits = (visual.float() @ text.float().transpose(1, 2)).masked_fill(~mask[:, None], float("-inf"))
+    share = torch.softmax(logits, dim=-1).mean(1)  # [P, L]
+    above = (share > share.sum(1, keepdim=True) / mask.sum(1, keepdim=True)) & mask
+    return torch.where(above.any(1, keepdim=True), above, mask)
+
+
+def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
+    """What rotary embedding alone makes of attention: rotated all-ones queries times keys, scaled. [P, L, v]."""
+    ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
+    turned = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
+    return pick(turned, probe.rows) @ pick(turned, columns).transpose(1, 2) * probe.scale
+
+
+def best_heads(attention: Tensor, asked: Tensor) -> Tensor:
+    """The 14 heads (or all of fewer) whose raters give the visual tokens most: [P, H, L, v] -> [P, 14, L, v]."""
+    mass = (attention * asked[:, None, :, None]).sum((2, 3))  # [P, H]
+    index = rank(mass)[:, :HEADS]
+    return attention.gather(1, index[..., None, None].expand(-1, -1, *attention.shape[2:]))
+
+
+def cluster(states: Tensor, count: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Density-peak clusters (section 15 of baselines.md): equal densities rank by index.
+
+    Args:
+        states: [P, m, D].
+        count: clusters, which is also how many nearest states, itself included, make a density.
+        noise: [P, m] added to the densities, as the authors do; for comparison with them.
+    Returns:
+        Cluster of every state [P, m], and centres [P, count], best first.
+    """
+    states = states.float()
+    distance = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist") / states.shape[-1] ** 0.5
+    nearest = distance.topk(count, dim=-1, largest=False).values
+    density = torch.exp(-nearest.square().mean(-1)) + (0.0 if noise is None else noise)
+    place = torch.arange(states.shape[1], device=states.device)
+    equal = density[:, None] == density[..., None]
+    denser = (density[:, None] > density[..., None]) | (equal & (place < place[:, None]))  # [P, m, of which]
+    widest = distance.flatten(1).amax(1)[:, None, None]
+    gap = torch.where(denser, distance, widest).amin(-1)
+    centres = rank(gap * density)[:, :count]
+    group = distance.gather(2, centres[:, None].expand(-1, states.shape[1], -1)).argmin(-1)
+    own = torch.arange(count, device=states.device).expand_as(centres)
+    return group.scatter(1, centres, own), centres
+
+
+def average(states: Tensor, group: Tensor, count: int) -> Tensor:
+    """Mean of every cluster: [P, m, D] -> [P, count, D]."""
+    share = torch.nn.functional.one_hot(group, count).transpose(1, 2).to(states.dtype)
+    return (share @ states) / share.sum(-1, keepdim=True)

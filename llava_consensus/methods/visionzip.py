@@ -1,0 +1,124 @@
+"""VisionZip: keep the class token and the patches it attends to, and fold the rest into a few contextual tokens (Yang
+et al., VisionZip, CVPR 2025; official code 3151f6d).
+
+Of D + M = T tokens, D are dominant: the class token itself and the D - 1 patches with the largest class attention; M
+of the others, equally spaced, are targets, every other token joins the target with the nearest key, and a contextual
+token is the target plus the mean of those that joined, before the projector. M is 5/32 of T, which gives the published
+splits (54 + 10 at 64). The class token is handed to the language model, as the official code does, and counts as one
+of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged. What
+differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected anew, and a
+picture ranked over all its tiles (`tile_budget=global`) has the class token of its first.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from llava_consensus import egtm
+from llava_consensus.fusers import top
+from llava_consensus.output import Folded, arrange, left_over, pick
+from llava_consensus.saliency import class_saliency
+from llava_consensus.tokens import (
+    AFTER,
+    AHEAD,
+    BEHIND,
+    PLACE,
+    Budget,
+    Placement,
+    Reduction,
+    Shape,
+    VisualTokens,
+    choose,
+    ensure_finite,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionZip(Placement):
+    """Dominant tokens by class attention, the class token among them, and contextual tokens by key similarity.
+
+    Args:
+        class_token: whether the class token is one of the dominant tokens (the official code), or a patch more is.
+        contextual: `sum` (the official code: target + mean of the tokens that joined it) | `mean` (the paper's words:
+            the mean of target and joined tokens).
+        order: `official` (class token, dominant, contextual; of several tiles mixed in one raster, class tokens and
+            then contextual tokens behind the picture) | `top_then_merged` | `raster`, both with the class token ahead.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    class_token: bool = True
+    contextual: str = "sum"
+    order: str = "official"
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "class_feature", "project"})
+    orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("class_token", self.class_token, (True, False))  # type: ignore[arg-type]
+        choose("contextual", self.contextual, ("sum", "mean"))
+
+    def counts(self, budget: Budget, available: int) -> tuple[int, int, int]:
+        """Class tokens, kept patches and contextual tokens of one unit of `available` patches."""
+        dominant, merged = budget.split(available + self.class_token)
+        first = min(int(self.class_token), dominant)
+        return first, dominant - first, merged
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class row, key similarities of the rest to the targets, merge and projection (two layers) of the merged."""
+        if budget.tokens >= shape.patches:
+            return 0.0
+        first, kept, merged = self.counts(budget, shape.patches)
+        joined = (shape.patches - kept) * merged * (shape.vision_width // shape.vision_heads + shape.vision_width)
+        project = (first + merged) * (shape.vision_width + shape.width) * shape.width
+        return 2.0 * ((shape.patches + 1) * shape.vision_width + joined + project)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """Class token, dominant patches and contextual tokens of each unit."""
+        if tokens.attention is None or tokens.features is None or tokens.class_feature is None or not tokens.project:
+            raise ValueError("VisionZip needs attention, features, class token and projector: collect them")
+        size = tokens.projected.shape[1]
+        first, count, merged = self.counts(budget, size)
+        with torch.no_grad():
+            saliency = tokens.of_tiles(class_saliency(tokens.attention))
+            kept = top(saliency, count)
+            rest = left_over(kept, size)
+            targets, group, contextual = self._merge(tokens, rest, merged)
+            leading = tokens.class_feature[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
+        made = tokens.project(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
+        folded = Folded(made[:, first:], targets, rest, group) if merged else None
+        result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
+        return self._with_class(result._replace(vision=saliency), made[:, :first])
+
+    def _merge(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets [B, M], the target each of the `rest` [B, R] joins [B, R], and the contextual tokens [B, M, D_v]."""
+        assert tokens.attention is not None and tokens.features is not None
+        tile, patch = tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)
+        features = ensure_finite("features of the vision tower", tokens.features[tile, patch].float())  # [B, R, D_v]
+        if not count:
+            return rest[:, :0], torch.zeros_like(rest), features[:, :0]
+        step = max(1, rest.shape[1] // count)
+        places = torch.arange(0, rest.shape[1], step, device=rest.device)[:count].expand(len(rest), -1)
+        keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)  # [U, N, d]
+        group = egtm.assign(keys[tile, patch], places)
+        joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
+        number, own = joined.sum(-1, keepdim=True), pick(features, places)
+        if self.contextual == "mean":
+            return rest.gather(1, places), group, (own + joined @ features) / (1 + number)
+        return rest.gather(1, places), group, own + joined @ features / number.clamp_min(1)
+
+    def _with_class(self, result: Reduction, leading: Tensor) -> Reduction:
+        """The reduction with the projected class token [B, 0 or 1, D] in front; it stands for no patch."""
+        first, slots = leading.shape[1], torch.arange(result.source.shape[1], device=leading.device)
+        merged = {"official": AFTER, "top_then_merged": BEHIND, "raster": PLACE}[self.order]
+        zone = torch.where(slots < result.kept.shape[1], PLACE, merged).expand_as(result.source)
+        return result._replace(
+            tokens=torch.cat((leading, result.tokens), dim=1),
+            source=pad(result.source, (first, 0), value=-1),
+            owner=torch.where(result.owner >= 0, result.owner + first, -1),
+            zone=pad(zone, (first, 0), value=AHEAD),
+        )

@@ -1,0 +1,93 @@
+"""VisPruner: half of the budget for the patches the class token attends to, half for patches that differ from each
+other (Zhang et al., VisPruner, ICCV 2025; official code aefa01a; FasterVLM is `ratio=1`).
+
+The most attended patches are kept; the others, in order of attention, are thinned out round by round: the list is
+split into its even and odd places, and up to eight of the even ones that are most similar to an odd one leave. Nothing
+is merged. What differs: the rounds that crashed are repaired (the even half of an odd list is the longer one, and a
+round never drops more than it has), which changes no published budget; similarities are worked out once, in float32,
+and ties go to the patch that comes first. The order of survivors decides the next split, so the loop is numerically
+chaotic: another precision picks another diverse half (baselines.md 15).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from llava_consensus.output import assemble
+from llava_consensus.saliency import class_saliency
+from llava_consensus.tokens import (
+    Budget,
+    Placement,
+    Reduction,
+    Shape,
+    VisualTokens,
+    ensure_finite,
+    rank,
+    within,
+)
+
+ROUND = 8  # tokens that leave in one round
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisPruner(Placement):
+    """The most attended patches and, of the others, those that are least alike.
+
+    Args:
+        ratio: share of the budget for the attended patches, in [0, 1]; the official scripts take 0.5.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    ratio: float = 0.5
+
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("ratio", self.ratio, 0.0, 1.0)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class row and the similarities of the patches that are thinned out."""
+        if budget.tokens >= shape.patches:
+            return 0.0
+        rest = shape.patches - int(budget.tokens * self.ratio)
+        return 2.0 * (shape.patches + 1 + rest**2) * shape.vision_width
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """T tokens of each unit, none merged."""
+        if tokens.attention is None or tokens.features is None:
+            raise ValueError("VisPruner needs attention and features: the host did not collect them")
+        with torch.no_grad():
+            saliency = tokens.of_tiles(class_saliency(tokens.attention))
+            order = rank(saliency)  # [B, N]
+            wanted = min(budget.tokens, saliency.shape[1])
+            attended = int(wanted * self.ratio)
+            kept, rest = order[:, :attended], order[:, attended:]
+            features = ensure_finite("features of the vision tower", tokens.features).float()
+            direction = normalize(features, dim=-1)[tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)]
+            left = thin(direction @ direction.transpose(1, 2), wanted - attended)
+            kept = torch.cat((kept, rest.gather(1, left)), dim=1).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+
+
+def thin(similarity: Tensor, count: int) -> Tensor:
+    """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]."""
+    left = torch.arange(similarity.shape[1], device=similarity.device).expand(len(similarity), -1)
+    while left.shape[1] > count > 0:
+        left = thin_once(similarity, left, left.shape[1] - count)
+    return left[:, :count]
+
+
+def thin_once(similarity: Tensor, left: Tensor, surplus: int) -> Tensor:
+    """One round: [B, R, R], [B, L] -> [B, L - r], r = min(8, surplus, places of the even half). The even places that
+    stay come first, most similar ones ahead; the odd places follow as they were.
+    """
+    even, odd = left[:, ::2], left[:, 1::2]
+    rows = similarity.gather(1, even[..., None].expand(-1, -1, similarity.shape[2]))
+    nearest = rows.gather(2, odd[:, None].expand(-1, even.shape[1], -1)).amax(-1)  # [B, even places]
+    stays = rank(nearest)[:, min(ROUND, surplus) :]
+    return torch.cat((even.gather(1, stays), odd), dim=1)

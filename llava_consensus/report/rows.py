@@ -1,0 +1,222 @@
+"""Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
+
+    rows = read_rows(Path("results"))            # every run, complete or not
+    for group in sections(rows): ...             # runs that differ in method, budget and benchmark only
+
+Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.report.samples import Sample, sample
+
+CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
+OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
+OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
+LATER = ("match", "judge", "frames")  # keys that only some runs have: by what a budget is meant, who judged, video
+OF_VIDEO = ("av",)  # packages that only runs on videos name
+FULL = "full"  # the method that reduces nothing
+ALL = "all tokens"  # its name in tables
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with options under the name it has in tables."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+LINEUP = (
+    Variant("ConsensusDrop", "consensusdrop"),
+    Variant("vision-only (alpha 1)", "consensusdrop", {"alpha": 1.0}),
+    Variant("cross-only (alpha 0)", "consensusdrop", {"alpha": 0.0}),
+    Variant("recovery (vision student, rate 0.1)", "consensusdrop", {"fuser": "recovery"}),
+    Variant("random", "random"),
+)
+RANDOM = LINEUP[-1].label
+NAMES = {  # methods that papers write in their own way
+    "cdpruner": "CDPruner",
+    "dart": "DART",
+    "divprune": "DivPrune",
+    "fastv": "FastV",
+    "prumerge": "PruMerge",
+    "prumerge_plus": "PruMerge+",
+    "pyramiddrop": "PyramidDrop",
+    "sparsevlm": "SparseVLM",
+    "tome": "ToMe",
+    "uniform_grid": "uniform grid",
+    "visionzip": "VisionZip",
+    "vispruner": "VisPruner",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run as its folder tells it; `metrics` is None while it is incomplete, `answered` counts what is there."""
+
+    config: Mapping[str, Any]
+    metrics: Mapping[str, Any] | None
+    answered: int
+
+    @property
+    def full(self) -> bool:
+        """Whether the language model receives every visual token."""
+        if self.config["method"] == FULL or self.metrics is None:
+            return bool(self.config["method"] == FULL)
+        return bool(self.metrics["tokens"]["before"] == self.metrics["tokens"]["after"])
+
+    @property
+    def score(self) -> float | None:
+        """The headline number in percent (MME: in points)."""
+        return None if self.metrics is None else self.metrics["score"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every question of the run was asked, answered and scored: only then it enters an average."""
+        return self.metrics is not None and self.score is not None and self.unanswered == 0
+
+    @property
+    def unanswered(self) -> int:
+        """Questions without an answer in a finished run: their pictures could not be read."""
+        return 0 if self.metrics is None else self.metrics["questions"] - self.metrics["answered"]
+
+    @property
+    def label(self) -> str:
+        """The variant's name, or method and changed options where it has none."""
+        changed, method = dict(self.config["changed"]), self.config["method"]
+        extra = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
+        match = self.config.get("match") or "kept"
+        extra += "" if match == "kept" else f", match={match}"
+        for variant in LINEUP:
+            if (variant.method, variant.options) == (method, changed):
+                return variant.label + extra
+        return ", ".join([NAMES.get(method, method), *(f"{key}={changed[key]}" for key in sorted(changed))]) + extra
+
+    @property
+    def report(self) -> Mapping[str, Any]:
+        """What the benchmark's scorer said; nothing while the run is incomplete."""
+        return {} if self.metrics is None else self.metrics["report"]
+
+    @cached_property
+    def sample(self) -> Sample | None:
+        """What the score is made of; None while it is incomplete, or where its scorer does not say."""
+        return sample(self.report, self.score) if self.complete else None
+
+
+def read_rows(out: Path) -> list[Row]:
+    """Every run below a folder of results, complete or not.
+
+    Raises:
+        DataError: a file is not what a run writes; it is named.
+    """
+    return [read_row(path.parent) for path in sorted(out.glob("*/config.json"))]
+
+
+def read_row(folder: Path) -> Row:
+    """The run in one folder; DataError unless it is one."""
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: no config.json in it, so it is not the folder of a run")
+    metrics = _read(folder / "metrics.json") if (folder / "metrics.json").exists() else None
+    config, answers = _read(folder / "config.json"), folder / "answers.jsonl"
+    absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
+    if absent:
+        raise DataError(f"{folder / 'config.json'}: no {', '.join(absent)} in it. Move the folder away")
+    return Row(config, metrics, answers.read_bytes().count(b"\n") if answers.exists() else 0)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}). Move its folder away") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: not the file of a run. Move its folder away")
+    return content
+
+
+def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
+    """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
+    wanted = _without(config, (*CHOICE, "match"))
+    for path in sorted(out.glob("*/config.json")):
+        if _without(_read(path), (*CHOICE, "match")) == wanted:  # metrics are long: only those of the same setting
+            row = read_row(path.parent)
+            if row.full and row.score is not None:
+                return row.score
+    return None
+
+
+def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def sections(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
+
+    Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
+    conversation, judge, ...) follow in groups of their own, the version with most runs first.
+    """
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for key, group in _grouped(rows, _setting).items():
+        for of_benchmark in _grouped(group, lambda row: row.config["benchmark"]).values():
+            versions = sorted(_grouped(of_benchmark, version).values(), key=len, reverse=True)
+            for page, found in enumerate(versions):
+                groups.setdefault((key, page), []).extend(found)
+    return list(groups.values())
+
+
+def version(row: Row) -> str:
+    """What must be the same for two runs to be compared question by question."""
+    return json.dumps({key: row.config.get(key) for key in OF_BENCHMARK + LATER if key != "match"}, sort_keys=True)
+
+
+def _setting(row: Row) -> str:
+    config = _without(row.config, CHOICE + OF_BENCHMARK + LATER)
+    return json.dumps(config | {"versions": _without(config["versions"], OF_VIDEO)}, sort_keys=True)
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with a budget, and its run of each benchmark."""
+
+    tokens: int
+    label: str
+    runs: Mapping[str, Row]  # by the benchmark's name
+
+
+def full_line(rows: Sequence[Row]) -> Line | None:
+    """The full model's runs; where there are two of a benchmark, a complete one."""
+    full = sorted((row for row in rows if row.full), key=lambda row: row.complete)
+    if not full:
+        return None
+    before = Counter(
+        round(row.metrics["tokens"]["before"]) for row in full if row.metrics
+    )  # a video has more, text none
+    tokens = before.most_common(1)[0][0] if before else max(row.config["tokens"] for row in full)
+    return Line(tokens, ALL, {row.config["benchmark"]: row for row in full})
+
+
+def reduced_lines(rows: Sequence[Row]) -> list[Line]:
+    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
+    order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
+    found: dict[tuple[int, str], dict[str, Row]] = {}
+    ranked = sorted(rows, key=lambda row: (-row.config["tokens"], order.get(row.label, len(order)), row.label))
+    for row in ranked:
+        if not row.full:
+            found.setdefault((row.config["tokens"], row.label), {})[row.config["benchmark"]] = row
+    return [Line(tokens, label, runs) for (tokens, label), runs in found.items()]

@@ -1,0 +1,157 @@
+"""One section of the tables: runs of one setting, with the interval of each score and its test against the full model.
+
+Every table is made of this (`layout.py`, `costs.py`, `tidy.py`). Incomplete runs are in it, but enter no mean.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from llava_consensus.report.rows import Line, Row, full_line, reduced_lines, version
+from llava_consensus.report.stats import Comparison, bootstrap_p, compare, draws, holm, interval
+
+NINE = ("vqav2", "gqa", "sqa", "textvqa", "pope", "mme", "mmbench", "mmbench_cn", "mmvet")  # the paper's Acc
+SCALE = {"mme": 20.0}  # MME's perception points enter a mean divided by this (the paper's tables)
+SIGNIFICANT = 0.05
+
+
+class Cell(NamedTuple):
+    """A run with its 95 % interval (None where its scorer's rows do not make up the score) and its test."""
+
+    row: Row
+    bounds: tuple[float, float] | None = None
+    test: Comparison | None = None  # against the full model
+    corrected: float = 1.0  # the test's p after Holm's correction over the section
+
+    @property
+    def mark(self) -> str:
+        """Whether it differs from the full model: † p < 0.05, ‡ also after the correction."""
+        if self.test is None or self.test.p >= SIGNIFICANT:
+            return ""
+        return "‡" if self.corrected < SIGNIFICANT else "†"
+
+
+class Mean(NamedTuple):
+    """A number made of several benchmarks, and its interval where each of them has one."""
+
+    value: float
+    bounds: tuple[float, float] | None
+    p: float | None = None  # of no difference to the full model
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs that differ in method, budget and benchmark only."""
+
+    rows: Sequence[Row]
+
+    @cached_property
+    def full(self) -> Line | None:
+        """The full model's runs."""
+        return full_line(self.rows)
+
+    @cached_property
+    def reduced(self) -> list[Line]:
+        """Lines of the reduced runs, most tokens first."""
+        return reduced_lines(self.rows)
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines, the full model's on top."""
+        return [*([self.full] if self.full else []), *self.reduced]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The benchmarks that were run: the paper's nine in its order, then others by name."""
+        found = {row.config["benchmark"] for row in self.rows}
+        return [name for name in NINE if name in found] + sorted(found - set(NINE))
+
+    @property
+    def papers(self) -> list[str]:
+        """Those of the paper's nine that were run."""
+        return [name for name in self.names if name in NINE]
+
+    def reference(self, row: Row) -> Row | None:
+        """The full model's complete run of the same questions."""
+        found = None if self.full is None else self.full.runs.get(row.config["benchmark"])
+        return found if found is not None and found.complete and version(found) == version(row) else None
+
+    def cell(self, line: Line, name: str) -> Cell | None:
+        """The cell of a line and a benchmark; None where nothing was run."""
+        return self._cells.get((line.tokens, line.label, name))
+
+    @cached_property
+    def _cells(self) -> Mapping[tuple[int, str, str], Cell]:
+        cells = {
+            (line.tokens, line.label, name): self._measured(row)
+            for line in self.lines
+            for name, row in line.runs.items()
+        }
+        tested = [key for key, cell in cells.items() if cell.test is not None]
+        corrected = holm([cells[key].test.p for key in tested])  # type: ignore[union-attr]
+        return cells | {key: cells[key]._replace(corrected=p) for key, p in zip(tested, corrected, strict=True)}
+
+    def _measured(self, row: Row) -> Cell:
+        if row.sample is None:
+            return Cell(row)
+        reference = self.reference(row)
+        test = None if reference is None or reference is row else compare(row, reference)
+        return Cell(row, interval(draws(row.sample, row.config["benchmark"])), test)
+
+    def accuracy(self, line: Line) -> Mean | None:
+        """Plain mean over the paper's benchmarks of this section, MME / 20; None unless every run is complete.
+
+        Its interval and p come from adding the benchmarks' independent resamples.
+        """
+        scores = self._scores(line)
+        if scores is None:
+            return None
+        value, both = sum(scores) / len(scores), self._both(line)
+        if both is not None:
+            full = self._scores(self.full) if self.full else None
+            p = bootstrap_p(both[:, 0] - both[:, 1], value - sum(full) / len(full)) if full else None
+            return Mean(value, interval(both[:, 0]), p)
+        own = self._own(line)
+        return Mean(value, None if own is None else interval(own))
+
+    def relative(self, line: Line) -> Mean | None:
+        """Acc in percent of the full model's (the paper's Rel); None without either."""
+        mine, full = self._scores(line), None if self.full is None else self._scores(self.full)
+        if mine is None or not full or not sum(full) or any(self.reference(row) is None for row in self._runs(line)):
+            return None
+        value, both = 100 * sum(mine) / sum(full), self._both(line)
+        return Mean(value, None if both is None else interval(100 * both[:, 0] / both[:, 1]))
+
+    def _runs(self, line: Line) -> list[Row]:
+        return [line.runs[name] for name in self.papers if name in line.runs]
+
+    def _scores(self, line: Line) -> list[float] | None:
+        """Scores over the paper's benchmarks of this section as they enter a mean; None unless all are complete."""
+        runs = self._runs(line)
+        if not runs or len(runs) < len(self.papers) or not all(row.complete for row in runs):
+            return None
+        return [(row.score or 0.0) / SCALE.get(row.config["benchmark"], 1.0) for row in runs]
+
+    def _own(self, line: Line) -> np.ndarray | None:
+        """Resampled Acc [resamples]; None where a benchmark has no interval."""
+        total = []
+        for row in self._runs(line):
+            if row.sample is None:
+                return None
+            name = row.config["benchmark"]
+            total.append(draws(row.sample, name) / SCALE.get(name, 1.0))
+        return np.mean(total, axis=0)
+
+    def _both(self, line: Line) -> np.ndarray | None:
+        """Resampled Acc of a reduced line and of the full model, [resamples, 2]; None where a benchmark has no test."""
+        total = []
+        for row in self._runs(line):
+            name = row.config["benchmark"]
+            cell = self.cell(line, name)
+            if cell is None or cell.test is None:
+                return None
+            total.append(cell.test.draws / SCALE.get(name, 1.0))
+        return np.mean(total, axis=0)

@@ -1,0 +1,44 @@
+"""Matches that need no judge: exact, contained, and the same as another model's answer.
+
+They stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date, and too strict for
+long answers. Texts are compared in lower case, without marks around them and with single spaces; references may hold
+MM-Vet's `<OR>` (one of them is enough) and `<AND>` (all of them are needed).
+Used by `benchmarks/judged.py`; checked by `pytest tests/test_judge_scorers.py`.
+"""
+
+import re
+
+_EDGES = " \t.,;:!?\"'`()[]*"
+
+
+def plain(text: str) -> str:
+    """Lower case, single spaces, no marks at either end."""
+    return " ".join(text.lower().split()).strip(_EDGES)
+
+
+def alternatives(reference: str) -> list[list[str]]:
+    """What a reference accepts: any one of the lists, of a list every part."""
+    lists = [[plain(part) for part in one.split("<AND>")] for one in reference.split("<OR>")]
+    return [parts for parts in lists if all(parts)]
+
+
+def exact(answer: str, reference: str) -> bool:
+    """Whether the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
+    said = plain(answer)
+    return any(parts == [said] for parts in alternatives(reference))
+
+
+def contains(answer: str, reference: str) -> bool:
+    """Whether every part of one of the accepted texts occurs in the answer, as whole words."""
+    said = plain(answer)
+    return any(all(_occurs(part, said) for part in parts) for parts in alternatives(reference))
+
+
+def same(answer: str, other: str) -> bool:
+    """Whether two answers read the same."""
+    return plain(answer) == plain(other)
+
+
+def _occurs(part: str, said: str) -> bool:
+    """Latin letters and digits must not go on at either side; other scripts write no spaces between words."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", said) is not None

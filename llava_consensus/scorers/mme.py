@@ -1,0 +1,91 @@
+"""MME: yes or no out of the first four characters, and acc + acc+ of each task.
+
+Equal to the official tool to the last bit. A task's score is 100 times the share of right answers plus 100 times the
+share of pictures with both questions right. The tool takes its lines two by two and never compares the pictures'
+names; here the pairs are given, and `read_results` stops where two lines are not about one picture. Where the tool
+stops because no answer of a task is yes or no, the score is 0 and `unreadable` names the task.
+Used by `benchmarks/mme.py`.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+PERCEPTION = (
+    *("existence", "count", "position", "color", "posters"),
+    *("celebrity", "scene", "landmark", "artwork", "OCR"),
+)
+COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+PARTS = {"perception": PERCEPTION, "cognition": COGNITION}
+
+
+class Pair(NamedTuple):
+    """The two questions about one picture: what is right and what was said, each `yes`, `no` or (said) `other`."""
+
+    right: tuple[str, str]
+    said: tuple[str, str]
+
+
+def parse(answer: str) -> str:
+    """`yes`, `no` or `other`: the whole answer, else yes before no among its first four characters; case is ignored."""
+    text = answer.lower()
+    if text in ("yes", "no"):
+        return text
+    return next((word for word in ("yes", "no") if word in text[:4]), "other")
+
+
+def label(text: str) -> str:
+    """A ground truth: yes or no whatever the case; ValueError for anything else, a blank at its end included."""
+    if text.lower() not in ("yes", "no"):
+        raise ValueError(f"the right answer is {text!r}, which is neither yes nor no")
+    return text.lower()
+
+
+def task(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """`acc` and `acc_plus` as fractions and the task's `score` (0 to 200)."""
+    if not pairs:
+        raise ValueError("no picture in it")
+    right = [[true == said for true, said in zip(one.right, one.said, strict=True)] for one in pairs]
+    acc = sum(map(sum, right)) / (2 * len(pairs))
+    acc_plus = sum(map(all, right)) / len(pairs)
+    return {"acc": acc, "acc_plus": acc_plus, "score": acc * 100 + acc_plus * 100, "pictures": len(pairs)}
+
+
+def evaluate(tasks: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
+    """Totals over the tasks that are there, in the tool's order, and `tasks`; the total of none is None."""
+    report: dict[str, Any] = {}
+    scored = {}
+    for part, names in PARTS.items():
+        total = 0.0
+        for name in (one for one in names if tasks.get(one)):
+            scored[name] = task(tasks[name])
+            total += scored[name]["score"]
+        report[part] = total if any(tasks.get(one) for one in names) else None
+    unreadable = [name for name in scored if all(said == "other" for one in tasks[name] for said in one.said)]
+    return report | {"tasks": scored, "unreadable": unreadable}
+
+
+def read_results(text: str) -> list[Pair]:
+    """One task's file of the results folder: lines of picture, question, right answer and answer, tab by tab.
+
+    Raises ValueError, naming the line, for another number of fields, a right answer that is neither yes nor no, and
+    lines that are not two by two about one picture.
+    """
+    lines = list(io.StringIO(text))
+    if len(lines) % 2:
+        raise ValueError(f"{len(lines)} lines: the last picture has one question instead of two")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        fields = line.split("\t")
+        if len(fields) != 4:
+            raise ValueError(f"line {number}: {len(fields)} fields between tabs instead of 4")
+        try:
+            rows.append((fields[0], label(fields[2]), parse(fields[3])))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+    pairs = []
+    for number, (first, second) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+        if first[0] != second[0]:
+            raise ValueError(f"lines {2 * number + 1} and {2 * number + 2} are about {first[0]!r} and {second[0]!r}")
+        pairs.append(Pair((first[1], second[1]), (first[2], second[2])))
+    return pairs

@@ -1,0 +1,118 @@
+"""A whole grid of runs: benchmarks x methods x budgets, and each benchmark with all tokens.
+
+`llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
+or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
+complete is not asked again, so a stopped sweep goes on where it was.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.asking import HostLoader, load_host
+from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.harness import Interrupted, Pace, RunResult, run
+from llava_consensus.hosts.base import Host
+from llava_consensus.plan import RunConfig, prepare
+
+FULL = "full"
+ALL = 576  # visual tokens of LLaVA-1.5, the name a run with all tokens goes by
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep and what became of it: a result, or the error it ended with."""
+
+    config: RunConfig
+    result: RunResult | None = None
+    error: ConsensusError | None = None
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """`NAME` or `NAME:key=value,key=value` as a name and its options.
+
+    Raises:
+        OptionError: for a text that is neither.
+    """
+    name, _, rest = text.partition(":")
+    return name, parse_options(filter(None, rest.split(",")))
+
+
+def parse_options(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def cells(shared: RunConfig, benchmarks: Sequence[str], methods: Sequence[str], tokens: Sequence[int]) -> list[Cell]:
+    """All runs in order: benchmark by benchmark, all tokens first, then from many tokens to few."""
+    chosen = [parse_method(text) for text in methods]
+    found = []
+    for benchmark in benchmarks:
+        found.append(replace(shared, benchmark=benchmark, method=FULL, options={}, tokens=ALL, merged=None))
+        for count in sorted(set(tokens), reverse=True):
+            found += [
+                replace(shared, benchmark=benchmark, method=name, options=options, tokens=count)
+                for name, options in chosen
+                if name != FULL
+            ]
+    return [Cell(config) for config in found]
+
+
+def sweep(
+    grid: Sequence[Cell],
+    out: Path,
+    pace: Pace,
+    tell: Callable[[int, Cell], None],
+    host_loader: HostLoader = load_host,
+) -> list[Cell]:
+    """Runs every cell; one that fails is kept with its error, and the rest goes on.
+
+    Args:
+        grid: as `cells` makes it.
+        out: folder of all runs.
+        pace: how fast.
+        tell: called with number and cell before each run.
+        host_loader: instead of `hosts.load`.
+    Raises:
+        ConsensusError: for a cell that is wrong, before anything is loaded; Interrupted on Ctrl-C.
+    """
+    pace.check()
+    for cell in grid:
+        prepare(cell.config)
+    loader = host_loader if pace.workers > 1 else Kept(host_loader)
+    done = []
+    for number, cell in enumerate(grid, 1):
+        tell(number, cell)
+        try:
+            done.append(replace(cell, result=run(cell.config, out, pace, loader)))
+        except Interrupted:
+            raise
+        except ConsensusError as error:
+            done.append(replace(cell, error=error))
+    return done
+
+
+class Kept:
+    """Loads a host once for all runs that ask for the same one."""
+
+    def __init__(self, loader: HostLoader) -> None:
+        self._loader = loader
+        self._key: tuple[str, str, str] | None = None
+        self._host: Host
+
+    def __call__(self, model: str, device: str, dtype: str) -> Host:
+        if self._key != (model, device, dtype):
+            self._host = self._loader(model, device, dtype)
+            self._key = model, device, dtype
+        return self._host

@@ -1,0 +1,56 @@
+"""What every builder writes with: JSON lines, whole JSON files, pictures, and the line of a LLaVA question file.
+
+`TEST` gives each benchmark a range of test scenes of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from playground.mini.scenes import Scene, render
+
+TEST = {  # indices of test scenes; of clips for the videos
+    "gqa": range(0, 50),
+    "pope": range(1000, 1400),
+    "textvqa": range(2000, 2600),
+    "vqav2": range(3000, 3060),
+    "scienceqa": range(3500, 3640),
+    "MME": range(4000, 4400),
+    "mmbench": range(4500, 4570),
+    "mmbench_cn": range(4600, 4670),
+    "mm-vet": range(4700, 4740),
+    "seed_bench": range(5000, 5200),
+    "seed_clips": range(5500, 5560),
+    "TGIF": range(6000, 6040),
+    "MSVD": range(6100, 6140),
+    "MSRVTT": range(6200, 6240),
+}
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """A JSON-lines file, with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_json(path: Path, value: Any, indent: int | None = None) -> None:
+    """A JSON file, with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=indent))
+
+
+def picture(path: Path, scene_: Scene) -> None:
+    """A scene as a PNG of one pixel a unit or, whatever else its name ends in, as a JPEG of two."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        render(scene_, scale=1).save(path, compress_level=1)
+    else:
+        render(scene_).save(path, format="JPEG", quality=92)
+
+
+def line(question_id: int | str, image: str, text: str, category: str = "default") -> dict[str, Any]:
+    """A line of a LLaVA question file."""
+    return {"question_id": question_id, "image": image, "text": text, "category": category}

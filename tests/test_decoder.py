@@ -1,0 +1,346 @@
+"""Methods that cut between decoder layers, on tiny models: the cached decode against the whole sequence under masks,
+batches, padding, beams, loss, detach and exceptions; and what each method says about itself.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import PATCHES, tiny_llava
+from test_llava_host import ANYRES, batch, row, tiles
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.llava_seam import SEAM
+from llava_consensus.methods import METHODS, make, sparsevlm
+from llava_consensus.tokens import Budget
+
+MAJOR = int(transformers.__version__.split(".")[0])
+DECODER = [name for name, method in METHODS.items() if method.seam == "decoder"]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DECODER]
+VARIANTS += [("fastv", {"positions": "renumber", "layer": 3}), ("dart", {"exact": False})]
+VARIANTS += [("sparsevlm", {"version": "2.0"}), ("pyramiddrop", {"count": "eq"})]
+TOKENS = 6
+GENERATION = dict(do_sample=False, return_dict_in_generate=True, output_scores=True, min_new_tokens=5, max_new_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def deep(tower_folder: Path) -> Any:
+    """Eight layers, four heads on two key heads."""
+    return tiny_llava(tower_folder, num_hidden_layers=8, tokenizer_padding_side="left")
+
+
+def hooks(model: Any) -> dict[str, int]:
+    """Number of hooks on every module."""
+    return {name: len(one._forward_hooks) + len(one._forward_pre_hooks) for name, one in model.named_modules()}
+
+
+# ---- the reference: the whole sequence at every step, nothing removed and nothing cached, masks instead
+
+
+@dataclass
+class Recorded:
+    """What a method chose at each cut of one picture, by place in the full sequence."""
+
+    cuts: list[tuple[int, Any]] = field(default_factory=list)  # layer, Cut
+
+
+def record(monkeypatch: pytest.MonkeyPatch, name: str) -> Recorded:
+    found, select = Recorded(), METHODS[name].select
+
+    def recording(self: Any, view: Any, stages: Any) -> Any:
+        cut = select(self, view, stages)
+        found.cuts.append((view.stage.layer, cut))
+        return cut
+
+    monkeypatch.setattr(METHODS[name], "select", recording)
+    return found
+
+
+class Masked:
+    """The decoder run layer by layer over prompt and answer: a dropped row is masked, a merged one has a row of its
+    own behind the picture, which nobody sees before its cut.
+    """
+
+    def __init__(self, model: Any, embeds: torch.Tensor, first: int, recorded: Recorded, renumber: bool) -> None:
+        self.model, self.recorded, self.renumber = model, recorded, renumber
+        merged = sum(0 if cut.merged is None else cut.merged.shape[1] for _, cut in recorded.cuts)
+        end = first + PATCHES
+        self.embeds = torch.cat((embeds[:, :end], embeds.new_zeros(1, merged, embeds.shape[2]), embeds[:, end:]), 1)
+        self.visual = list(range(first, end))
+        self.spare = list(range(end, end + merged))
+        self.base = [*range(end), *[-1] * merged, *range(end, embeds.shape[1])]
+
+    def next_logits(self, answer: torch.Tensor) -> torch.Tensor:
+        """Logits after the prompt and these answer tokens [t]."""
+        decoder = self.model.get_model()
+        hidden = torch.cat((self.embeds, decoder.embed_tokens(answer)[None]), dim=1)
+        position = [*self.base, *range(max(self.base) + 1, max(self.base) + 1 + len(answer))]
+        visual, spare, cuts = list(self.visual), list(self.spare), dict(self.recorded.cuts)
+        seen = [place not in spare for place in range(hidden.shape[1])]
+        for index, layer in enumerate(decoder.layers):
+            if index in cuts:
+                hidden = self._cut(cuts[index], hidden, visual, spare, seen, position)
+            hidden = self._layer(layer, hidden, seen, position)
+        return self.model.lm_head(decoder.norm(hidden))[0, -1]
+
+    def _cut(self, cut: Any, hidden: Any, visual: list[int], spare: list[int], seen: list[bool], position: Any) -> Any:
+        kept = [visual[index] for index in cut.kept[0].tolist()]
+        new = []
+        for number in range(0 if cut.merged is None else cut.merged.shape[1]):
+            slot = spare.pop(0)
+            hidden = hidden.clone()
+            hidden[0, slot], position[slot] = cut.merged[0, number], position[visual[int(cut.centres[0, number])]]
+            new.append(slot)
+        for place in visual:
+            seen[place] = place in kept
+        for place in new:
+            seen[place] = True
+        visual[:] = kept + new
+        if self.renumber:
+            order = 0
+            for place in range(len(seen)):
+                position[place] = order if seen[place] else 0
+                order += seen[place]
+        return hidden
+
+    def _layer(self, layer: Any, hidden: torch.Tensor, seen: list[bool], position: list[int]) -> torch.Tensor:
+        size = hidden.shape[1]
+        place = torch.arange(size)
+        mask = ((place <= place[:, None]) & torch.tensor(seen)) | (place == place[:, None])
+        ids = torch.tensor([position]).clamp_min(0)
+        if MAJOR < 5:
+            return layer(hidden, attention_mask=mask[None, None], position_ids=ids)[0]
+        angles = self.model.get_model().rotary_emb(hidden, ids)
+        return layer(hidden, attention_mask=mask[None, None], position_ids=ids, position_embeddings=angles)
+
+
+@pytest.mark.parametrize("name, options", VARIANTS)
+@torch.no_grad()
+def test_cached_decode_equals_the_whole_sequence_under_masks(
+    deep: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    recorded = record(monkeypatch, name)
+    with attach(deep, name, tokens=TOKENS, **options) as attached:
+        said = deep.generate(prompt.ids, images=prompt.images, **GENERATION)
+        (outcome,) = attached.outcomes
+    embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
+    masked = Masked(deep, embeds, 5, recorded, make(name, **options).renumbers)
+    answer = said.sequences[0, -5:]
+    for step in range(5):
+        expected = masked.next_logits(answer[:step])
+        finite = torch.isfinite(said.scores[step][0])
+        assert torch.allclose(said.scores[step][0][finite], expected[finite], atol=2e-5), step
+    assert [*outcome[:2], outcome.structural] == [0, PATCHES, 0] and len(outcome.entering) == 8
+    assert outcome.entering == tuple(make(name, **options).entering(Budget(TOKENS), PATCHES, 8))
+    assert outcome.after == outcome.entering[-1] < PATCHES == outcome.entering[0]
+
+
+@pytest.mark.parametrize("version", ["1.5", "1.0"])
+@torch.no_grad()
+def test_several_stages_with_merged_tokens_decode_right(
+    deep: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Three cuts, merged tokens cut and merged again; in version 1.0 four, with counts read from the data."""
+    monkeypatch.setattr(sparsevlm, "PATCHES", PATCHES)
+    monkeypatch.setitem(sparsevlm.KEPT["1.5"], TOKENS, (11, 7, 3))
+    options = {"version": version} | ({"scale": 1.0, "bias": 2.0} if version == "1.0" else {})
+    recorded = record(monkeypatch, "sparsevlm")
+    with attach(deep, "sparsevlm", tokens=TOKENS, **options) as attached:
+        said = deep.generate(prompt.ids, images=prompt.images, **GENERATION)
+        (outcome,) = attached.outcomes
+    assert len(recorded.cuts) == (3 if version == "1.5" else 4)
+    assert version == "1.0" or outcome.entering == (16, 12, 8, 8, 4, 4, 4, 4)
+    embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
+    masked = Masked(deep, embeds, 5, recorded, True)
+    for step in range(5):
+        expected = masked.next_logits(said.sequences[0, -5:][:step])
+        finite = torch.isfinite(said.scores[step][0])
+        assert torch.allclose(said.scores[step][0][finite], expected[finite], atol=2e-5), step
+    source = outcome.reductions[0][1].source[0].tolist()
+    assert len(set(source)) == outcome.after == len(source)
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_the_cache_holds_what_each_layer_saw_and_no_more(deep: Any, prompt: SimpleNamespace, name: str) -> None:
+    with attach(deep, name, tokens=TOKENS) as attached:
+        cache = deep(prompt.ids, images=prompt.images, use_cache=True).past_key_values
+        entering = attached.outcomes[0].entering
+    lengths = [cache[i][0].shape[2] if MAJOR < 5 else cache.get_seq_length(i) for i in range(8)]
+    assert lengths == [12 + count for count in entering]
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_left_padded_batches_of_any_number_of_pictures_equal_singles(deep: Any, name: str) -> None:
+    rows = [row(5, 6), row(5, images=2, after=5), row(7, 8, 9, after=2), row(5, after=9)]
+    images, spans = tiles(5), [range(1), range(1, 3), range(3, 4), range(4, 5)]
+    ids, mask = batch(*rows, left=True)
+    with attach(deep, name, tokens=TOKENS) as attached:
+        together = deep.generate(ids, images=images, attention_mask=mask, **GENERATION)
+        of_batch = list(attached.outcomes)
+        alone_outcomes = []
+        for index, (one, span) in enumerate(zip(rows, spans, strict=True)):
+            own = images[span.start : span.stop]
+            alone = deep.generate(torch.tensor([one]), images=own, **GENERATION)
+            alone_outcomes += attached.outcomes
+            assert together.sequences[index].tolist() == alone.sequences[0].tolist()
+            for step in range(5):
+                batched, single = together.scores[step][index], alone.scores[step][0]
+                finite = torch.isfinite(single)
+                assert torch.allclose(batched[finite], single[finite], atol=5e-5)
+    for one, other in zip(of_batch, alone_outcomes, strict=True):
+        assert one.entering == other.entering and torch.equal(
+            one.reductions[0][1].source, other.reductions[0][1].source
+        )
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
+    tower_folder: Path, prompt: SimpleNamespace, name: str
+) -> None:
+    for family in ("llama", "mistral"):
+        model = tiny_llava(tower_folder, family, num_hidden_layers=5)
+        dense, before, keys = model(prompt.ids, images=prompt.images).logits, hooks(model), set(vars(model))
+        said = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
+        with attach(model, name, tokens=PATCHES):
+            assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+            again = model.generate(prompt.ids, images=prompt.images, max_new_tokens=6, do_sample=False)
+        assert torch.equal(again, said)
+        with attach(model, name, tokens=TOKENS) as attached:
+            cut = model(prompt.ids, images=prompt.images).logits
+            assert cut.shape == dense.shape and not torch.allclose(cut[0, -1], dense[0, -1], atol=1e-4)
+            assert attached.outcomes[0].after < PATCHES and "shorten" in attached.milliseconds()
+
+        def fail(*args: Any) -> None:
+            raise RuntimeError("boom")
+
+        handle = model.get_model().layers[3].mlp.register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=TOKENS):
+            model(prompt.ids, images=prompt.images)
+        handle.remove()
+        assert hooks(model) == before and set(vars(model)) == keys and SEAM not in vars(model)
+        assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+
+
+@torch.no_grad()
+def test_after_an_exception_the_same_attachment_works_again(deep: Any, prompt: SimpleNamespace) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("boom")
+
+    with attach(deep, "fastv", tokens=TOKENS):
+        fine = deep(prompt.ids, images=prompt.images).logits
+        handle = deep.get_model().layers[1].mlp.register_forward_hook(fail)
+        with pytest.raises(RuntimeError, match="boom"):
+            deep(prompt.ids, images=prompt.images)
+        handle.remove()
+        text = torch.tensor([[1, 5, 6, 7]])
+        plain = deep(text).logits
+        assert torch.equal(deep(prompt.ids, images=prompt.images).logits, fine)
+    assert torch.equal(deep(text).logits, plain)
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_text_alone_and_a_prepared_sequence_that_is_never_read_are_left_alone(
+    deep: Any, prompt: SimpleNamespace, name: str
+) -> None:
+    text = torch.arange(1, 1 + prompt.ids.shape[1] - 1 + PATCHES)[None]
+    dense = deep(text).logits
+    with attach(deep, name, tokens=TOKENS):
+        deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)
+        assert torch.equal(deep(text).logits, dense)
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_beams_answer_like_beams_of_one(deep: Any, prompt: SimpleNamespace, name: str) -> None:
+    ids, mask = batch(row(5, 6), row(5, after=9), left=True)
+    with attach(deep, name, tokens=TOKENS) as attached:
+        found = deep.generate(
+            ids, images=tiles(2), attention_mask=mask, max_new_tokens=4, min_new_tokens=4, num_beams=3, do_sample=False
+        )
+        assert [one.row for one in attached.outcomes] == [0, 1]
+        for index, one in enumerate((row(5, 6), row(5, after=9))):
+            alone = deep.generate(
+                torch.tensor([one]), images=tiles(2)[index : index + 1], max_new_tokens=4, min_new_tokens=4,
+                num_beams=3, do_sample=False,
+            )  # fmt: skip
+            assert found[index].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize("name", DECODER)
+def test_loss_counts_text_alone_and_gradients_reach_the_projector(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=5).train()
+    ids, mask = batch(row(5, 6), row(5, after=9))
+    labels = torch.where(mask.bool(), ids, -100)
+    with attach(model, name, tokens=TOKENS):
+        out = model(ids, attention_mask=mask, labels=labels, images=tiles(2))
+        logits = out.logits
+        full = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labels, tiles(2))[5]
+    own = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), full[:, 1:].flatten(), ignore_index=-100)
+    assert torch.allclose(out.loss, own, atol=1e-6)
+    out.loss.backward()
+    assert model.get_model().mm_projector[0].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_a_later_turn_on_the_cache_keeps_the_first_choice(
+    deep: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if MAJOR < 5:
+        pytest.skip("LLaVA on transformers 4 has no later turn on a cache")
+    recorded, turn = record(monkeypatch, name), torch.tensor([[33, 34, 35, 36]])
+    with attach(deep, name, tokens=TOKENS):
+        cache = deep(prompt.ids, images=prompt.images, use_cache=True).past_key_values
+        once = deep(turn, past_key_values=cache, use_cache=True).logits[0, -1]
+        embeds = deep.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4]
+        with pytest.raises(OptionError, match="pass the whole conversation"):
+            deep(inputs_embeds=embeds, past_key_values=cache, use_cache=True)
+    masked = Masked(deep, embeds, 5, recorded, make(name).renumbers)
+    assert torch.allclose(once, masked.next_logits(turn[0]), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", DECODER)
+@torch.no_grad()
+def test_eager_attention_gives_the_same(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    sdpa = tiny_llava(tower_folder, num_hidden_layers=8, _attn_implementation="sdpa")
+    eager = tiny_llava(tower_folder, num_hidden_layers=8, _attn_implementation="eager")
+    said = []
+    for model in (sdpa, eager):
+        with attach(model, name, tokens=TOKENS):
+            said.append(model.generate(prompt.ids, images=prompt.images, **GENERATION))
+    for one, other in zip(said[0].scores, said[1].scores, strict=True):
+        assert torch.allclose(one, other, atol=2e-5)
+
+
+@torch.no_grad()
+def test_tiled_pictures_are_ranked_as_a_whole_and_keep_their_newlines(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=5, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    ids, mask = batch(row(5), row(6, 7))
+    sizes = [(100, 60), (110, 30)]
+    for name in DECODER:
+        with attach(model, name, tokens=20) as attached:
+            model(ids, images=[tiles(5), tiles(3, 1)], image_sizes=sizes, attention_mask=mask)
+        for one in attached.outcomes:
+            assert one.structural > 0 and one.entering[0] == one.before and one.after < one.before
+            assert one.entering == tuple(make(name).entering(Budget(20), one.before, 5))
+
+
+def test_models_and_kernels_that_cannot_be_cut_say_why(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    one = tiny_llava(tower_folder, num_hidden_layers=1)
+    with attach(one, "fastv", tokens=TOKENS), pytest.raises(OptionError, match="only 1"):
+        one(prompt.ids, images=prompt.images)
+    one.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(OptionError, match="needs sdpa or eager"):
+        attach(one, "fastv", tokens=TOKENS)
+    narrow = tiny_llava(tower_folder, "mistral", sliding_window=20)
+    with attach(narrow, "fastv", tokens=TOKENS), pytest.raises(OptionError, match="sliding_window=20 is narrower"):
+        narrow(prompt.ids, images=prompt.images)

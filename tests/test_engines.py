@@ -1,0 +1,190 @@
+"""Shards and workers: real processes and a real Ray cluster, killed on purpose; the files must be those of one process.
+
+Run: `pytest tests/test_engines.py`.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FAKE, FakeHost, Loader, config, make_data, make_model
+
+from llava_consensus import harness, sweep
+from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.engines import ENGINES, Result, Shard, check_engine
+from llava_consensus.engines.base import Died, WorkerError
+from llava_consensus.engines.schedule import schedule
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.harness import Pace, RunResult
+from llava_consensus.records import open_run
+
+FORK = multiprocessing.get_context("fork")
+FILES = ("config.json", "answers.jsonl", "errors.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    make_model(tmp_path / "data" / "model")
+    made = make_data(tmp_path / "data", pictures=8, each=5)
+    (made / "eval" / "fake" / "images" / "5.png").write_bytes(b"no picture")
+    return made
+
+
+def go(data: Path, out: Path, workers: int = 1, loader: Loader | None = None, engine: str = "local") -> RunResult:
+    pace = Pace(batch=2, workers=workers, engine=engine, progress=False)
+    return harness.run(config(data, data / "model"), out, pace, loader or Loader())
+
+
+def content(result: RunResult) -> list[bytes]:
+    return [(result.path / name).read_bytes() for name in FILES]
+
+
+class Puppets:
+    """A crew without processes; `fate` says what becomes of each shard that is given out, in turn."""
+
+    def __init__(self, fate: Sequence[Any]) -> None:
+        self.fate, self.hired, self.given = list(fate), list[int](), list[tuple[int, Shard]]()
+        self.busy: list[int] = []
+
+    def hire(self, worker: int) -> None:
+        self.hired.append(worker)
+
+    def give(self, worker: int, shard: Shard) -> None:
+        assert worker in self.hired and worker not in self.busy
+        self.given.append((worker, shard))
+        self.busy.append(worker)
+
+    def wait(self) -> list[tuple[int, Any]]:
+        return [(self.busy.pop(0), self.fate.pop(0))]
+
+    def dismiss(self) -> None: ...
+
+
+SHARDS = [Shard((0, 1)), Shard((2, 3)), Shard((4,))]
+DONE = Result([], [])
+
+
+def test_a_shard_of_a_dead_worker_goes_to_a_new_one() -> None:
+    crew = Puppets([Died("killed"), DONE, DONE, DONE])
+    assert [shard for shard, _ in schedule(crew, SHARDS, 2)] == [SHARDS[1], SHARDS[0], SHARDS[2]]
+    assert crew.hired == [0, 1, 2] and crew.given[2] == (2, SHARDS[0])
+
+
+def test_a_shard_that_kills_every_worker_stops_the_run_and_says_which() -> None:
+    with pytest.raises(WorkerError, match=r"questions 0\.\.1: 3 workers died of them \(out of memory\)"):
+        list(schedule(Puppets([Died("out of memory")] * 3), SHARDS[:1], 2))
+
+
+def test_an_error_in_a_worker_is_raised_as_it_is() -> None:
+    with pytest.raises(DataError, match="broken"):
+        list(schedule(Puppets([DONE, DataError("broken")]), SHARDS, 1))
+
+
+def test_engines_are_checked_by_name() -> None:
+    with pytest.raises(OptionError, match="Did you mean 'local'"):
+        check_engine("locall")
+    with pytest.raises(OptionError, match="workers=0 must be at least 1"):
+        Pace(workers=0).check()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_workers_one_killed_give_the_bytes_of_one_process(engine: str, data: Path, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    alone = go(data, tmp_path / "alone")
+    marker = tmp_path / "killed"
+    together = go(data, tmp_path / "together", 2, Loader(marker), engine)
+    assert marker.exists() and together.asked == 40
+    assert content(together) == content(alone) and len(together.metrics["report"]["extracted"]) == 35
+    assert {key: together.metrics[key] for key in ("score", "tokens", "errors")} == {
+        key: alone.metrics[key] for key in ("score", "tokens", "errors")
+    }
+    assert sorted(path.name for path in together.path.iterdir()) == sorted([*FILES, "metrics.json", "lock"])
+
+
+def _slowly(data: Path, out: Path) -> None:
+    go(data, out, 2, Loader(seconds=0.4))
+
+
+def test_killed_half_way_another_number_of_workers_goes_on(data: Path, tmp_path: Path) -> None:
+    alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
+    process = FORK.Process(target=_slowly, args=(data, out))
+    process.start()
+    limit = time.monotonic() + 120
+    while not list(out.glob("*/shards/*.jsonl")) and time.monotonic() < limit:
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    finished = sum(len(path.read_bytes().splitlines()) for path in out.glob("*/shards/*.jsonl"))
+    assert 0 < finished < 40
+    time.sleep(1.0)  # its workers see that it is gone
+    again = go(data, out, 3)
+    assert again.asked <= 40 - finished and content(again) == content(alone)
+
+
+def test_a_single_process_goes_on_with_what_workers_left(data: Path, tmp_path: Path) -> None:
+    alone = go(data, tmp_path / "alone")
+    lines = [json.loads(line) for line in (alone.path / "answers.jsonl").read_bytes().splitlines()]
+    plan = harness.prepare(config(data, data / "model"))
+    with open_run(tmp_path / "out", plan.description, range(40)) as folder:
+        folder.add_shard("00000008-00000011", lines[8:12], [])
+    again = go(data, tmp_path / "out")
+    assert again.asked == 36 and content(again) == content(alone)
+
+
+def test_damage_in_a_shard_stops_with_file_and_line(data: Path, tmp_path: Path) -> None:
+    plan = harness.prepare(config(data, data / "model"))
+    with open_run(tmp_path / "out", plan.description, range(40)) as folder:
+        (folder.path / "shards").mkdir()
+        (folder.path / "shards" / "00000000-00000001.jsonl").write_text('{"question_id": 1, "te')
+    with pytest.raises(DataError, match=r"00000000-00000001\.jsonl, line 1: damaged"):
+        go(data, tmp_path / "out")
+
+
+def test_sweep_checks_first_loads_once_and_goes_on_past_a_failure(data: Path, tmp_path: Path) -> None:
+    loads: list[str] = []
+
+    def load(*key: str) -> FakeHost:
+        loads.append(key[0])
+        return FakeHost()
+
+    shared = config(data, data / "model")
+    grid = sweep.cells(shared, ["fake"], ["consensusdrop:alpha=1.0,fuser=convex", "random"], [32, 64, 64])
+    assert [(c.config.method, c.config.tokens) for c in grid] == [
+        ("full", 576),
+        *((name, count) for count in (64, 32) for name in ("consensusdrop", "random")),
+    ]
+    assert grid[1].config.options == {"alpha": 1.0, "fuser": "convex"}
+    told: list[int] = []
+    done = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda number, cell: told.append(number), load)
+    assert loads == [str(data / "model")] and told == [1, 2, 3, 4, 5] and all(cell.result for cell in done)
+    again = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda *_: None, load)
+    assert len(loads) == 1 and [cell.result.asked for cell in again if cell.result] == [0] * 5
+    damaged = done[1].result
+    assert damaged
+    (damaged.path / "answers.jsonl").write_text("{}\n{}\n")
+    third = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda *_: None, load)
+    assert [bool(cell.error) for cell in third] == [False, True, False, False, False]
+    with pytest.raises(OptionError, match="unknown method 'randon'"):
+        sweep.sweep(sweep.cells(shared, ["fake"], ["randon"], [64]), tmp_path, Pace(), lambda *_: None, load)
+
+
+def test_options_of_a_method_in_one_word() -> None:
+    assert sweep.parse_method("random") == ("random", {})
+    assert sweep.parse_method("consensusdrop:alpha=0.5,scap_rope=false,fuser=recovery") == (
+        "consensusdrop",
+        {"alpha": 0.5, "scap_rope": False, "fuser": "recovery"},
+    )
+    with pytest.raises(OptionError, match="must be KEY=VALUE"):
+        sweep.parse_method("random:seed")

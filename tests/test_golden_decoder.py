@@ -1,0 +1,78 @@
+"""FastV, SparseVLM and PyramidDrop against their authors' code on a tiny seeded Llama of 32 layers: the same tokens at
+every cut, the same logits to 1e-5, cached decode steps included (tests/golden/README.md).
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llava_consensus.hosts.decoder_seam import DecoderSeam
+from llava_consensus.hosts.layout import read_layout
+from llava_consensus.methods import make
+from llava_consensus.tokens import Budget
+
+GOLDEN = Path(__file__).parent / "golden"
+sys.path.insert(0, str(GOLDEN))
+from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs  # noqa: E402
+
+TOLERANCE = 1e-5
+
+
+def cases(name: str) -> list[str]:
+    """Names of the cases in a golden file."""
+    return sorted(key.removesuffix("_logits") for key in np.load(GOLDEN / f"{name}.npz") if key.endswith("_logits"))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return fill(LlamaForCausalLM(LlamaConfig(**CONFIG, attn_implementation="sdpa")))
+
+
+def run(model: Any, method: Any, visual: int, tokens: int, seed: int, steps: int = STEPS) -> tuple[list[Any], Any]:
+    """The cuts chosen, and logits after the prompt and after every row decoded from the cache: [1 + steps, 64]."""
+    cuts, select = [], type(method).select
+
+    def recording(self: Any, view: Any, stages: Any) -> Any:
+        cuts.append(select(self, view, stages))
+        return cuts[-1]
+
+    rows = torch.zeros(1, BEFORE + visual + AFTER, dtype=torch.long)
+    rows[0, BEFORE : BEFORE + visual] = torch.arange(1, visual + 1)
+    layout = read_layout(rows, torch.ones_like(rows).bool(), [1], visual, [[Budget(tokens)]])
+    prompt, answer = inputs(visual, seed)
+    seam = DecoderSeam(model.model, method, lambda *_: None)
+    type(method).select = recording
+    try:
+        seam.arm(layout, Budget(tokens), prompt)
+        out = model(inputs_embeds=prompt, use_cache=steps > 0)
+        logits = [out.logits[0, -1]]
+        for step in range(steps):
+            row = answer[:, step : step + 1]
+            out = model(inputs_embeds=row, past_key_values=out.past_key_values, use_cache=True)
+            logits.append(out.logits[0, -1])
+    finally:
+        type(method).select = select
+        seam.detach()
+    return cuts, torch.stack(logits)
+
+
+def golden(name: str, case: str) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens kept at each cut, and logits, by the authors' code."""
+    stored = np.load(GOLDEN / f"{name}.npz")
+    kept = [stored[f"{case}_kept{number}"].tolist() for number in range(4) if f"{case}_kept{number}" in stored]
+    return kept, torch.from_numpy(stored[f"{case}_logits"])
+
+
+@pytest.mark.parametrize("case", cases("pyramiddrop"))
+@torch.no_grad()
+def test_pyramiddrop_equals_the_authors_code(model: Any, case: str) -> None:
+    visual, tokens, seed = map(int, case.split("_"))
+    kept, logits = golden("pyramiddrop", case)
+    cuts, ours = run(model, make("pyramiddrop"), visual, tokens, seed)
+    assert [cut.kept[0].tolist() for cut in cuts] == kept
+    assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)

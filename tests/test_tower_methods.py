@@ -1,0 +1,390 @@
+"""PruMerge(+), VisionZip and VisPruner: the worked examples of the specification, their invariants and edges, what
+they cost, and the contract on both kinds of host layout.
+"""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import IMAGE, PATCHES, tiny_llava
+from test_llava_host import ANYRES, batch, row, tiles
+from test_method import of_batch, unit
+from torch.utils.flop_counter import FlopCounterMode
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import llava_seam
+from llava_consensus.methods import make
+from llava_consensus.methods.prumerge import outliers
+from llava_consensus.methods.vispruner import thin, thin_once
+from llava_consensus.tokens import AFTER, AHEAD, PLACE, Budget, Shape, VisionAttention, VisualTokens
+
+NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
+
+
+def seen(saliency: list[float], angles: list[float] | None, values: list[float]) -> VisualTokens:
+    """One unit whose class attention, key angles in degrees and one-channel features are as given.
+
+    Two heads whose keys agree in the angle and cancel in the coordinate that carries the attention.
+    """
+    angle = torch.zeros(len(values)) if angles is None else torch.tensor(angles) * math.pi / 180
+    level = torch.tensor(saliency).log()
+    sides = [torch.stack((angle.cos(), angle.sin(), sign * level), -1) for sign in (1, -1)]
+    key = torch.nn.functional.pad(torch.stack(sides), (0, 0, 1, 0))[None]  # [1, 2, 1 + N, 3]
+    key[0, :, 0, 2] = torch.tensor([-1e4, 1e4])  # the class token does not look at itself
+    query = torch.zeros_like(key)
+    query[:, :, 0, 2] = torch.tensor([1.0, -1.0])
+    own = torch.tensor(values)[None, :, None]
+    return VisualTokens(
+        projected=own,
+        tile=torch.zeros(1, len(values), dtype=torch.long),
+        patch=torch.arange(len(values))[None],
+        attention=VisionAttention(query, key, 1.0, 1),
+        features=own,
+        class_feature=torch.zeros(1, 1),
+        project=lambda x: x,
+    )
+
+
+def headed(saliency: list[float], values: list[float]) -> VisualTokens:
+    """The same for attention without heads: one key coordinate."""
+    key = torch.cat((torch.tensor([-1e4]), torch.tensor(saliency).log()))[None, None, :, None]
+    return seen(saliency, None, values)._replace(attention=VisionAttention(torch.ones_like(key), key, 1.0, 1))
+
+
+# ---- worked examples of baselines.md
+
+
+def test_prumerge_outliers_and_spacing() -> None:
+    saliency = torch.tensor([[1.0] * 6 + [2.0] * 4 + [10.0, 12.0]])
+    assert outliers(saliency).nonzero()[:, 1].tolist() == [10, 11]
+    assert make("prumerge", budget="adaptive").select(saliency, 0).tolist() == [[11, 10]]
+    plus = make("prumerge_plus", budget="adaptive").select(saliency, 0)
+    assert plus.tolist() == [[11, 10, 0, 2, 4, 6, 8]]  # step 6, spacing 2, up to but not at 11, less what is kept
+
+
+def test_prumerge_two_tokens() -> None:
+    result = make("prumerge", neighbours=1).reduce(headed([0.6, 0.4], [1.0, 3.0]), Budget(2))
+    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([2.2, 1.2]))
+    assert result.kept.tolist() == [[0]] and result.anchors.tolist() == [[1]] and result.owner.tolist() == [[0, 1]]
+    mean = make("prumerge", neighbours=1, weights="mean").reduce(headed([0.6, 0.4], [1.0, 3.0]), Budget(2))
+    assert torch.allclose(mean.tokens[0, :, 0], torch.tensor([4.0, 1.2]))
+
+
+@pytest.mark.parametrize(
+    ("count", "spacing"), [(36, 5), (48, 4), (57, 3), (64, 3), (65, 2), (96, 2), (97, 1), (143, 1)]
+)
+def test_prumerge_plus_published_spacings(count: int, spacing: int) -> None:
+    saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
+    saliency[0, -count:] = 9.0 + torch.arange(count)
+    kept = make("prumerge_plus", budget="adaptive").select(saliency, 0)[0].tolist()
+    strong = list(range(575, 575 - count, -1))
+    assert kept == strong + [place for place in range(0, 575, spacing) if place not in strong]
+
+
+def test_visionzip_example() -> None:
+    saliency = [0.05, 0.30, 0.05, 0.05, 0.25, 0.05, 0.05, 0.05]
+    angles = [0.0, 45.0, 8.0, 80.0, 45.0, 20.0, 70.0, 90.0]  # of patches 1..8; those of 2 and 5 do not matter
+    tokens = seen(saliency, angles, [1.0, 2, 3, 4, 5, 6, 7, 8])
+    result = make("visionzip").reduce(tokens, Budget(5, 2))
+    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([0.0, 2, 5, 1 + 3, 6 + 19 / 3]))
+    assert result.kept.tolist() == [[1, 4]] and result.anchors.tolist() == [[0, 5]]
+    assert result.source.tolist() == [[-1, 1, 4, 0, 5]] and result.owner.tolist() == [[3, 1, 3, 4, 2, 4, 4, 4]]
+    assert result.zone is not None and result.zone.tolist() == [[AHEAD, PLACE, PLACE, AFTER, AFTER]]
+    mean = make("visionzip", contextual="mean").reduce(tokens, Budget(5, 2)).tokens[0, :, 0]
+    assert torch.allclose(mean, torch.tensor([0.0, 2, 5, 2, 25 / 4]))
+    without = make("visionzip", class_token=False).reduce(tokens, Budget(4, 2))
+    assert without.kept.tolist() == [[1, 4]] and without.tokens.shape == (1, 4, 1)
+
+
+def test_visionzip_published_splits() -> None:
+    method = make("visionzip")
+    split = {tokens: method.counts(Budget(tokens), 576) for tokens in (192, 128, 64, 32)}
+    assert split == {192: (1, 161, 30), 128: (1, 107, 20), 64: (1, 53, 10), 32: (1, 26, 5)}
+
+
+def test_vispruner_example() -> None:
+    order = [0, 4, 7, 2, 9, 11, 10, 5, 8, 1, 6, 3]
+    angle = torch.tensor([0.0, 5, 40, 45, 90, 95, 130, 135, 180, 185, 220, 228]) * math.pi / 180
+    direction = torch.stack((angle.cos(), angle.sin()), -1)[None]
+    rest = direction[:, order[6:]]
+    left = thin(rest @ rest.transpose(1, 2), 4)
+    assert [order[6:][place] for place in left[0]] == [10, 5, 1, 3]
+    weights = torch.linspace(12, 1, 12)[torch.tensor(order).argsort()] / 78
+    tokens = seen(weights.tolist(), None, list(range(12)))._replace(features=direction)
+    kept = make("vispruner", ratio=0.6).reduce(tokens, Budget(10)).kept[0].tolist()
+    assert kept == [0, 1, 2, 3, 4, 5, 7, 9, 10, 11]
+    assert make("vispruner", ratio=1).reduce(tokens, Budget(3)).kept.tolist() == [[0, 4, 7]]
+
+
+# ---- invariants and edges
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 8, 13, 23, 24])
+def test_every_budget_gives_exactly_its_tokens(name: str, count: int) -> None:
+    """T = 8, 6, 2 and 1 and every odd rest crash the official VisPruner; M = 0 crashes the official VisionZip."""
+    given = unit(24)
+    result = make(name).reduce(given, Budget(count))
+    assert result.tokens.shape == (2, count, 6) and result.source.shape == (2, count)
+    for index in range(2):
+        kept, owner = result.kept[index].tolist(), result.owner[index].tolist()
+        assert kept == sorted(set(kept)) and [result.source[index, owner[k]] for k in kept] == kept
+        assert set(owner) - {-1} == {slot for slot in range(count) if result.source[index, slot] >= 0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constant_pictures_give_numbers_and_the_first_patches(name: str) -> None:
+    given = seen([1 / 40] * 40, None, [1.0] * 40)
+    result = make(name).reduce(given, Budget(12))
+    assert torch.isfinite(result.tokens).all() and result.kept[0, 0] == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_of_ties_is_by_index_on_twins(name: str) -> None:
+    """Two equal patches: the first one is never kept after the second."""
+    given = unit(24, batch=1)
+    twin = [value.clone() for value in (given.features, given.attention.key)]
+    twin[0][:, 7], twin[1][:, :, 8] = twin[0][:, 3], twin[1][:, :, 4]
+    given = given._replace(features=twin[0], attention=given.attention._replace(key=twin[1]))
+    kept = make(name, **({"ratio": 1.0} if name == "vispruner" else {})).reduce(given, Budget(9)).kept[0].tolist()
+    assert 3 in kept or 7 not in kept
+
+
+def test_without_outliers_the_adaptive_methods_do_not_crash() -> None:
+    """Ours differs: the official "+" divides by zero; no outlier spaces as one does."""
+    given = headed([1 / 60] * 60, [1.0] * 60)
+    plain = make("prumerge", budget="adaptive").reduce(given, Budget(12))
+    assert plain.tokens.shape[1] == 1 and torch.allclose(plain.tokens, torch.ones(1))  # sum of a_j x_j, as officially
+    assert make("prumerge_plus", budget="adaptive").reduce(given, Budget(12)).kept.tolist() == [[0, 20, 40]]
+
+
+def test_prumerge_adaptive_is_for_one_unit() -> None:
+    with pytest.raises(ValueError, match="one by one"):
+        make("prumerge", budget="adaptive").reduce(unit(batch=2), Budget(5))
+
+
+def test_prumerge_does_not_read_pruned_tokens_in_any_order() -> None:
+    given = unit(24, batch=1)
+    result = make("prumerge").reduce(given, Budget(9))
+    rest = [place for place in range(24) if place not in result.kept[0].tolist()]
+    place = torch.arange(24)
+    place[rest] = torch.tensor(rest[::-1])
+    moved = given._replace(
+        features=given.features[:, place],
+        attention=given.attention._replace(key=given.attention.key[:, :, torch.cat((torch.tensor([0]), place + 1))]),
+    )
+    assert torch.allclose(make("prumerge").reduce(moved, Budget(9)).tokens, result.tokens, atol=1e-5)
+
+
+def test_prumerge_without_neighbours_keeps_features_as_they_are() -> None:
+    given = unit(24, batch=1)
+    result = make("prumerge", neighbours=0, order="raster").reduce(given, Budget(24))
+    own = torch.gather(given.features[..., :6] * 2, 1, result.source[..., None].expand(-1, -1, 6))
+    kept = result.source != result.anchors
+    assert torch.allclose(result.tokens[kept], own[kept])
+
+
+def test_prumerge_plus_fixed_walks_or_spreads() -> None:
+    saliency = torch.linspace(1.0, 1.1, 576)[None].clone()
+    saliency[0, [100, 30]] = torch.tensor([9.0, 8.0])
+    walk = make("prumerge_plus").select(saliency, 63)[0].tolist()
+    assert walk == [100, 30, *[place for place in range(0, 576, 9) if place not in (100, 30)][:61]]
+    even = make("prumerge_plus", spread="even").select(saliency, 63)[0].tolist()
+    assert even[:2] == [100, 30] and even[2:] == [place * 576 // 61 for place in range(61)]
+    many = saliency.clone()
+    many[0, :100] = 20.0 + torch.arange(100)
+    assert make("prumerge_plus").select(many, 63)[0].tolist() == list(range(99, 36, -1))  # more outliers than T
+
+
+def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> None:
+    given = unit(24, batch=1)
+    result = make("visionzip").reduce(given, Budget(24, 23))
+    assert result.kept.shape[1] == 0 and result.anchors.shape[1] == 23
+    full = make("visionzip", class_token=False).reduce(given, Budget(24, 24))
+    assert torch.allclose(full.tokens, given.features[..., :6] * 2) and full.owner.tolist() == [list(range(24))]
+
+
+def test_vispruner_rounds_on_odd_lists() -> None:
+    similarity = unit(9, batch=1).features
+    similarity = similarity @ similarity.transpose(1, 2)
+    left = thin_once(similarity, torch.arange(9)[None], 3)
+    assert left.shape == (1, 6) and left[0, 2:].tolist() == [1, 3, 5, 7]
+    assert thin(similarity, 1).shape == (1, 1) and thin(similarity, 0).shape == (1, 0)
+
+
+def test_bad_options() -> None:
+    for name, options in {
+        "prumerge": {"budget": "both"},
+        "prumerge_plus": {"spread": "random"},
+        "visionzip": {"contextual": "max"},
+        "vispruner": {"ratio": 1.5},
+    }.items():
+        with pytest.raises(OptionError, match=next(iter(options))):
+            make(name, **options)
+    with pytest.raises(OptionError, match="neighbours=-1"):
+        make("prumerge", neighbours=-1)
+    with pytest.raises(OptionError, match="official"):
+        make("vispruner", order="official")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [64, 33])
+def test_flops_equal_what_torch_counts(name: str, count: int) -> None:
+    size, width, heads, depth = 144, 32, 4, 48
+    shape = Shape(2, depth, 4, 4, 12, 64, 99, 4, width, heads, 64, size, 588, 20)
+    draw = torch.Generator().manual_seed(0)
+    both = [torch.randn(1, heads, size + 1, width // heads, generator=draw) for _ in range(2)]
+    projector = torch.nn.Sequential(torch.nn.Linear(width, depth), torch.nn.GELU(), torch.nn.Linear(depth, depth))
+    tokens = unit(size, batch=1)._replace(
+        projected=torch.randn(1, size, depth, generator=draw),
+        attention=VisionAttention(both[0], both[1], 8**-0.5, 1),
+        features=torch.randn(1, size, width, generator=draw),
+        class_feature=torch.randn(1, width, generator=draw),
+        project=projector,
+    )
+    method = make(name)
+    with FlopCounterMode(display=False) as counter:
+        method.reduce(tokens, Budget(count))
+    assert method.flops(shape, Budget(count)) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert method.flops(shape, Budget(size)) == 0
+
+
+def test_entering_of_adaptive_methods_is_a_bound() -> None:
+    assert make("prumerge", budget="adaptive").entering(Budget(64), 576, 2) == [145, 145]
+    assert make("prumerge_plus", budget="adaptive").entering(Budget(64), 576, 1) == [576]
+    assert make("prumerge").entering(Budget(64), 576, 1) == [64] and make("prumerge").entering(Budget(600), 576, 1) == [
+        576
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_flow_and_half_precision_keeps_its_type(name: str) -> None:
+    given = unit(24, dtype=torch.bfloat16)
+    result = make(name).reduce(given, Budget(9))
+    assert result.tokens.dtype == torch.bfloat16
+    alone = make(name).reduce(of_batch(given, 1), Budget(9))
+    assert torch.equal(result.kept[1], alone.kept[0])
+
+
+# ---- on a host
+
+
+@torch.no_grad()
+def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: Path) -> None:
+    from transformers import CLIPVisionModel
+
+    images = tiles(2)
+    tower = CLIPVisionModel.from_pretrained(tower_folder)
+    states = tower(images, output_hidden_states=True).hidden_states[-2]
+    blocks = getattr(tower, "vision_model", tower).encoder.layers
+    taps = llava_seam.take_taps(llava_model, images, make("prumerge"))
+    key = blocks[3].self_attn.k_proj(blocks[3].layer_norm1(states))  # the last block, which reads the features
+    assert torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)
+    assert torch.allclose(taps.features, states[:, 1:], atol=1e-4) and taps.class_feature is None
+    assert torch.allclose(taps.project(taps.features), taps.projected, atol=1e-4)
+    taps = llava_seam.take_taps(llava_model, images, make("visionzip"))
+    assert torch.allclose(taps.class_feature, states[:, 0], atol=1e-4)
+    assert not torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's, not the next's
+    assert llava_seam.take_taps(llava_model, images, make("vispruner")).project is None
+
+
+def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, mm_vision_select_layer=-1)
+    with pytest.raises(OptionError, match="vision_layer=2"):
+        attach(model, "prumerge", tokens=5)
+    with attach(model, "visionzip", tokens=5):
+        pass
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_full_budget_and_detach(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    model = tiny_llava(tower_folder)
+    dense = model(prompt.ids, images=prompt.images).logits
+    hooks = {module: len(part._forward_hooks) for module, part in model.named_modules()}
+    with attach(model, name, tokens=PATCHES):
+        assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+    with attach(model, name, tokens=7) as attached:
+        assert model(prompt.ids, images=prompt.images).logits.shape[1] == dense.shape[1] - PATCHES + 7
+        assert attached.outcomes[0][:4] == (0, PATCHES, 7, 0)
+    assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
+    assert {module: len(part._forward_hooks) for module, part in model.named_modules()} == hooks
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [*((name, "fixed") for name in NAMES), ("prumerge", "adaptive"), ("prumerge_plus", "adaptive")],
+)
+@torch.no_grad()
+def test_left_padded_batches_generate_as_singles(tower_folder: Path, name: str, budget: str) -> None:
+    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
+    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
+    images = tiles(5)
+    ids, mask = batch(*rows, left=True)
+    options = {"budget": budget} if name.startswith("prumerge") else {}
+    parts = [images[:1], images[1:2], images[2:3], images[3:]]
+    with attach(model, name, tokens=6, **options) as attached:
+        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        left = [one.after for one in attached.outcomes]
+        for index, (one, own) in enumerate(zip(rows, parts, strict=True)):
+            alone = model.generate(torch.tensor([one]), images=own, max_new_tokens=6, do_sample=False)
+            said = together[index].tolist()  # padded with 0 where it ended before the others
+            assert said == alone[0].tolist() + [0] * (len(said) - alone.shape[1])
+    assert left == [6] * 5 if budget == "fixed" else len(set(left)) > 1
+
+
+def rows_of(model: Any, name: str, tokens: int, images: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+    """Visual rows and newlines of one prompt between its text, and the outcome of its picture."""
+    sizes = options.pop("sizes", None)
+    ids = torch.tensor([row(5, 6)])
+    with attach(model, name, tokens=tokens, **options) as attached:
+        embeds = model.prepare_inputs_labels_for_multimodal(ids, None, None, None, None, images, sizes)[4]
+    return embeds[0, 3:-4], attached.outcomes[0]
+
+
+@pytest.mark.parametrize("name", ["prumerge", "prumerge_plus", "visionzip"])
+@torch.no_grad()
+def test_official_order_of_one_picture_is_that_of_the_reduction(tower_folder: Path, name: str) -> None:
+    rows, outcome = rows_of(tiny_llava(tower_folder), name, 7, tiles(1))
+    assert torch.equal(rows, outcome.reductions[0][1].tokens[0])
+    other, outcome = rows_of(tiny_llava(tower_folder), name, 7, tiles(1), order="raster")
+    if name == "visionzip":
+        assert torch.equal(other[0], rows[0])  # the class token stays ahead
+    assert outcome.reductions[0][1].source[0, 1:].tolist() == sorted(outcome.reductions[0][1].source[0, 1:].tolist())
+
+
+@torch.no_grad()
+def test_visionzip_order_of_tiles(tower_folder: Path) -> None:
+    """As the official code: base tile whole, the tiles' patches in one raster, their class tokens, their contextual
+    ones; in a flat layout tile by tile.
+    """
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
+    rows, outcome = rows_of(model, "visionzip", 35, [tiles(5)], merged=10, sizes=[(100, 100)])
+    parts = [reduction.tokens[0] for _, reduction in outcome.reductions]
+    assert [len(part) for part in parts] == [7] * 5 and torch.equal(rows[:7], parts[0])
+    assert torch.equal(rows[23:27], torch.stack([part[0] for part in parts[1:]]))
+    assert torch.equal(rows[27:], torch.cat([part[5:] for part in parts[1:]]))
+    side, places = 4, []
+    for number, (_, reduction) in enumerate(outcome.reductions[1:]):
+        for slot, patch in enumerate(reduction.source[0, 1:5].tolist()):
+            at = (number // 2 * side + patch // side) * 2 * side + number % 2 * side + patch % side
+            places.append((at, parts[number + 1][1 + slot]))
+    assert torch.equal(rows[7:23], torch.stack([token for _, token in sorted(places, key=lambda one: one[0])]))
+    flat, outcome = rows_of(tiny_llava(tower_folder), "visionzip", 20, tiles(3).view(1, 3, 3, IMAGE, IMAGE))
+    assert torch.equal(flat, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
+
+
+@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_anyres_with_newlines(tower_folder: Path, name: str, tile_budget: str) -> None:
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    rows, outcome = rows_of(model, name, 20, [tiles(5)], sizes=[(100, 60)], tile_budget=tile_budget)
+    assert outcome.after == 20 and outcome.structural == 4 and len(rows) == 24
+    if name.startswith("prumerge"):
+        rows, outcome = rows_of(model, name, 20, [tiles(5)], sizes=[(100, 60)], budget="adaptive")
+        assert len(rows) == outcome.after + 4
