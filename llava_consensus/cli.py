@@ -193,6 +193,14 @@ def _eval(arguments: argparse.Namespace) -> None:
     print("\n".join(_summary(result, arguments.name, table.full_score(arguments.out, stored))))
 
 
+def _cost(account: dict[str, Any]) -> str:
+    """What a question cost, in one line."""
+    total = account["flops"]["total"]
+    flops = "unknown" if total is None else f"{total / 1e9:.2f} GFLOP"
+    counts = f"{account['entering']:g} enter, {account['kept']:g} kept, {account['average']:.4g} in a layer on average"
+    return f"cost per question: {counts}; {flops}, {account['measured']['kv_bytes'] / 2**20:.3f} MiB of cache"
+
+
 def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     """What a run measured, for people."""
     metrics, tokens = result.metrics, result.metrics["tokens"]
@@ -208,8 +216,14 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     else:
         share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
         lines.append(f"all tokens: {full:.2f}{share}")
+    report = metrics["report"]
+    if report.get("contains") is not None:  # a benchmark with a judge
+        matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
+        lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
     structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
     lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")
+    if metrics.get("account"):
+        lines.append(_cost(metrics["account"]))
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]

@@ -77,17 +77,24 @@ def score(arguments: argparse.Namespace) -> Iterator[str]:
 def table(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A nested report line by line, fractions with two decimals."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield f"{indent}{name}:"
-            yield from table(value, f"{indent}  ")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for one in value:
-                yield f"{indent}{name}: " + ", ".join(f"{key} {_plain(part)}" for key, part in one.items())
-        else:
-            yield f"{indent}{name}: {_plain(value)}"
+        head, rest = _entry(name, value, indent)
+        yield head
+        yield from rest
+
+
+def _entry(name: str, value: Any, indent: str) -> tuple[str, Iterator[str]]:
+    """The line of one entry, and the lines below it."""
+    deeper = f"{indent}  "
+    if isinstance(value, Mapping) and value:
+        return f"{indent}{name}:", table(value, deeper)
+    if isinstance(value, list) and (name == "official_lines" or any(isinstance(one, Mapping) for one in value)):
+        return f"{indent}{name}:", (deeper + _plain(one) for one in value if one)
+    return f"{indent}{name}: {_plain(value)}", iter(())
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, list):
         return " ".join(map(_plain, value)) or "-"
     if isinstance(value, bool):

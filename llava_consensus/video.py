@@ -47,21 +47,23 @@ def read_frames(path: str | Path, count: int) -> list[Image.Image]:
     check_file(path, "video")
     try:
         with open(path, "rb") as file:
-            animation = file.read(4) == b"GIF8"
+            content = file.read() if file.read(4) == b"GIF8" else None
     except OSError as error:
         raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
-    return _from_gif(path, count) if animation else _from_video(path, count)
+    return _from_video(path, count) if content is None else _from_gif(path, content, count)
 
 
-def _from_gif(path: Path, count: int) -> list[Image.Image]:
+def _from_gif(path: Path, content: bytes, count: int) -> list[Image.Image]:
     with open_header(path) as animation:
         check_size(path, animation.size)
+        if not content.rstrip(b"\0").endswith(b";"):  # Pillow would show what is left
+            raise ImageError(f"{path}: damaged or cut off (no end mark)")
         try:
-            shown = {}
+            shown = []
             for place in sample_places(getattr(animation, "n_frames", 1), count):
                 animation.seek(place)
-                shown[place] = animation.convert("RGB")
-            return [shown[place] for place in sample_places(getattr(animation, "n_frames", 1), count)]
+                shown.append(animation.convert("RGB"))
+            return shown
         except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
             raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
 

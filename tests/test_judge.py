@@ -22,6 +22,7 @@ pytest.importorskip("openai")
 
 from llava_consensus import cli
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
+from llava_consensus.judge import command
 from llava_consensus.judge.client import JudgeError
 from llava_consensus.judge.client import Server as Asked
 from llava_consensus.judge.cost import Cost, Prices
@@ -187,6 +188,14 @@ def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
     wanted = config(tmp_path, good.url)
     (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
     assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
+
+
+def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
+    wanted = config(tmp_path, good.url)
+    answers(wanted.answers, {})
+    metrics = judge(wanted)
+    assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
+    assert good.total == 0 and next(iter(command._summary(metrics))) == "mmvet: total none, 0 of 5 questions graded"
 
 
 # A server that misbehaves

@@ -1,6 +1,7 @@
 """Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/test_table.py`."""
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,30 @@ def test_difference_to_random(out: Path) -> None:
     assert list(lines) == ["Retain 64 tokens (88.9 % fewer)"]
     ours, vision = lines["Retain 64 tokens (88.9 % fewer)"]
     assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
+
+
+def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
+    folders = [store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens) for tokens in (64, 32)]
+    for folder in folders:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    (folders[1] / "answers.jsonl").write_text("other answers\n")
+    answers = hashlib.sha256((folders[0] / "answers.jsonl").read_bytes()).hexdigest()
+    graded = [{"index": place, "correct": value} for place, value in enumerate((0.5, 0.25, 0.2))]
+    judged = tmp_path / "judge" / "mmvet-x"
+    judged.mkdir(parents=True)
+    (judged / "config.json").write_text(json.dumps({"benchmark": "mmvet", "answers": answers, "judge": {"asked": "j"}}))
+    score = {"score": 31.7, "metric": "total", "complete": True, "extracted": graded, "rounded": 1}
+    (judged / "metrics.json").write_text(json.dumps(score))
+    section = only(tmp_path)
+    shown = {line.tokens: section.cell(line, "mmvet") for line in section.reduced}
+    assert shown[64] is not None and shown[64].row.score == 31.7 and shown[64].bounds is not None
+    assert layout.state(shown[32]) == "not scored"
+    (judged / "metrics.json").write_text(json.dumps(score | {"complete": False}))
+    assert all(row.score is None for row in read_rows(tmp_path))
+    (judged / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="judged run"):
+        read_rows(tmp_path)
 
 
 def test_order_of_files_does_not_matter(out: Path) -> None:

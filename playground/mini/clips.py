@@ -19,6 +19,7 @@ from playground.mini.scenes import SPLITS, Item, Scene, background, draw, sample
 
 FRAMES, RATE = 8, 4  # frames of a clip, and how many are shown in a second
 SPEEDS = (0, 2, 3, 4)  # units a frame, in each direction
+TOUCH = 1  # units by which boxes may overlap, as in any scene
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +52,13 @@ def _free(moving: Item, step: tuple[int, int], others: list[tuple[Item, tuple[in
         boxes += [(sign.x, sign.y, sign.width, sign.height)] if sign else []
         if not (0 <= one.x <= scene.width - one.size and 0 <= one.y <= scene.height - one.size):
             return False
-        if any(one.x < x + w and x < one.x + one.size and one.y < y + h and y < one.y + one.size
-               for x, y, w, h in boxes):  # fmt: skip
+        if any(
+            one.x < x + w - TOUCH
+            and x < one.x + one.size - TOUCH
+            and one.y < y + h - TOUCH
+            and y < one.y + one.size - TOUCH
+            for x, y, w, h in boxes
+        ):
             return False
     return True
 

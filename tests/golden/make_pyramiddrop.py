@@ -34,7 +34,7 @@ def main(checkout: Path) -> None:
         prompt, answer = inputs(visual, seed)
         kept, chosen = [], torch.topk
 
-        def topk(values: torch.Tensor, *args: int, kept: list = kept, **kwargs: int) -> object:
+        def topk(values: torch.Tensor, *args: int, kept: list = kept, chosen=chosen, **kwargs: int) -> object:
             found = chosen(values, *args, **kwargs)
             kept.append(found.indices.sort().values.tolist())
             return found
