@@ -30,6 +30,7 @@ MATCHES = ("kept", "entering", "average", "flops")
 # without newlines (baselines.md 0.7).
 _CLIP: dict[str, int] = dict(
     blocks=24,
+    feature_blocks=23,
     vision_width=1024,
     vision_heads=16,
     vision_inner=4096,

@@ -153,6 +153,7 @@ class Shape(NamedTuple):
     classes: int = 1  # class tokens of the vision tower
     projector: int = 0  # weights of the projector, multiply-adds for one patch
     number_bytes: int = 2  # of one number in the cache
+    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
 
     @property
     def available(self) -> int:
@@ -165,8 +166,6 @@ class Shape(NamedTuple):
         if value is None:
             raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
         return value
-
-    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
 
 
 class VisionAttention(NamedTuple):

@@ -68,10 +68,10 @@ class LlavaAttachment:
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
-        self._check_tower()
         self.questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
         self.clip_text = text_side(model, method)
         self.decoder = DecoderSeam(model.get_model(), method, self._report) if method.seam == "decoder" else None
+        self._check_tower()
         setattr(model, SEAM, self.prepare)
 
     def _check_tower(self) -> None:

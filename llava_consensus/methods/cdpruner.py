@@ -56,11 +56,12 @@ class CDPruner(Placement):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor."""
-        size, count = shape.patches, budget.tokens
-        if count >= size:
-            return 0.0
-        embeddings = 2.0 * size * CLIP_WIDTH * (shape.vision_width + 1)
-        return TEXT_TOWER + embeddings + 2.0 * size**2 * shape.width + 1.0 * count * (count - 1) * size
+        total = 0.0
+        for one, size in self.units(shape, budget):
+            if one.tokens < size:
+                total += 2.0 * size * (CLIP_WIDTH * (shape.vision_width + 1) + size * shape.width)
+                total += 1.0 * one.tokens * (one.tokens - 1) * size
+        return TEXT_TOWER + total if total else 0.0
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged; `fused` is the relevance."""
