@@ -1,6 +1,7 @@
-"""Write the mini benchmarks in the official file formats and folder layout, from test scenes only.
+"""Write the mini benchmarks in the official file formats and folder layout, from test scenes.
 
     python -m playground.mini.build [--out playground/mini]
+    python -m playground.mini.build --split val --out playground/mini-val   # gqa, pope, textvqa, to choose options on
 
 Makes `<out>/eval/<folder>` for every builder in `benchmarks/`, with the names that LLaVA's and Video-LLaVA's scripts
 expect. The same files come out every time; when they are complete the command does nothing.
@@ -14,7 +15,7 @@ import os
 import shutil
 from pathlib import Path
 
-from playground.mini.benchmarks import BUILDERS
+from playground.mini.benchmarks import BUILDERS, VALIDATION
 from playground.mini.paths import MINI
 
 SOURCES = ("catalogue.py", "glyphs.py", "glyphs.png", "scenes.py", "clips.py", "questions.py", "styles.py", "build.py")
@@ -28,17 +29,26 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def build(out: Path = MINI) -> bool:
-    """Write `<out>/eval` unless it is complete; True when something was written. A kill leaves no half."""
+def build(out: Path = MINI, split: str = "test") -> bool:
+    """Write `<out>/eval` unless it is complete; True when something was written. A kill leaves no half.
+
+    Args:
+        split: `test`, all benchmarks | `val`, those of VALIDATION, from scenes that are neither trained nor tested on.
+    """
     target = out / "eval"
     stamp = target / ".complete"
-    if stamp.exists() and stamp.read_text() == fingerprint():
+    state = f"{split} {fingerprint()}"
+    if stamp.exists() and stamp.read_text() == state:
         return False
     part = out / f".eval-{os.getpid()}"
     shutil.rmtree(part, ignore_errors=True)
-    for name, builder in BUILDERS.items():
-        builder(part / name)
-    (part / ".complete").write_text(fingerprint())
+    if split == "test":
+        for name, builder in BUILDERS.items():
+            builder(part / name)
+    else:
+        for name, with_split in VALIDATION.items():
+            with_split(part / name, split)
+    (part / ".complete").write_text(state)
     if target.exists():
         shutil.rmtree(target)
     os.replace(part, target)
@@ -49,9 +59,10 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MINI, help="folder that gets eval/ (default: playground/mini)")
-    out = parser.parse_args().out
-    written = build(out)
-    print(f"{out / 'eval'}: {'written' if written else 'complete, nothing to do'}")
+    parser.add_argument("--split", choices=("test", "val"), default="test", help="which scenes (default: test)")
+    given = parser.parse_args()
+    written = build(given.out, given.split)
+    print(f"{given.out / 'eval'}: {'written' if written else 'complete, nothing to do'}")
 
 
 if __name__ == "__main__":

@@ -32,3 +32,5 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "seed_bench": build_seed,
     "GPT_Zero_Shot_QA": build_videos,
 }
+
+VALIDATION: dict[str, Callable[[Path, str], None]] = {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa}

@@ -49,13 +49,13 @@ def gqa_record(qa: QA, view: View, image: str) -> dict:
     }  # fmt: skip
 
 
-def build_gqa(folder: Path) -> None:
+def build_gqa(folder: Path, split: str = "test") -> None:
     """GQA: `llava_gqa_testdev_balanced.jsonl`, `data/testdev_balanced_questions.json`, `data/images`."""
     records: dict[str, dict] = {}
     lines = []
     used: collections.Counter = collections.Counter()
     for number, index in enumerate(TEST["gqa"]):
-        view, image = View(scene("test", index)), f"n{700000 + index}"
+        view, image = View(scene(split, index)), f"n{700000 + index}"
         picture(folder / "data" / "images" / f"{image}.jpg", view.scene)
         for qa in gqa_questions(view, random.Random(index), used, number):
             question_id = str(20_000_000 + len(records))

@@ -37,10 +37,10 @@ def pope_negatives(present: list[str], split: str, rng: random.Random, counts: t
     return sorted(absent, key=lambda name: -max(pairs[name, p] / single[p] for p in present))[:3]
 
 
-def build_pope(folder: Path) -> None:
+def build_pope(folder: Path, split: str = "test") -> None:
     """POPE: `llava_pope_test.jsonl`, `coco/coco_pope_*.json`, `val2014`."""
     counts = company()
-    views = [View(scene("test", index)) for index in TEST["pope"]]
+    views = [View(scene(split, index)) for index in TEST["pope"]]
     views = [view for view in views if len(view.names) >= 4][:POPE_IMAGES]
     lines = []
     names = [f"COCO_val2014_{view.scene.seed % 10**9:012d}.jpg" for view in views]

@@ -14,12 +14,12 @@ from playground.mini.styles import prompt, reading
 TEXT_QUESTIONS = 320
 
 
-def build_textvqa(folder: Path) -> None:
+def build_textvqa(folder: Path, split: str = "test") -> None:
     """TextVQA: `llava_textvqa_val_v051_ocr.jsonl`, `TextVQA_0.5.1_val.json`, `train_images`; no OCR system was run."""
     lines: list[dict] = []
     records: list[dict] = []
     for index in TEST["textvqa"]:
-        view, rng = View(scene("test", index)), random.Random(index)
+        view, rng = View(scene(split, index)), random.Random(index)
         if view.scene.sign is None or len(records) >= TEXT_QUESTIONS:
             continue
         image = hashlib.md5(f"mini-{index}".encode()).hexdigest()[:16]
