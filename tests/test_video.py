@@ -171,7 +171,7 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(data: Path, out: Path, host: FakeHost) -> harness.RunResult:
-    return harness.run(config(data, data / "model"), out, 3, False, lambda *_: host)
+    return harness.run(config(data, data / "model"), out, harness.Pace(3, progress=False), lambda *_: host)
 
 
 def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path, tmp_path: Path) -> None:
@@ -180,6 +180,11 @@ def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path,
     assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
     assert result.metrics["tokens"]["before"] == 8 * 576
     assert "av" in plan.prepare(config(videos, videos / "model")).description["versions"]
+
+
+def test_the_account_counts_frames_as_pictures(videos: Path) -> None:
+    prepared = plan.prepare(config(videos, videos / "model"))
+    assert {prepared.shown(question) for question in prepared.questions} == {8}
 
 
 def test_a_broken_video_is_an_error_and_the_run_goes_on(videos: Path, tmp_path: Path) -> None:
