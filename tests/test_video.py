@@ -198,3 +198,16 @@ def test_a_missing_decoder_stops_before_weights(videos: Path, tmp_path: Path, mo
     with pytest.raises(MissingDependency, match="pip install"):
         run(videos, tmp_path / "out", FakeHost())
     assert not (tmp_path / "out").exists()
+
+
+def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
+    torch = pytest.importorskip("torch")
+    from llava_consensus.hosts.layout import Layout, Picture
+
+    def picture(row: int, end: int, text: list[int]) -> Picture:
+        return Picture(row, 4, 0, end, torch.tensor(text, dtype=torch.long))
+
+    pictures = [picture(0, 4, [9, 10]), picture(0, 8, [9, 10]), picture(1, 4, [5, 9, 10]), picture(1, 8, [9, 10])]
+    layout = Layout(torch.zeros(2, 12), torch.ones(2, 12).bool(), pictures, [])
+    probes, which = layout.probes
+    assert [(one.row, one.end) for one in probes] == [(0, 4), (1, 4), (1, 8)] and which == [0, 0, 1, 2]
