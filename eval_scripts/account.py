@@ -93,9 +93,8 @@ def cells() -> list[dict[str, Any]]:
     for table, model, text in TABLES:
         shape = SHAPES[model]._replace(text=text)
         for row in tables[table]:
-            for column in ("kv_mb", "flops_t"):
-                if row.get(column) is not None:
-                    found.append({"table": table, "column": column, **cell(row, column, shape)})
+            columns = [column for column in ("kv_mb", "flops_t") if row.get(column) is not None]
+            found += [{"table": table, "column": column, **cell(row, column, shape)} for column in columns]
     for one in found:
         ours = "     -" if one["ours"] is None else f"{one['ours']:8.3f}"
         print(

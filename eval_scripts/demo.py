@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.commands.arguments import OUT
 
 DATA = Path("playground/mini")
 
@@ -18,7 +19,7 @@ def main() -> int:
     question = next(one for one in gqa.load(DATA) if one.images)
     picture = DATA / "eval" / gqa.folder / gqa.images / question.images[0]
     print(f"{picture}\n{question.text}\n", flush=True)
-    overlay = Path(cli.OUT) / "demo.png"
+    overlay = Path(OUT) / "demo.png"
     overlay.parent.mkdir(exist_ok=True)
     return cli.main(["ask", str(picture), question.text, "--overlay", str(overlay), *sys.argv[1:]])
 

@@ -7,8 +7,9 @@ Counted as FLOPs, two for each multiply-add (docs/accounting.md):
     language model  every layer l with its true input of S_l rows: projections 2 S_l (2 D H d + 2 D H_kv d), gated MLP
                     6 S_l D I, attention scores and values 4 S_l^2 H d over the whole square (a causal kernel may skip
                     half of it); `lm_head` once, for the row that gives the first token
-    vision tower    patch embedding, and every block that is run: 8 n D_v^2 + 4 n^2 D_v for n = patches + class token
-                    entering it, 4 n' D_v I_v for the n' that enter the next one; projector on what leaves the last
+    vision tower    patch embedding of what enters, and every block that is run: 8 n D_v^2 + 4 n^2 D_v for the n =
+                    patches + class token that enter it, 4 n' D_v I_v for the n' that enter the next one; projector on
+                    what leaves the last
     method          its own matrix products (`Method.flops`)
 
 Not counted: norms, activations, softmax, rotary embedding, sorting, gathering. KV bytes: 2 H_kv d S_l numbers in each
@@ -29,6 +30,7 @@ MATCHES = ("kept", "entering", "average", "flops")
 # without newlines (baselines.md 0.7).
 _CLIP: dict[str, int] = dict(
     blocks=24,
+    feature_blocks=23,
     vision_width=1024,
     vision_heads=16,
     vision_inner=4096,
@@ -110,7 +112,7 @@ def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
     A method that merges patches inside a block does so between its attention and its MLP, as ToMe does.
     """
     width = shape.vision_width
-    total = shape.patches * shape.patch_values * width + per_block[-1] * shape.projector
+    total = per_block[0] * shape.patch_values * width + per_block[-1] * shape.projector
     for patches, following in zip(per_block, [*per_block[1:], per_block[-1]], strict=True):
         count, left = patches + shape.classes, following + shape.classes
         total += 4 * count * width * width + 2 * count * count * width + 2 * left * width * shape.vision_inner

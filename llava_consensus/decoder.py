@@ -112,7 +112,9 @@ class DecoderMethod(Placement):
         return [unique[layer] for layer in sorted(unique)]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Attention of the asked rows at every cut: queries times keys (the softmax is not counted)."""
+        """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
+        taken to stand after the picture.
+        """
         rows = 1 if self.rows == "last" else shape.text
         left, spent = shape.patches, 0.0
         for stage in self.stages(budget, shape.patches, shape.layers):

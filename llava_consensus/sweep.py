@@ -6,7 +6,7 @@ complete is not asked again, so a stopped sweep goes on where it was.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,12 @@ class Cell:
     config: RunConfig
     result: RunResult | None = None
     error: ConsensusError | None = None
+
+    @property
+    def name(self) -> str:
+        """Benchmark, method with its options, and budget."""
+        options = ",".join(f"{key}={value}" for key, value in self.config.options.items())
+        return f"{self.config.benchmark} {self.config.method}{':' if options else ''}{options} {self.config.tokens}"
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -69,20 +75,13 @@ def cells(shared: RunConfig, benchmarks: Sequence[str], methods: Sequence[str], 
     return [Cell(config) for config in found]
 
 
-def sweep(
-    grid: Sequence[Cell],
-    out: Path,
-    pace: Pace,
-    tell: Callable[[int, Cell], None],
-    host_loader: HostLoader = load_host,
-) -> list[Cell]:
-    """Runs every cell; one that fails is kept with its error, and the rest goes on.
+def sweep(grid: Sequence[Cell], out: Path, pace: Pace, host_loader: HostLoader = load_host) -> Iterator[Cell]:
+    """Runs every cell and yields it with its result; one that fails is yielded with its error, and the rest goes on.
 
     Args:
         grid: as `cells` makes it.
         out: folder of all runs.
         pace: how fast.
-        tell: called with number and cell before each run.
         host_loader: instead of `hosts.load`.
     Raises:
         ConsensusError: for a cell that is wrong, before anything is loaded; Interrupted on Ctrl-C.
@@ -91,16 +90,13 @@ def sweep(
     for cell in grid:
         prepare(cell.config)
     loader = host_loader if pace.workers > 1 else Kept(host_loader)
-    done = []
-    for number, cell in enumerate(grid, 1):
-        tell(number, cell)
+    for cell in grid:
         try:
-            done.append(replace(cell, result=run(cell.config, out, pace, loader)))
+            yield replace(cell, result=run(cell.config, out, pace, loader))
         except Interrupted:
             raise
         except ConsensusError as error:
-            done.append(replace(cell, error=error))
-    return done
+            yield replace(cell, error=error)
 
 
 class Kept:

@@ -153,6 +153,7 @@ class Shape(NamedTuple):
     classes: int = 1  # class tokens of the vision tower
     projector: int = 0  # weights of the projector, multiply-adds for one patch
     number_bytes: int = 2  # of one number in the cache
+    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
 
     @property
     def available(self) -> int:
@@ -165,8 +166,6 @@ class Shape(NamedTuple):
         if value is None:
             raise OptionError(f"shape: {name} is not known, and the cost depends on it. Give Shape(..., {name}=...)")
         return value
-
-    feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
 
 
 class VisionAttention(NamedTuple):
@@ -197,6 +196,14 @@ class TextProbe(NamedTuple):
         return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
 
 
+class ClipSides(NamedTuple):
+    """Patches and question in the embedding space of the vision tower's own CLIP model."""
+
+    patches: Tensor  # [U, N_tile, P]
+    text: Tensor  # [B, M, P] segments of the question asked about each unit
+    real: Tensor  # [B, M] true where there is a segment
+
+
 class VisualTokens(NamedTuple):
     """One batch of units to reduce; the optional parts are there when the method's `needs` names them."""
 
@@ -210,6 +217,7 @@ class VisualTokens(NamedTuple):
     features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
     class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
     project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector, needs "project"
+    clip: ClipSides | None = None  # needs "question", and "features" with it
     probe: TextProbe | None = None  # needs "probe"
     probed: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence

@@ -166,18 +166,18 @@ def test_sweep_checks_first_loads_once_and_goes_on_past_a_failure(data: Path, tm
         *((name, count) for count in (64, 32) for name in ("consensusdrop", "random")),
     ]
     assert grid[1].config.options == {"alpha": 1.0, "fuser": "convex"}
-    told: list[int] = []
-    done = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda number, cell: told.append(number), load)
-    assert loads == [str(data / "model")] and told == [1, 2, 3, 4, 5] and all(cell.result for cell in done)
-    again = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda *_: None, load)
+    done = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
+    assert loads == [str(data / "model")] and len(done) == 5 and all(cell.result for cell in done)
+    assert done[1].name == "fake consensusdrop:alpha=1.0,fuser=convex 64"
+    again = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
     assert len(loads) == 1 and [cell.result.asked for cell in again if cell.result] == [0] * 5
     damaged = done[1].result
     assert damaged
     (damaged.path / "answers.jsonl").write_text("{}\n{}\n")
-    third = sweep.sweep(grid, tmp_path / "out", Pace(progress=False), lambda *_: None, load)
+    third = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
     assert [bool(cell.error) for cell in third] == [False, True, False, False, False]
     with pytest.raises(OptionError, match="unknown method 'randon'"):
-        sweep.sweep(sweep.cells(shared, ["fake"], ["randon"], [64]), tmp_path, Pace(), lambda *_: None, load)
+        list(sweep.sweep(sweep.cells(shared, ["fake"], ["randon"], [64]), tmp_path, Pace(), load))
 
 
 def test_options_of_a_method_in_one_word() -> None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import read_layout
-from llava_consensus.methods import make
+from llava_consensus.methods import make, sparsevlm
 from llava_consensus.tokens import Budget
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -74,5 +74,35 @@ def test_pyramiddrop_equals_the_authors_code(model: Any, case: str) -> None:
     visual, tokens, seed = map(int, case.split("_"))
     kept, logits = golden("pyramiddrop", case)
     cuts, ours = run(model, make("pyramiddrop"), visual, tokens, seed)
+    assert [cut.kept[0].tolist() for cut in cuts] == kept
+    assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", cases("sparsevlm"))
+@torch.no_grad()
+def test_sparsevlm_equals_the_authors_code(model: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """With their own noise in the densities, which decides ties; their schedules are applied to any n, ours to 576."""
+    version, visual, tokens, seed = case.split("_")
+    kept, logits = golden("sparsevlm", case)
+    stored, cluster = np.load(GOLDEN / "sparsevlm.npz"), sparsevlm.cluster
+    noise = [torch.from_numpy(stored[f"{case}_noise{n}"]) for n in range(3) if f"{case}_noise{n}" in stored]
+
+    def noisy(states: torch.Tensor, count: int) -> Any:
+        return cluster(states, count, noise.pop(0)[None] * 1e-6)
+
+    monkeypatch.setattr(sparsevlm, "PATCHES", int(visual))
+    monkeypatch.setattr(sparsevlm, "cluster", noisy)
+    cuts, ours = run(model, make("sparsevlm", version=version), int(visual), int(tokens), int(seed))
+    assert [cut.kept[0].tolist() for cut in cuts] == kept and not noise
+    assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", cases("fastv"))
+@torch.no_grad()
+def test_fastv_equals_the_authors_code(model: Any, case: str) -> None:
+    """Their in-place variant has no cache, so there are no decoded rows to compare."""
+    visual, tokens, seed = map(int, case.split("_"))
+    kept, logits = golden("fastv", case)
+    cuts, ours = run(model, make("fastv"), visual, tokens, seed, steps=0)
     assert [cut.kept[0].tolist() for cut in cuts] == kept
     assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)

@@ -16,7 +16,7 @@ from llava_consensus.hosts import vision_seam
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.tome_post import merged
-from llava_consensus.tokens import Budget, VisualTokens
+from llava_consensus.tokens import Budget, ClipSides, VisualTokens
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5
@@ -106,6 +106,24 @@ def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -
     return float((reduction.tokens[0] - points[0, theirs.sort().values]).abs().max())
 
 
+def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -> float:
+    """The same tokens of every tile of one picture."""
+    points, patches = arrays[f"tokens_{case}"].float(), arrays[f"patches_{case}"]
+    tile = torch.arange(len(points))
+    text = arrays[f"text_{case}"].expand(len(points), -1, -1)
+    unit = VisualTokens(
+        points,
+        tile[:, None].expand(points.shape[:2]),
+        torch.arange(points.shape[1]).expand(points.shape[:2]),
+        clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
+        probed=torch.zeros_like(tile),
+    )
+    theirs = arrays[f"kept_{case}_{count}"].long()
+    reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))
+    assert torch.equal(reduction.kept, theirs)
+    return float((reduction.tokens - points.gather(1, theirs[..., None].expand_as(reduction.tokens))).abs().max())
+
+
 @pytest.mark.parametrize("case", TOME)
 def test_tome(case: str) -> None:
     """A ViT of timm with CLIP weights, patched by the authors; in 2880 five tiles as one batch. Ours stands in raster
@@ -126,6 +144,14 @@ def test_divprune(size: int, count: int) -> None:
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
 
 
+@pytest.mark.parametrize(("size", "count"), FLAT)
+def test_cdpruner(size: int, count: int) -> None:
+    """In 2880 five tiles of one picture share one scale of relevance, as in the authors' batch. Past the rank of the
+    kernel ours must differ: tests/test_cdpruner.py.
+    """
+    assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0
+
+
 def test_a_wrong_index_would_be_noticed() -> None:
     arrays = golden("divprune")
     arrays["picks_333_47"] = arrays["picks_333_47"].flip(0)
@@ -138,4 +164,5 @@ if __name__ == "__main__":
         print(f"tome {case}: {tome_deviation(golden('tome'), case):.1e}")
     for size, count in FLAT:
         print(f"tome_post {size}_{count}: {post_deviation(golden('tome_post'), size, count):.1e}")
+        print(f"cdpruner {size}_{count}: {cdpruner_deviation(golden('cdpruner'), str(size), count):.1e}")
         print(f"divprune {size}_{count}: {divprune_deviation(golden('divprune'), size, count):.1e}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "llava_consensus"
-MATHS = {"saliency", "scap", "fusers", "egtm", "diversity", "merging", "grid", "output"}
+MATHS = {"saliency", "scap", "fusers", "egtm", "diversity", "merging", "grid", "peaks", "output"}
 MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
     "errors": set(),
     "tokens": {"errors"},

@@ -21,6 +21,7 @@ from judged_data import make_mmvet, make_msvd
 pytest.importorskip("openai")
 
 from llava_consensus import cli
+from llava_consensus.commands import judge as command
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
 from llava_consensus.judge.client import JudgeError
 from llava_consensus.judge.client import Server as Asked
@@ -187,6 +188,22 @@ def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
     wanted = config(tmp_path, good.url)
     (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
     assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
+
+
+def test_grades_of_a_run_of_ours_lie_beside_its_answers(tmp_path: Path, good: Server) -> None:
+    wanted = config(tmp_path, good.url)
+    first = judge(wanted)
+    assert not (tmp_path / "judge.json").exists()
+    (tmp_path / "config.json").write_text("{}")
+    assert judge(wanted) == first == json.loads((tmp_path / "judge.json").read_text())
+
+
+def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
+    wanted = config(tmp_path, good.url)
+    answers(wanted.answers, {})
+    metrics = judge(wanted)
+    assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
+    assert good.total == 0 and next(iter(command._summary(metrics))) == "mmvet: total none, 0 of 5 questions graded"
 
 
 # A server that misbehaves

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_scorers import golden, sample
+from golden_cases import golden, sample
 
 from llava_consensus.errors import DataError
 from llava_consensus.judge import prompts

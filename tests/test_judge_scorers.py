@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 import pytest
+from golden_cases import compare, golden, sample
 from hypothesis import given
 from hypothesis import strategies as st
-from test_scorers import compare, golden, sample
 
 from llava_consensus.scorers import match, mm_vet, video_qa
 

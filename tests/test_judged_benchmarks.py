@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_cases import sample
 from judged_data import VIDEO, make_mmvet, make_msvd
-from test_scorers import sample
 
 from llava_consensus.benchmarks import get, video_qa
 from llava_consensus.benchmarks.judged import agreement
@@ -72,7 +72,7 @@ def test_mmvet_export_is_the_official_file(mmvet: Path, tmp_path: Path) -> None:
     export, target = get("mmvet").export, tmp_path / "model.json"
     assert export is not None
     counts = export([*answers, answers[0], {"question_id": 77, "text": "?"}], mmvet, target)
-    assert counts == {"written": 4, "missing": 1, "duplicate": 1, "unknown": 1}
+    assert counts == {"answers": 6, "missing": [0], "duplicate": [4], "unknown": [77], "written": 4}
     expected = {f"v1_{number}": "dog" for number in range(1, 4)} | {"v1_4": "é\n"}
     assert target.read_bytes() == json.dumps(expected, indent=2).encode()
     assert list(json.loads(target.read_text())) == sorted(expected)
@@ -122,7 +122,8 @@ def test_video_matches_and_export(msvd: Path, tmp_path: Path) -> None:
     assert report["exact"] == pytest.approx(100 / 6) and report["contains"] == pytest.approx(200 / 6)
     export, target = get("msvd").export, tmp_path / "merge.jsonl"
     assert export is not None
-    assert export(answers[:4], msvd, target) == {"written": 4, "missing": 2, "duplicate": 0, "unknown": 0}
+    found = export(answers[:4], msvd, target)
+    assert found["missing"] == ["v_clip0_0", "v_clip1_1"] and found["written"] == 4 and not found["unknown"]
     first = {"id": "v_clip2_2", "question": "what does number 2 do?", "answer": "act 2", "pred": "act 22"}
     assert target.read_text().split("\n")[0] == json.dumps(first)
     again = get("msvd").score(video_qa.read_predictions(target), msvd)
@@ -132,7 +133,9 @@ def test_video_matches_and_export(msvd: Path, tmp_path: Path) -> None:
 def test_the_first_thousand_are_asked_and_complete(tmp_path: Path) -> None:
     data = make_msvd(tmp_path, 1003)
     assert len(get("msvd").load(data)) == 1000
-    assert len(video_qa.load(data, get("msvd").folder, "videos", everything=True)) == 1003
+    everything = get("msvd", {"questions": "all"})
+    assert len(everything.load(data)) == 1003 and everything.asking == {"questions": "all"}
+    assert (get("msvd").count, everything.count, get("tgif", {"questions": "all"}).count) == (1000, 13157, 13691)
     answers = answers_to("msvd", data)
     report = get("msvd").score(answers, data)
     assert report["complete"] and report["counts"]["asked"] == 1000

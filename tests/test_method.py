@@ -11,7 +11,7 @@ from llava_consensus import egtm, fusers, saliency, scap
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.methods.random import draw
-from llava_consensus.tokens import Budget, NonFiniteError, TextProbe, VisionAttention, VisualTokens, rank
+from llava_consensus.tokens import Budget, ClipSides, NonFiniteError, TextProbe, VisionAttention, VisualTokens, rank
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])
@@ -51,6 +51,7 @@ def unit(
         columns=torch.arange(3, 3 + size).expand(batch, -1),
         fingerprint=torch.arange(batch) * 77 + 5,
         side=6,
+        clip=ClipSides(noise(batch, size, 7), noise(batch, 2, 7), torch.ones(batch, 2, dtype=torch.bool)),
         slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
     )
 
@@ -72,6 +73,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
         slot=tokens.slot[cut],
+        clip=ClipSides(*(side[cut] for side in tokens.clip)),
     )
 
 

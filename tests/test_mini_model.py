@@ -124,7 +124,7 @@ def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypa
 def test_several_pictures_and_none(host: Any) -> None:
     (path, text), (other, _), *_ = golden.questions(2)
     prompts = [Prompt(text, max_new_tokens=4)] * 4
-    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+    for method, tokens in (("full", 576), ("consensusdrop", 64), ("fastv", 64)):
         with host.attach(make(method), Budget(tokens)):
             one, two = host.encode([open_image(path), open_image(other)])
             together = host.answer([[one], [], [one, two], [one]], prompts)

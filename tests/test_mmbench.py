@@ -99,7 +99,7 @@ def test_circular_accuracy(data: Path) -> None:
     assert report["splits"] == [{"split": "dev", "Overall": 1.0, "CP": 1.0, "LR": 1.0, "action": 1.0, "ocr": 1.0}]
     one_wrong = get("mmbench").score(answers({**RIGHT, 2000005: "It is a dog"}), data)
     assert one_wrong["accuracy"] == 50.0 and one_wrong["single"] == 80.0
-    assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False}
+    assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False, "unit": 5}
     unread = get("mmbench").score(answers({**RIGHT, 6: "?"}), data)
     assert unread["accuracy"] == 50.0 and unread["undecided"] == 1 and "v0.2" in unread["rules"]
     part = get("mmbench").score(answers({5: "A", 6: "A", 1000006: "B"}), data)

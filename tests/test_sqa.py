@@ -41,7 +41,7 @@ def test_accuracy_over_all_and_over_pictures(data: Path) -> None:
     report = get("sqa").score(answers(data, "ABAA"), data)
     assert (report["accuracy"], report["img_accuracy"], report["img_count"]) == (75.0, 50.0, 2)
     assert report["complete"] and "missing_as_wrong" not in report
-    assert report["extracted"][2] == {"index": 2, "extracted": "A", "correct": False}
+    assert report["extracted"][2] == {"index": 2, "extracted": "A", "correct": False, "group": "image"}
     assert json.loads(json.dumps(report)) == report
     part = get("sqa").score(answers(data, "AB"), data)
     assert (part["accuracy"], part["img_accuracy"], part["complete"]) == (100.0, 100.0, False)

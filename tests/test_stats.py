@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_data
 from test_table import store
 
 from llava_consensus import cli
+from llava_consensus.benchmarks import get
 from llava_consensus.report import samples, stats
 from llava_consensus.report.rows import read_row
 from llava_consensus.report.samples import Sample, counted, sample
@@ -204,6 +206,30 @@ def test_no_sample_where_the_score_cannot_be_made(found: dict[str, Any]) -> None
         and sample(report([1, 0]), None) is None
         and sample(report([1, 0]), 50.0) is not None
     )
+
+
+MADE = {
+    "gqa": tiny_data.make_gqa,
+    "mmbench": tiny_data.make_mmbench,
+    "mme": tiny_data.make_mme,
+    "pope": tiny_data.make_pope,
+    "seed": tiny_data.make_seed,
+    "sqa": tiny_data.make_sqa,
+    "textvqa": tiny_data.make_textvqa,
+    "vqav2": tiny_data.make_vqav2,
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("words", [("yes",), ("A", "yes", "B"), ("no", "A", "1999", "dog")])
+def test_rows_of_every_benchmark_make_up_its_score(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    data = MADE[name](tmp_path)
+    records = [
+        {"question_id": one.question_id, "prompt": one.text, "text": words[sum(map(ord, one.text)) % len(words)]}
+        for one in get(name).load(data)
+    ]
+    found = get(name).score(records, data)
+    assert sample(found, found[get(name).metric]) is not None
 
 
 def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/test_table.py`."""
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,20 @@ def test_not_scored_is_said(tmp_path: Path) -> None:
     assert section.accuracy(section.reduced[0]) is None
 
 
+def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1.0, 0.0], benchmark="msvd", metric="accuracy")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    assert read_rows(tmp_path)[0].score is None
+    rows = [{"index": 0, "correct": 1.0, "group": "yes or no"}, {"index": 1, "correct": 0.0, "group": "neither"}]
+    judged = {"score": 100.0, "counts": {"graded": 2}, "counted": ["yes or no"], "extracted": rows}
+    (folder / "judge.json").write_text(json.dumps(judged))
+    row = read_rows(tmp_path)[0]
+    assert row.score == 100.0 and row.complete and row.sample is not None
+    (folder / "judge.json").write_text(json.dumps(judged | {"counts": {"graded": 1}}))
+    assert read_rows(tmp_path)[0].score is None
+
+
 def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], score=1510.7, benchmark="mme", statistic="unheard of")
     store(tmp_path, [1, 0])
@@ -182,6 +197,30 @@ def test_difference_to_random(out: Path) -> None:
     assert list(lines) == ["Retain 64 tokens (88.9 % fewer)"]
     ours, vision = lines["Retain 64 tokens (88.9 % fewer)"]
     assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
+
+
+def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
+    folders = [store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens) for tokens in (64, 32)]
+    for folder in folders:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    (folders[1] / "answers.jsonl").write_text("other answers\n")
+    answers = hashlib.sha256((folders[0] / "answers.jsonl").read_bytes()).hexdigest()
+    graded = [{"index": place, "correct": value} for place, value in enumerate((0.5, 0.25, 0.2))]
+    judged = tmp_path / "judge" / "mmvet-x"
+    judged.mkdir(parents=True)
+    (judged / "config.json").write_text(json.dumps({"benchmark": "mmvet", "answers": answers, "judge": {"asked": "j"}}))
+    score = {"score": 31.7, "metric": "total", "complete": True, "extracted": graded, "rounded": 1}
+    (judged / "metrics.json").write_text(json.dumps(score))
+    section = only(tmp_path)
+    shown = {line.tokens: section.cell(line, "mmvet") for line in section.reduced}
+    assert shown[64] is not None and shown[64].row.score == 31.7 and shown[64].bounds is not None
+    assert layout.state(shown[32]) == "not scored"
+    (judged / "metrics.json").write_text(json.dumps(score | {"complete": False}))
+    assert all(row.score is None for row in read_rows(tmp_path))
+    (judged / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="judged run"):
+        read_rows(tmp_path)
 
 
 def test_order_of_files_does_not_matter(out: Path) -> None:

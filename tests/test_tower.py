@@ -273,6 +273,35 @@ def test_costs_agree_with_a_count_of_the_operations(name: str) -> None:
     assert counted > 0 and counted - 2 * rounds <= make(name).flops(shape, Budget(30)) <= counted * 1.01
 
 
+@pytest.mark.parametrize(("tokens", "blocks"), [(64, 23), (192, 23), (64, 5)])
+def test_costs_of_tome_agree_with_a_count_of_the_operations(tokens: int, blocks: int) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    method = make("tome")
+    shape = LLAVA_7B._replace(vision_width=48, vision_heads=4, blocks=24, feature_blocks=blocks)
+    bag = fresh(torch.randn(1, 577, 48))
+    with FlopCounterMode(display=False) as counter:
+        for count in method.schedule(tokens, 576, blocks):
+            bag = method.fold(bag, torch.randn(1, 4, bag.values.shape[1], 12), count)
+    assert bag.values.shape[1] == tokens + 1
+    sizes = 2 * 2 * 288 * 576  # the sums of sizes, at most, which the formula leaves out
+    assert counter.get_total_flops() - sizes <= method.flops(shape, Budget(tokens)) <= counter.get_total_flops()
+
+
+def test_costs_of_cdpruner_agree_with_a_count_of_the_operations() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from llava_consensus.methods.cdpruner import CLIP_WIDTH, TEXT_TOWER
+
+    shape = LLAVA_7B._replace(patches=200, width=6, vision_width=32, vision_heads=4)
+    with FlopCounterMode(display=False) as counter:
+        make("cdpruner").reduce(unit(size=200, batch=1), Budget(30))
+    own = make("cdpruner").flops(shape, Budget(30)) - TEXT_TOWER - 2 * 200 * CLIP_WIDTH * 33
+    assert (
+        own == counter.get_total_flops() - 2 * 200 * 7 * 2 + 30 * 29 * 200
+    )  # cosines are counted, T (T - 1) / 2 rows not
+
+
 # ---- on hosts
 
 

@@ -162,6 +162,15 @@ def test_without_outliers_the_adaptive_methods_do_not_crash() -> None:
     assert make("prumerge_plus", budget="adaptive").reduce(given, Budget(12)).kept.tolist() == [[0, 20, 40]]
 
 
+def test_prumerge_plus_that_prunes_nothing_has_no_extra_token() -> None:
+    """Ours differs: the official code then appends the projection of a row of zeros."""
+    saliency = torch.linspace(1.0, 1.1, 60)
+    saliency[-12:] = 9.0 + torch.arange(12)  # spacing 1, and the last patch, which no sample reaches, is an outlier
+    given = headed((saliency / saliency.sum()).tolist(), [1.0] * 60)
+    result = make("prumerge_plus", budget="adaptive").reduce(given, Budget(12))
+    assert result.tokens.shape[1] == 60 and result.anchors.shape == (1, 0) and (result.owner >= 0).all()
+
+
 def test_prumerge_adaptive_is_for_one_unit() -> None:
     with pytest.raises(ValueError, match="one by one"):
         make("prumerge", budget="adaptive").reduce(unit(batch=2), Budget(5))
@@ -323,7 +332,7 @@ def test_full_budget_and_detach(tower_folder: Path, prompt: SimpleNamespace, nam
 def test_left_padded_batches_generate_as_singles(tower_folder: Path, name: str, budget: str) -> None:
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2), row(5, images=2)]
-    images = tiles(5)
+    images = tiles(5, 1)  # pictures with different numbers of outliers on both stacks
     ids, mask = batch(*rows, left=True)
     options = {"budget": budget} if name.startswith("prumerge") else {}
     parts = [images[:1], images[1:2], images[2:3], images[3:]]
@@ -376,6 +385,13 @@ def test_visionzip_order_of_tiles(tower_folder: Path) -> None:
     assert torch.equal(rows[7:23], torch.stack([token for _, token in sorted(places, key=lambda one: one[0])]))
     flat, outcome = rows_of(tiny_llava(tower_folder), "visionzip", 20, tiles(3).view(1, 3, 3, IMAGE, IMAGE))
     assert torch.equal(flat, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
+
+
+@torch.no_grad()
+def test_prumerge_order_of_tiles_is_tile_by_tile(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
+    rows, outcome = rows_of(model, "prumerge", 35, [tiles(5)], sizes=[(100, 100)])
+    assert torch.equal(rows, torch.cat([reduction.tokens[0] for _, reduction in outcome.reductions]))
 
 
 @pytest.mark.parametrize("tile_budget", ["per_tile", "global"])

@@ -50,7 +50,7 @@ def _file(path: Path, file: DataFile) -> Finding:
         return Finding(True, "there", str(path))
     if _digest(path) == file.sha256:
         return Finding(True, "there", f"{path} (the known version)")
-    return Finding(True, "unknown", f"{path}: its content is not that of the known version\n  from {file.source}")
+    return Finding(True, "other", f"{path}: its content is not that of the known version\n  from {file.source}")
 
 
 def _digest(path: Path) -> str:
@@ -67,7 +67,7 @@ def _count(benchmark: Benchmark, questions: list[Question]) -> Finding:
         return Finding(True, "there", text)
     if len(questions) == benchmark.count:
         return Finding(True, "there", f"{text}, as the official set has")
-    return Finding(True, "unknown", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
+    return Finding(True, "other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
 
 
 def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[Finding]:

@@ -43,19 +43,12 @@ def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict
     return {"agreement": _share(same) if same else None, "compared": len(same)}
 
 
-def counts_of_export(joined: Joined) -> dict[str, int]:
-    """What an export says about itself: lines written, questions without an answer, answers too many or to nothing."""
-    counts = joined.counts
-    return {"written": counts["answered"], **{name: counts[name] for name in ("missing", "duplicate", "unknown")}}
-
-
 def first_or_all(records: Sequence[Record], questions: Sequence[Question], first: int) -> Joined:
     """Joined with the first questions if no answer belongs to a later one, else with all of them."""
     joined = base.join(records, questions)
     if max(joined.answers, default=0) >= first or len(questions) <= first:
         return joined
-    asked = {"asked": first, "missing": first - len(joined.answers)}
-    return Joined(joined.answers, joined.counts | asked)
+    return base.join(records, questions[:first])
 
 
 def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:

@@ -73,10 +73,20 @@ def score(records: Sequence[Record], data: Path, language: Language = ENGLISH, s
         rows[-1]["prediction"] = record["text"]
     read = [scorer.read(row["prediction"], row["options"]) for row in rows]
     extracted: list[dict[str, Any]] = [
-        {"index": row["at"], "extracted": letter or "", "correct": letter == row.get("answer")}
+        {
+            "index": row["at"],
+            "extracted": letter or "",
+            "correct": letter == row.get("answer"),
+            "unit": row["index"] % scorer.ROTATION,
+        }
         for row, letter in zip(rows, read, strict=True)
     ]
-    numbers: dict[str, Any] = {"accuracy": None, "rules": f"{scorer.RULES}, exact matching", "split": split}
+    numbers: dict[str, Any] = {
+        "statistic": "circular",
+        "accuracy": None,
+        "rules": f"{scorer.RULES}, exact matching",
+        "split": split,
+    }
     numbers["undecided"] = sum(letter is None for letter in read)
     if any(tables.empty(row.get("answer")) for row in table):
         extracted = [{name: one[name] for name in ("index", "extracted")} for one in extracted]
@@ -91,8 +101,8 @@ def export(
 ) -> dict[str, Any]:
     """The xlsx sheet LLaVA's converter writes: the table without pictures and hints, predictions as seventh column."""
     questions = load(data, language, split)
+    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
     found = submission.audit(records, questions)
-    base.join(records, questions)  # stops where the answers belong to another benchmark
     said = {record["question_id"]: record["text"] for record in records}
     table = tables.read(_path(data, language, split))
     sheet = table.drop(columns=DROPPED, errors="ignore")

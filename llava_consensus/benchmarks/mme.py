@@ -79,18 +79,26 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
     for one in numbers["tasks"].values():
         one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
     extracted = [
-        {"index": index, "extracted": answer, "correct": answer == labels[index]} for index, answer in said.items()
+        {
+            "index": index,
+            "extracted": answer,
+            "correct": answer == labels[index],
+            "group": _task(questions[index]),
+            "unit": questions[index].question_id,
+        }
+        for index, answer in said.items()
     ]
-    return base.report("mme", joined, numbers, extracted)
+    made_of = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
+    return base.report("mme", joined, numbers | made_of, extracted)
 
 
 def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
     """The official results folder: one file per task, lines in the order of the question file."""
     questions = load(data)
     gold = _gold(Path(data) / "eval" / FOLDER, questions)
+    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
     found = submission.audit(records, questions, _key_of_question, _key_of_record)
     submission.refuse_missing(found, "the official tool pairs lines by position")
-    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
     files: dict[str, list[str]] = {}
     for one in questions:
         text = answers[one.index]["text"]

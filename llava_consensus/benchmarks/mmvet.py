@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.benchmarks import base, judged
+from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
 from llava_consensus.errors import DataError
 
@@ -40,13 +40,13 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
     return judged.report("mmvet", joined, references, {"total": None})
 
 
-def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, int]:
+def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
     """Writes the official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
     questions = load(data)
     joined = base.join(records, questions)
     texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
-    target.write_text(json.dumps(texts, indent=2), encoding="utf-8")
-    return judged.counts_of_export(joined)
+    submission.write(target, json.dumps(texts, indent=2).encode())
+    return submission.audit(records, questions) | {"written": len(texts)}
 
 
 def key_of(question: Question) -> str:
@@ -89,5 +89,6 @@ MMVET = Benchmark(
     load=load,
     score=score,
     licence="CC BY-NC 4.0; pictures from the web",
+    count=218,
     export=export,
 )

@@ -1,4 +1,4 @@
-"""MSRVTT-QA: 72,821 questions on clips of 10 to 30 seconds, of which the first 1,000 are asked unless all are wanted.
+"""MSRVTT-QA: 72,821 questions on clips of 10 to 30 seconds, the first 1,000 or all.
 
 Data: DATA/eval/GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA: `test_q.json`, `test_a.json`, videos in `videos/all`.
 Asked, scored and exported as `video_qa.py` says.
@@ -8,4 +8,4 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 
 from llava_consensus.benchmarks import video_qa
 
-MSRVTT = video_qa.benchmark("msrvtt", "MSRVTT-QA", "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA", "videos/all")
+MSRVTT = video_qa.benchmark("msrvtt", "MSRVTT-QA", "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA", "videos/all", 72_821)

@@ -1,4 +1,4 @@
-"""MSVD-QA: 13,157 questions on clips of a few seconds, of which the first 1,000 are asked unless all are wanted.
+"""MSVD-QA: 13,157 questions on clips of a few seconds, the first 1,000 or all.
 
 Data: DATA/eval/GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA: `test_q.json`, `test_a.json`, videos in `videos`.
 Asked, scored and exported as `video_qa.py` says.
@@ -8,4 +8,4 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 
 from llava_consensus.benchmarks import video_qa
 
-MSVD = video_qa.benchmark("msvd", "MSVD-QA", "GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA", "videos")
+MSVD = video_qa.benchmark("msvd", "MSVD-QA", "GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA", "videos", 13_157)

@@ -52,11 +52,17 @@ def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
     numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
     numbers["script_stops"] = numbers.pop("stops")
     right = {scorer.key(one["question_id"]): one["answer"] for one in annotated}
+    types = {scorer.key(one["question_id"]): one["question_type_id"] for one in annotated}
     numbers["not_annotated"] = len(asked - right.keys())
     extracted = [
-        {"index": index, "extracted": record["text"], "correct": record["text"] == right[questions[index].question_id]}
+        {
+            "index": index,
+            "extracted": record["text"],
+            "correct": record["text"] == right[key],
+            "group": names.get(types[key], str(types[key])),
+        }
         for index, record in joined.answers.items()
-        if questions[index].question_id in right
+        if (key := questions[index].question_id) in right
     ]
     return base.report("seed", joined, numbers, extracted)
 
@@ -65,8 +71,8 @@ def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any
     """The official upload: a JSON line for each annotated question, in that order."""
     questions = load(data)
     annotations, _ = _annotations(Path(data) / "eval" / FOLDER / FILES[1].path)
+    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
     found = submission.audit(records, questions)
-    base.join(records, questions)  # stops where the answers belong to another benchmark
     said = {record["question_id"]: record["text"] for record in records}
     keys = [scorer.key(one["question_id"]) for one in annotations]
     found["missing"] = [key for key in keys if key not in said]

@@ -63,8 +63,9 @@ def score(records: Sequence[Record], data: Path, questions: str = "all") -> dict
     for index in joined.answers:
         key = str(asked[index].question_id)
         correct = results[key] == problems[key]["answer"]
-        extracted.append({"index": index, "extracted": parsed[key], "correct": correct})
-    return base.report("sqa", joined, numbers, extracted)
+        group = "image" if asked[index].images else "text"
+        extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
+    return base.report("sqa", joined, numbers | {"counted": ["image"]}, extracted)
 
 
 def _question(path: Path, number: int, row: Any) -> Question:

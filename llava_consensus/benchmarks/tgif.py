@@ -1,4 +1,4 @@
-"""TGIF-QA (FrameQA): 13,691 questions on animated pictures, of which the first 1,000 are asked unless all are wanted.
+"""TGIF-QA (FrameQA): 13,691 questions on animated pictures, the first 1,000 or all.
 
 Data: DATA/eval/GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA: `test_q.json`, `test_a.json`, the GIFs as videos in `mp4`.
 Asked, scored and exported as `video_qa.py` says.
@@ -8,4 +8,4 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 
 from llava_consensus.benchmarks import video_qa
 
-TGIF = video_qa.benchmark("tgif", "TGIF-QA (FrameQA)", "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA", "mp4")
+TGIF = video_qa.benchmark("tgif", "TGIF-QA (FrameQA)", "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA", "mp4", 13_691)

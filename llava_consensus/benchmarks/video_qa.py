@@ -12,12 +12,13 @@ they are joined by id, and files that disagree stop with the place where they do
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.benchmarks import base, judged
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, Record
+from llava_consensus.benchmarks import base, judged, submission
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Joined, Question, Record
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import video_qa as scorer
 
@@ -44,16 +45,16 @@ def score(records: Sequence[Record], data: Path, name: str, folder: str) -> dict
     return judged.report(name, joined, references, {"accuracy": None, "average_score": None})
 
 
-def export(records: Sequence[Record], data: Path, target: Path, folder: str) -> dict[str, int]:
+def export(records: Sequence[Record], data: Path, target: Path, folder: str) -> dict[str, Any]:
     """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
     joined, references = join(records, data, folder)
-    questions = _questions(Path(data) / "eval" / folder, "")
-    with open(target, "w", encoding="utf-8") as file:
-        for index, record in joined.answers.items():
-            one = questions[index]
-            values = (one.question_id, one.text, references[index], record["text"])
-            file.write(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
-    return judged.counts_of_export(joined)
+    questions = _questions(Path(data) / "eval" / folder, "")[: joined.counts["asked"]]
+    lines = []
+    for index, record in joined.answers.items():
+        values = (questions[index].question_id, questions[index].text, references[index], record["text"])
+        lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
+    submission.write(target, "".join(lines).encode())
+    return submission.audit(records, questions) | {"written": len(lines)}
 
 
 def join(records: Sequence[Record], data: Path, folder: str) -> tuple[Joined, dict[int, str]]:
@@ -85,9 +86,10 @@ def read_predictions(path: Path) -> list[Record]:
     ]
 
 
-def benchmark(name: str, title: str, folder: str, videos: str) -> Benchmark:
-    """One of the three sets: they differ in name and place only."""
-    return Benchmark(
+def benchmark(name: str, title: str, folder: str, videos: str, count: int) -> Benchmark:
+    """One of the three sets: they differ in name, place and number of questions only."""
+    everything = partial(load, folder=folder, videos=videos, everything=True)
+    first = Benchmark(
         name=name,
         line=f"{title}: short questions on short videos, right or wrong by a judge model",
         folder=folder,
@@ -102,8 +104,11 @@ def benchmark(name: str, title: str, folder: str, videos: str) -> Benchmark:
         score=partial(score, name=name, folder=folder),
         licence=LICENCE,
         frames=FRAMES,
+        count=FIRST,
         export=partial(export, folder=folder),
+        choices={"questions": Choice(("first", "all"), "the first 1,000, as papers on token reduction ask", asks=True)},
     )
+    return replace(first, vary=lambda questions: replace(first, load=everything, count=count))
 
 
 def _questions(folder: Path, videos: str) -> list[Question]:

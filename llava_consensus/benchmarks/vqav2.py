@@ -89,7 +89,7 @@ def score(records: Sequence[Record], data: Path, split: str = "test-dev", rules:
     for index in texts:
         one = scores[questions[index].question_id]
         extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
-    return base.report("vqav2", joined, numbers, extracted)
+    return base.report("vqav2", joined, numbers | {"rounded": 2}, extracted)
 
 
 def export(records: Sequence[Record], data: Path, target: Path, split: str = "test-dev") -> dict[str, Any]:
@@ -99,8 +99,8 @@ def export(records: Sequence[Record], data: Path, target: Path, split: str = "te
     """
     folder = Path(data) / "eval" / FOLDER
     questions = load(data, split)
+    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
     found = submission.audit(records, questions)
-    base.join(records, questions)  # stops where the answers belong to another benchmark
     said = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
     if split != "val":
         base.require(folder, (replace(WHOLE, optional=False),))

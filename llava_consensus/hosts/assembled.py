@@ -16,6 +16,8 @@ from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
 from llava_consensus.tokens import (
     BEHIND,
     PLACE,
+    Budget,
+    ClipSides,
     Method,
     Reduction,
     Stages,
@@ -31,6 +33,7 @@ class Source(NamedTuple):
     taps: VisionTaps  # of all tiles of the batch, in the order the host encodes them
     decoder: Any  # inner language model, for the probe
     prompts: Tensor  # [R] int64 fingerprint of each row's prompt
+    clip: ClipSides | None = None  # patches of all tiles; text of each row
 
 
 class Group(NamedTuple):
@@ -50,7 +53,7 @@ def reduce_sequences(
     for units in layout.groups(method.adaptive):
         with stages.stage("gather"):
             tokens = _gather(full, layout, units, source)._replace(probe=probe)
-        groups.append(Group(units, method.reduce(tokens, units[0].budget)))
+        groups.append(Group(units, _timed(method, tokens, units[0].budget)))
     with stages.stage("splice"):
         dropped, inserts = _inserts(full, layout, groups, method.order)
         out = splice(full, dropped, inserts, _lengths(layout, groups))
@@ -64,6 +67,14 @@ def _lengths(layout: Layout, groups: list[Group]) -> list[int]:
         for unit in units:
             lengths[layout.pictures[unit.picture].row] -= len(unit.places) - reduction.tokens.shape[1]
     return lengths
+
+
+def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
+    """The reduction with its time: by the method's own stages, or as one where it has none."""
+    whole = Stages(tokens.projected.device)
+    with whole.stage("method"):
+        reduction = method.reduce(tokens, budget)
+    return reduction if reduction.stages is not None else reduction._replace(stages=whole)
 
 
 def outcomes(layout: Layout, groups: list[Group]) -> list[ImageOutcome]:
@@ -110,6 +121,9 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         features=of_used(taps.features),
         class_feature=of_used(taps.class_feature),
         project=taps.project,
+        clip=None
+        if source.clip is None
+        else ClipSides(source.clip.patches[used], *(side[row] for side in source.clip[1:])),
         probed=torch.tensor([layout.probes[1][unit.picture] for unit in units], device=device),
         columns=columns,
         fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ source.prompts.to(device)[row],

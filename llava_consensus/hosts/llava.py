@@ -96,7 +96,7 @@ class LlavaHost:
         try:
             return self._generate(attachment, encoded, prompts)
         finally:
-            attachment.encoded, attachment.overrides = None, {}
+            attachment.encoded, attachment.overrides, attachment.questions = None, {}, None
             if not attached:
                 attachment.detach()
 
@@ -111,6 +111,7 @@ class LlavaHost:
             alone = all(len(encoded[row]) == 1 for row in rows)
             shared = same and alone and len(rows) >= SHARED and not attachment.reads_prompts
             ask = self._ask_shared if shared else self._ask
+            attachment.questions = [prompts[row].text for row in rows]
             with watched(self.model) as cache:
                 texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
             read = self._prefills(attachment, cache, [ids[row] for row in rows], shared)

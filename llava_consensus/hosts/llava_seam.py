@@ -23,6 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import capture, vision_seam
 from llava_consensus.hosts.assembled import Source, outcomes, reduce_sequences
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
+from llava_consensus.hosts.clip_text import text_side
 from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import Layout, read_layout
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
@@ -67,8 +68,10 @@ class LlavaAttachment:
         self.overrides: dict[str, Any] = {}  # config entries that differ for calls of the host's own
         self.encoded: VisionTaps | None = None  # pictures the host has put through the tower already
         self._warned = False
-        self._check_tower()
+        self.questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
+        self.clip_text = text_side(model, method)
         self.decoder = DecoderSeam(model.get_model(), method, self._report) if method.seam == "decoder" else None
+        self._check_tower()
         setattr(model, SEAM, self.prepare)
 
     def _check_tower(self) -> None:
@@ -102,7 +105,7 @@ class LlavaAttachment:
         tower = self.model.get_vision_tower()
         reduces = self.method.reduces and self.budget.tokens < tower.num_patches
         tiled = most_tiles(self.model.config, tower.config.image_size) > 1 and self.method.reduces
-        reads = self.method.seam == "decoder" or bool(self.method.needs & {"probe", "fingerprint"})
+        reads = self.method.seam == "decoder" or bool(self.method.needs & {"probe", "fingerprint", "question"})
         return (reduces or tiled) and reads
 
     def milliseconds(self) -> dict[str, float]:
@@ -110,7 +113,8 @@ class LlavaAttachment:
         own = {id(one.stages): one.stages for outcome in self.outcomes for _, one in outcome.reductions}
         spent: dict[str, float] = {}
         for stages in (self.stages, *own.values()):
-            spent |= stages.milliseconds() if stages else {}
+            for name, time in stages.milliseconds().items() if stages else ():
+                spent[name] = spent.get(name, 0.0) + time
         return spent
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -215,7 +219,9 @@ class LlavaAttachment:
         _, _, _, cache, embeds, labels = self.official(View(self.model, config=config, encode_images=encode), *call)
         real = layout.real.to(embeds.device)
         full = Sequences(embeds, labels, (real.cumsum(1) - 1).clamp_min(0), real)
-        source = Source(seen[0], self.model.get_model(), prompt_fingerprints(call))
+        text = self.clip_text
+        clip = None if text is None else text.sides(seen[0].features, self.questions, len(call.input_ids))
+        source = Source(seen[0], self.model.get_model(), prompt_fingerprints(call), clip)
         out, self.outcomes = reduce_sequences(full, layout, self.method, source, stages)
         self._note_missing_text(layout)
         limit = getattr(self._config(), "tokenizer_model_max_length", None)

@@ -15,7 +15,7 @@ def read_shape(model: Any, text: int = 0) -> Shape:
     """
     config, tower = model.config, model.get_vision_tower()
     vision = tower.vision_tower.config
-    heads = config.num_attention_heads
+    heads, layer = config.num_attention_heads, tower.select_layer
     projector = getattr(model.get_model(), "mm_projector", None)
     linear = [one for one in projector.modules() if isinstance(one, nn.Linear)] if projector is not None else []
     return Shape(
@@ -36,4 +36,5 @@ def read_shape(model: Any, text: int = 0) -> Shape:
         tiles=most_tiles(config, vision.image_size),
         projector=sum(one.in_features * one.out_features for one in linear),
         number_bytes=model.dtype.itemsize,
+        feature_blocks=layer + vision.num_hidden_layers + 1 if layer < 0 else layer,
     )

@@ -4,6 +4,7 @@ The official script reads the grade file too: put it where it would write its ow
 without asking anybody. Arithmetic and reading are in `scorers/mm_vet.py`.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,13 @@ class MMVet:
     def read(self, path: Path) -> list[Record]:
         """Answers in LLaVA's form, or an official result file."""
         text = base.read_text(path)
-        if not text.lstrip().startswith('{"v1_') and '"question_id"' in text:
+        try:
+            whole = json.loads(text)
+        except (ValueError, RecursionError):
+            whole = None
+        if not isinstance(whole, dict) or "question_id" in whole:
             return list(read_answers(path))
-        texts = base.read_json(path, dict)
-        return [{"question_id": _number(key), "text": answer} for key, answer in texts.items()]
+        return [{"question_id": _number(key), "text": answer} for key, answer in whole.items()]
 
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """The answered questions, in file order."""
@@ -66,7 +70,7 @@ class MMVet:
             for one in samples
             if one.key in grades
         ]
-        return _without_nan({**numbers, "extracted": extracted})
+        return _without_nan({**numbers, "rounded": 1, "extracted": extracted})
 
     def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
         """The official grade file: of each sample the judge's name, what was read and the score, one per run."""

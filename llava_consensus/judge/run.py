@@ -31,7 +31,7 @@ from llava_consensus.records import ANSWERS, CONFIG, METRICS, canonical, write_j
 
 log = logging.getLogger(__name__)
 
-GRADES = "grades.json"
+GRADES, JUDGE = "grades.json", "judge.json"
 SHOWN = 5  # answers without a grade that are named
 
 
@@ -83,6 +83,8 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     }
     write_json(folder / GRADES, panel.grades(samples, verdicts))
     write_json(folder / METRICS, metrics)
+    if config.answers.name == ANSWERS and (config.answers.parent / CONFIG).is_file():
+        write_json(config.answers.parent / JUDGE, metrics)  # a run of ours: its tables find the grades there
     return Judged(folder, metrics, expected, spent)
 
 

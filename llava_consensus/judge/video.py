@@ -16,6 +16,7 @@ from llava_consensus.judge.prompts import VIDEO_QA
 from llava_consensus.records import read_answers
 from llava_consensus.scorers import video_qa as scorer
 
+NEITHER = "neither"  # group of answers that the accuracy leaves out
 READINGS = 5  # replies to one question that are read before it is given up; the official script never does
 
 
@@ -67,8 +68,9 @@ class VideoQA:
             if one.key in verdicts:
                 readings = [scorer.understand(said.value) for said in verdicts[one.key]]
                 said = [reading.verdict for reading in readings]
-                extracted.append({"index": one.index, "extracted": str(said), "correct": said.count("yes") / runs})
-        return {**numbers, "runs": each, "extracted": extracted}
+                row = {"index": one.index, "extracted": str(said), "correct": said.count("yes") / runs}
+                extracted.append(row | {"group": NEITHER if None in said else "yes or no"})
+        return {**numbers, "runs": each, "counted": ["yes or no"], "extracted": extracted}
 
     def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
         """The official combined file: of each sample the parsed reply (of the first run) and what was asked."""

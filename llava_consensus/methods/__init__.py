@@ -2,10 +2,12 @@
 (docs/adding.md).
 """
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.methods.cdpruner import CDPruner
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.methods.dart import Dart
 from llava_consensus.methods.divprune import DivPrune
@@ -25,6 +27,8 @@ from llava_consensus.methods.visionzip import VisionZip
 from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.tokens import Method
 
+GROUP = "llava_consensus.methods"  # entry points of other packages
+
 METHODS: dict[str, Any] = {
     "consensusdrop": ConsensusDrop,
     "full": Full,
@@ -37,6 +41,7 @@ METHODS: dict[str, Any] = {
     "visionzip": VisionZip,
     "vispruner": VisPruner,
     "divprune": DivPrune,
+    "cdpruner": CDPruner,
     "tome_post": ToMePost,
     "random": Random,
     "uniform_grid": UniformGrid,
@@ -49,20 +54,47 @@ METHODS: dict[str, Any] = {
 }
 
 
+def method_class(name: str) -> Any:
+    """The class of a method: one of METHODS, or one that an installed package registers under the entry point
+    `llava_consensus.methods` (docs/adding.md).
+
+    Raises:
+        OptionError: for a name that is neither, or a registered one that is no method or cannot be imported.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    others = {one.name: one for one in entry_points(group=GROUP)}
+    if name not in others:
+        raise unknown_name("method", name, [*METHODS, *others])
+    try:
+        found = others[name].load()
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"method {name!r} of {others[name].value}: cannot be imported ({error})") from error
+    if not is_dataclass(found) or not hasattr(found, "reduce"):
+        raise OptionError(f"method {name!r} of {others[name].value}: must be a dataclass with a `reduce`")
+    return found
+
+
+def known_methods() -> dict[str, str]:
+    """Every method by name with its one line: ours, then those of other packages."""
+    lines = {name: (one.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ") for name, one in METHODS.items()}
+    others = {one.name: f"of {one.value}" for one in entry_points(group=GROUP) if one.name not in METHODS}
+    return {name: " ".join(line.split()) for name, line in (lines | others).items()}
+
+
 def make(name: str, **options: Any) -> Method:
     """The method called `name` with these options, checked before anything is loaded.
 
     Raises:
         OptionError: for an unknown name, an unknown option or a value outside its bound.
     """
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    known = [f.name for f in fields(METHODS[name])]
+    chosen = method_class(name)
+    known = [f.name for f in fields(chosen)]
     for option in options:
         if option not in known:
             raise unknown_name(f"option of method {name!r}", option, known)
     try:
-        method: Method = METHODS[name](**options)
+        method: Method = chosen(**options)
     except TypeError as error:
         raise OptionError(f"options of method {name!r}: {error}") from error
     return method

@@ -19,7 +19,7 @@ from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, scal
 from llava_consensus.errors import OptionError
 from llava_consensus.fusers import top
 from llava_consensus.scap import rotate
-from llava_consensus.tokens import Budget, Shape, Stages, choose, ensure_finite, rank
+from llava_consensus.tokens import Budget, Shape, Stages, ensure_finite, rank
 
 PIVOTS = 4  # of each kind
 
@@ -43,7 +43,8 @@ class Dart(DecoderMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("exact", self.exact, (True, False))  # type: ignore[arg-type]
+        if not isinstance(self.exact, bool):
+            raise OptionError(f"exact={self.exact!r} must be true or false")
         if self.layer is not None and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
             raise OptionError(f"layer={self.layer!r} must be a whole number, or left out")
 

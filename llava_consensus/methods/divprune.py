@@ -21,7 +21,7 @@ class DivPrune(Placement):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs; each of the T steps only compares."""
-        return 2.0 * shape.patches**2 * shape.width if budget.tokens < shape.patches else 0.0
+        return sum(2.0 * size**2 * shape.width for one, size in self.units(shape, budget) if one.tokens < size)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged."""

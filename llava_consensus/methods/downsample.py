@@ -35,7 +35,8 @@ class Downsample(Placement):
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """The small picture in every block."""
-        return [self._count(budget, shape.patches)] * shape.blocks
+        share, size = self.units(shape, budget)[0]
+        return [self._count(share, size)] * shape.blocks
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The tokens of the small picture, which the host handed over spread over the full grid."""

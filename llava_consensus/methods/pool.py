@@ -25,7 +25,7 @@ class Pool(Placement):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""
-        return 2.0 * shape.patches * shape.width * min(budget.tokens, shape.patches)
+        return sum(2.0 * size * shape.width * min(one.tokens, size) for one, size in self.units(shape, budget))
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` means, each standing at the middle of its cell."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
 from llava_consensus.output import pick
+from llava_consensus.peaks import average, cluster
 from llava_consensus.scap import rotate
 from llava_consensus.tokens import Budget, Shape, Stages, TextProbe, choose, ensure_finite, rank, within
 
@@ -39,7 +40,8 @@ class SparseVLM(DecoderMethod):
     """SparseVLM: cut in stages by the attention of the question's telling words, recycling dropped tokens.
 
     Args:
-        version: `1.5` | `1.0` (adaptive counts, waits for the device at each cut) | `2.0` (always keeps positions).
+        version: `1.5` | `1.0` (counts are read from the data: it waits for the device at each cut, and `entering` says
+            the most there can be) | `2.0` (always keeps positions).
         scale, bias: of version 1.0; None are the published ones of T = 192, 128 and 64.
     Raises:
         OptionError: for a value outside its bound.
@@ -103,6 +105,8 @@ class SparseVLM(DecoderMethod):
         for stage in self.stages(budget, shape.patches, shape.layers):
             candidates = recycled(left - stage.kept)[0] if stage.merged else 0
             spent += 2.0 * shape.width * (shape.patches * shape.text + candidates * (candidates + stage.merged))
+            if self.version == "2.0":
+                spent += 2.0 * shape.head_width * shape.text * left
             left = stage.left
         return spent
 
@@ -141,10 +145,10 @@ def recycled(dropped: int) -> tuple[int, int]:
 
 
 def solve(tokens: int, available: int) -> int:
-    """k with k + clusters = T, the smallest; T itself where the clusters alone are more (then nothing is recycled)."""
+    """The largest k with k + clusters = T; T itself where the clusters alone are more (then nothing is recycled)."""
     if recycled(available)[1] > tokens:
         return tokens
-    return next(k for k in range(tokens) if k + recycled(available - k)[1] == tokens)
+    return next(k for k in reversed(range(tokens)) if k + recycled(available - k)[1] == tokens)
 
 
 def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
@@ -175,34 +179,3 @@ def best_heads(attention: Tensor, asked: Tensor) -> Tensor:
     mass = (attention * asked[:, None, :, None]).sum((2, 3))  # [P, H]
     index = rank(mass)[:, :HEADS]
     return attention.gather(1, index[..., None, None].expand(-1, -1, *attention.shape[2:]))
-
-
-def cluster(states: Tensor, count: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Density-peak clusters (section 15 of baselines.md): equal densities rank by index.
-
-    Args:
-        states: [P, m, D].
-        count: clusters, which is also how many nearest states, itself included, make a density.
-        noise: [P, m] added to the densities, as the authors do; for comparison with them.
-    Returns:
-        Cluster of every state [P, m], and centres [P, count], best first.
-    """
-    states = states.float()
-    distance = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist") / states.shape[-1] ** 0.5
-    nearest = distance.topk(count, dim=-1, largest=False).values
-    density = torch.exp(-nearest.square().mean(-1)) + (0.0 if noise is None else noise)
-    place = torch.arange(states.shape[1], device=states.device)
-    equal = density[:, None] == density[..., None]
-    denser = (density[:, None] > density[..., None]) | (equal & (place < place[:, None]))  # [P, m, of which]
-    widest = distance.flatten(1).amax(1)[:, None, None]
-    gap = torch.where(denser, distance, widest).amin(-1)
-    centres = rank(gap * density)[:, :count]
-    group = distance.gather(2, centres[:, None].expand(-1, states.shape[1], -1)).argmin(-1)
-    own = torch.arange(count, device=states.device).expand_as(centres)
-    return group.scatter(1, centres, own), centres
-
-
-def average(states: Tensor, group: Tensor, count: int) -> Tensor:
-    """Mean of every cluster: [P, m, D] -> [P, count, D]."""
-    share = torch.nn.functional.one_hot(group, count).transpose(1, 2).to(states.dtype)
-    return (share @ states) / share.sum(-1, keepdim=True)

@@ -73,17 +73,18 @@ class ToMe(Placement):
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """Patches entering each block: fewer from block to block, T behind the feature block."""
         left = [shape.patches]
-        for count in self._counts(shape, budget):
+        for count in self._counts(shape, self.units(shape, budget)[0][0]):
             left.append(left[-1] - count)
         return (left + left[-1:] * shape.blocks)[: shape.blocks]
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Similarities of even with odd places and the weighted sums, in every block."""
-        total, width, left = 0.0, shape.vision_width, shape.patches
-        for count in self._counts(shape, budget):
-            odd = (left + 1) // 2  # of left + 1 tokens, the class token among them
-            total += 2.0 * (left + 1 - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
-            left -= count
+        total, width = 0.0, shape.vision_width
+        for one, left in self.units(shape, budget):
+            for count in self._counts(shape, one):
+                odd = (left + 1) // 2  # of left + 1 tokens, the class token among them
+                total += 2.0 * (left + 1 - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
+                left -= count
         return total
 
     def _counts(self, shape: Shape, budget: Budget) -> list[int]:

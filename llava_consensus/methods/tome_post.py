@@ -38,11 +38,14 @@ class ToMePost(Placement):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Similarities of even with odd places and the weighted sums of tokens and keys, in every round."""
-        total, left = 0.0, shape.patches
+        return sum(self._unit_flops(shape, one.tokens, size) for one, size in self.units(shape, budget))
+
+    def _unit_flops(self, shape: Shape, tokens: int, left: int) -> float:
         key = shape.vision_width // shape.vision_heads
         width = {"key": key, "feature": shape.vision_width, "projected": shape.width}[self.similarity]
-        while left > budget.tokens:
-            odd, count = left // 2, min(left - budget.tokens, left // 2)
+        total = 0.0
+        while left > tokens:
+            odd, count = left // 2, min(left - tokens, left // 2)
             total += 2.0 * (left - odd) * odd * width + 2.0 * odd * count * (width + shape.width)
             left -= count
         return total

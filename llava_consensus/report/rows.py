@@ -1,7 +1,7 @@
 """Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
 
-    rows = read_rows(Path("results"))            # every run, complete or not
-    for group in sections(rows): ...             # runs that differ in method, budget and benchmark only
+    row = read_row(Path("results/gqa-random-64-3f"))   # one run; `table.read_rows` reads all of a folder
+    for group in sections(rows): ...                   # runs that differ in method, budget and benchmark only
 
 Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
 """
@@ -20,7 +20,12 @@ from llava_consensus.report.samples import Sample, sample
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = ("match", "judge", "frames")  # keys that only some runs have: by what a budget is meant, who judged, video
+LATER = (
+    "match",
+    "judge",
+    "frames",
+    "choices",
+)  # keys that only some runs have: by what a budget is meant, who judged, video
 OF_VIDEO = ("av",)  # packages that only runs on videos name
 FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
@@ -112,15 +117,6 @@ class Row:
         return sample(self.report, self.score) if self.complete else None
 
 
-def read_rows(out: Path) -> list[Row]:
-    """Every run below a folder of results, complete or not.
-
-    Raises:
-        DataError: a file is not what a run writes; it is named.
-    """
-    return [read_row(path.parent) for path in sorted(out.glob("*/config.json"))]
-
-
 def read_row(folder: Path) -> Row:
     """The run in one folder; DataError unless it is one."""
     if not (folder / "config.json").is_file():
@@ -130,7 +126,16 @@ def read_row(folder: Path) -> Row:
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
         raise DataError(f"{folder / 'config.json'}: no {', '.join(absent)} in it. Move the folder away")
+    if metrics is not None and metrics["score"] is None and (folder / "judge.json").exists():
+        metrics = _graded(metrics, _read(folder / "judge.json"))
     return Row(config, metrics, answers.read_bytes().count(b"\n") if answers.exists() else 0)
+
+
+def _graded(metrics: dict[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
+    """A run whose score only a judge gives, with the grades it was given last, if every one of its answers has one."""
+    if judged["counts"]["graded"] != metrics["answered"]:
+        return metrics
+    return metrics | {"score": judged["score"], "report": metrics["report"] | dict(judged)}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -167,15 +172,26 @@ def sections(rows: Iterable[Row]) -> list[list[Row]]:
     groups: dict[tuple[str, int], list[Row]] = {}
     for key, group in _grouped(rows, _setting).items():
         for of_benchmark in _grouped(group, lambda row: row.config["benchmark"]).values():
-            versions = sorted(_grouped(of_benchmark, version).values(), key=len, reverse=True)
-            for page, found in enumerate(versions):
+            for page, found in enumerate(_pages(of_benchmark)):
                 groups.setdefault((key, page), []).extend(found)
     return list(groups.values())
 
 
-def version(row: Row) -> str:
+def _pages(rows: Iterable[Row]) -> list[list[Row]]:
+    """A benchmark's runs by version, most runs first; those that no judge has seen stand with the first judge's."""
+    pages = []
+    for same in sorted(_grouped(rows, lambda row: version(row, "judge")).values(), key=len, reverse=True):
+        judged = [row for row in same if row.config.get("judge")]
+        found = sorted(_grouped(judged, version).values(), key=len, reverse=True) or [[]]
+        found[0] += [row for row in same if not row.config.get("judge")]
+        pages += found
+    return pages
+
+
+def version(row: Row, but: str = "") -> str:
     """What must be the same for two runs to be compared question by question."""
-    return json.dumps({key: row.config.get(key) for key in OF_BENCHMARK + LATER if key != "match"}, sort_keys=True)
+    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", but)]
+    return json.dumps({key: row.config.get(key) for key in keys}, sort_keys=True)
 
 
 def _setting(row: Row) -> str:

@@ -5,7 +5,8 @@
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that are drawn together:
 MME's picture, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the groups
-that enter the headline, absent means all. A new statistic is one function of sums and one line in STATISTICS.
+that enter the headline, absent means all; `rounded`, the decimals the headline is rounded to, if it is. A new statistic
+is one function of sums and one line in STATISTICS.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -94,9 +95,8 @@ def sample(report: Record, score: float | None) -> Sample | None:
     if score is None or not rows:
         return None
     made = _sample(rows, report.get("statistic", "mean"))
-    if made is None or not abs(float(made.score(made.sums.sum(axis=0))) - score) <= TOLERANCE * max(1.0, abs(score)):
-        return None
-    return made
+    near = TOLERANCE * max(1.0, abs(score)) + (0.5 * 10.0 ** -report["rounded"] if "rounded" in report else 0.0)
+    return made if made is not None and abs(float(made.score(made.sums.sum(axis=0))) - score) <= near else None
 
 
 def counted(report: Record) -> list[Record]:

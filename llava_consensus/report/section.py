@@ -113,7 +113,8 @@ class Section:
         if both is not None:
             full = self._scores(self.full) if self.full else None
             p = bootstrap_p(both[:, 0] - both[:, 1], value - sum(full) / len(full)) if full else None
-            return Mean(value, interval(both[:, 0]), p)
+            tests = [cell.test for name in self.papers if (cell := self.cell(line, name)) and cell.test]
+            return Mean(value, interval(both[:, 0]), tests[0].p if len(tests) == 1 else p)
         own = self._own(line)
         return Mean(value, None if own is None else interval(own))
 

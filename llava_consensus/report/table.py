@@ -7,13 +7,15 @@
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from llava_consensus.report import costs, latex, layout, tidy
 from llava_consensus.report import markdown as marked
 from llava_consensus.report.costs import Bench
+from llava_consensus.report.judged import join, read_judged
 from llava_consensus.report.layout import Table
 from llava_consensus.report.markdown import BEGIN, END, replace_block
-from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, full_score, read_row, read_rows, sections
+from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, full_score, read_row, sections
 from llava_consensus.report.section import Section
 
 __all__ = [  # what others use: they need not know in which file it is
@@ -33,6 +35,17 @@ __all__ = [  # what others use: they need not know in which file it is
 ]
 
 NOTHING = "No results yet: `make tables` measures them."
+
+
+def read_rows(out: Path) -> list[Row]:
+    """Every run below a folder of results, complete or not, with a judge's score where it needs one and has it.
+
+    Raises:
+        DataError: a file is not what a run writes; it is named.
+    """
+    judged = read_judged(out)
+    folders = [path.parent for path in sorted(out.glob("*/config.json"))]
+    return [row for folder in folders for row in join(read_row(folder), folder, judged)]
 
 
 def made(rows: Iterable[Row]) -> list[Section]:

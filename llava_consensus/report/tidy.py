@@ -26,11 +26,8 @@ def table(sections: Iterable[Section], bench: costs.Bench = ()) -> str:
     writer.writeheader()
     beside: list[str] = []
     for section in sections:
-        for line in section.lines:
-            for name in section.names:
-                cell = section.cell(line, name)
-                if cell is not None:
-                    writer.writerow(_known(_ours(section, line, cell, bench)))
+        cells = [(line, section.cell(line, name)) for line in section.lines for name in section.names]
+        writer.writerows(_known(_ours(section, line, cell, bench)) for line, cell in cells if cell is not None)
         full = section.full.tokens if section.full else 0
         beside += [one for one in paper.printed(section.names, full) if one not in beside]
     for one in beside:

@@ -7,6 +7,7 @@ PYTHONPATH=. .venv-pinned/bin/python tests/golden/make_pyramiddrop.py /tmp/pyram
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tiny_decoder import AFTER, BEFORE, CONFIG, STEPS, fill, inputs
 
 CASES = [(576, t, s) for t in (192, 128, 72, 64, 32) for s in (0, 1)] + [(333, 50, 0), (575, 101, 0), (2880, 640, 0)]
+
+CHOSEN = []
+
+
+def topk(*args: Any, **kwargs: Any) -> Any:
+    """The ranking's last step, overheard."""
+    CHOSEN.append(torch.topk(*args, **kwargs))
+    return CHOSEN[-1]
 
 
 @torch.no_grad()
@@ -32,16 +41,10 @@ def main(checkout: Path) -> None:
         inner.layer_list, inner.image_token_ratio_list = [8, 16, 24], [1.0, *((c + 0.5) / visual for c in counts)]
         inner.image_token_posi, inner.prompt_len, inner.image_tokens = [BEFORE], [BEFORE + AFTER], [visual]
         prompt, answer = inputs(visual, seed)
-        kept, chosen = [], torch.topk
-
-        def topk(values: torch.Tensor, *args: int, kept: list = kept, **kwargs: int) -> object:
-            found = chosen(values, *args, **kwargs)
-            kept.append(found.indices.sort().values.tolist())
-            return found
-
-        torch.Tensor.topk, original = topk, torch.Tensor.topk
+        torch.Tensor.topk = topk
         out, _ = inner.pdrop_forward(inputs_embeds=prompt, use_cache=True, return_dict=True)
-        torch.Tensor.topk = original
+        kept, torch.Tensor.topk = [one.indices.sort().values.tolist() for one in CHOSEN], torch.topk
+        CHOSEN.clear()
         logits = [model.lm_head(out.last_hidden_state)[0, -1]]
         cache = out.past_key_values
         for step in range(STEPS):

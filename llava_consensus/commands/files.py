@@ -9,18 +9,19 @@ They work on anybody's LLaVA answer files. Printing is left to `cli.py`.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llava_consensus.commands import arguments as common
+from llava_consensus.commands.arguments import Command, choices
 from llava_consensus.errors import DataError, OptionError
 
-Lines = Callable[[argparse.Namespace], Iterator[str]]
 Options = Mapping[str, Any]
 
 
-def add(command: Callable[[str, Lines, str], argparse.ArgumentParser], data: str) -> None:
-    """Adds the three commands; `command` makes a parser from name, lines and description."""
+def add(command: Command) -> None:
+    """Adds the three commands."""
     for name, lines, line in (
         ("score", score, "score an answer file"),
         ("export", export, "write an answer file in the form the official server or tool takes"),
@@ -28,8 +29,8 @@ def add(command: Callable[[str, Lines, str], argparse.ArgumentParser], data: str
         parser = command(name, lines, line)
         parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
         parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes")
-        parser.add_argument("--data", default=data, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
-        choice_argument(parser)
+        common.data(parser)
+        common.choice(parser)
         if name == "score":
             parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
         else:
@@ -37,23 +38,8 @@ def add(command: Callable[[str, Lines, str], argparse.ArgumentParser], data: str
             parser.add_argument("--force", action="store_true", help="write over what is there")
     parser = command("check-data", check_data, "which files are there, which are missing and where they come from")
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help="all of them by default")
-    parser.add_argument("--data", default=data, type=Path, metavar="DIR", help="folder with eval/... (%(default)s)")
-    choice_argument(parser)
-
-
-def choice_argument(parser: argparse.ArgumentParser) -> None:
-    """The argument that sets an option of the benchmark."""
-    help_line = "option of the benchmark, for example split=test; a wrong one lists what there is"
-    parser.add_argument("--benchmark-option", action="append", default=[], metavar="KEY=VALUE", help=help_line)
-
-
-def choices(pairs: list[str]) -> dict[str, str]:
-    """`key=value` texts as options of a benchmark."""
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    for name, value in found.items():
-        if not name or not value:
-            raise OptionError(f"--benchmark-option {name}={value}: must be KEY=VALUE, for example split=test")
-    return found
+    common.data(parser)
+    common.choice(parser)
 
 
 def score(arguments: argparse.Namespace) -> Iterator[str]:
@@ -62,7 +48,7 @@ def score(arguments: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.records import read_answers
 
     benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
-    report = benchmark.score(read_answers(arguments.answers), arguments.data)
+    report = benchmark.score(read_answers(arguments.answers), Path(arguments.data))
     if arguments.json:
         yield json.dumps(report, indent=1)
         return
@@ -77,17 +63,24 @@ def score(arguments: argparse.Namespace) -> Iterator[str]:
 def table(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A nested report line by line, fractions with two decimals."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield f"{indent}{name}:"
-            yield from table(value, f"{indent}  ")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for one in value:
-                yield f"{indent}{name}: " + ", ".join(f"{key} {_plain(part)}" for key, part in one.items())
-        else:
-            yield f"{indent}{name}: {_plain(value)}"
+        head, rest = _entry(name, value, indent)
+        yield head
+        yield from rest
+
+
+def _entry(name: str, value: Any, indent: str) -> tuple[str, Iterator[str]]:
+    """The line of one entry, and the lines below it."""
+    deeper = f"{indent}  "
+    if isinstance(value, Mapping) and value:
+        return f"{indent}{name}:", table(value, deeper)
+    if isinstance(value, list) and (name == "official_lines" or any(isinstance(one, Mapping) for one in value)):
+        return f"{indent}{name}:", (deeper + _plain(one) for one in value if one)
+    return f"{indent}{name}: {_plain(value)}", iter(())
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, list):
         return " ".join(map(_plain, value)) or "-"
     if isinstance(value, bool):
@@ -110,7 +103,7 @@ def export(arguments: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--out {target}: is there already. Give another name, or --force to write over it")
     if not target.parent.is_dir():
         raise DataError(f"--out {target}: no folder {target.parent}")
-    found = benchmark.export(read_answers(arguments.answers), arguments.data, target)
+    found = benchmark.export(read_answers(arguments.answers), Path(arguments.data), target)
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):
@@ -129,7 +122,7 @@ def check_data(arguments: argparse.Namespace) -> Iterator[str]:
         benchmark = benchmarks.get(name, choices(arguments.benchmark_option))
         yield f"{name}: {benchmark.licence or 'licence not noted'}"
         ready = True
-        for one in check(benchmark, arguments.data):
+        for one in check(benchmark, Path(arguments.data)):
             ready &= one.ready
             yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
         yield f"  {'ready' if ready else 'not ready'}"

@@ -1,23 +1,22 @@
-"""The commands `report` and `compare`: their arguments, and what they write and return to be printed.
-
-Called by `cli.py` alone. Nothing heavy is imported before a command runs.
-"""
+"""The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llava_consensus.commands.arguments import OUT, Command
 from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
     from llava_consensus.report.section import Section
 
-OUT = "results"
 FORMATS = ("markdown", "csv", "latex", "brief")
 
 
-def report_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `report` takes."""
+def add(command: Command) -> None:
+    """Adds both commands."""
+    parser = command("report", report, "tables of all results: Markdown, CSV, LaTeX")
     parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
     parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
@@ -27,10 +26,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens, by benchmark")
     parser.add_argument("--methods-figure", type=Path, metavar="FILE", help="also draw each method against the others")
-
-
-def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `compare` takes."""
+    parser = command("compare", compare, "two runs against each other, by question")
     for letter in ("A", "B"):
         parser.add_argument(
             f"run_{letter.lower()}", metavar=f"RUN_{letter}", help="folder of a run, or its name's start"
@@ -38,7 +34,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
 
 
-def report(arguments: argparse.Namespace) -> str:
+def report(arguments: argparse.Namespace) -> Iterator[str]:
     """Writes the files that were asked for; returns the tables in the format that was.
 
     Raises:
@@ -59,7 +55,7 @@ def report(arguments: argparse.Namespace) -> str:
         if path:
             _parent(path).write_text(table.FORMATS[name](found, bench), encoding="utf-8", newline="")
     _draw(arguments, found)
-    return texts[arguments.format]
+    yield texts[arguments.format]
 
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:
@@ -79,9 +75,9 @@ def _parent(path: Path) -> Path:
     return path
 
 
-def compare(arguments: argparse.Namespace) -> str:
+def compare(arguments: argparse.Namespace) -> Iterator[str]:
     """Two runs of a benchmark, paired by question, as text."""
     from llava_consensus.report import versus
 
     runs = [versus.find(name, arguments.out) for name in (arguments.run_a, arguments.run_b)]
-    return "\n".join(versus.lines(*runs))
+    yield from versus.lines(*runs)

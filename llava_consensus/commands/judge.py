@@ -1,13 +1,18 @@
-"""`llava-consensus judge`: its arguments, and what it tells about a judged run. Imports nothing heavy by itself."""
+"""The command `judge`: grades of a judge model."""
 
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llava_consensus.commands import arguments
+from llava_consensus.commands.arguments import Command
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command, beside its `--data`."""
+
+def add(command: Command) -> None:
+    """Adds the command."""
+    parser = command("judge", judge, "grade an answer file by a judge model")
+    arguments.data(parser)
     parser.add_argument("name", metavar="BENCHMARK", help="mmvet, tgif, msvd or msrvtt")
     parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="LLaVA's, or the official file")
     parser.add_argument("--judge-model", required=True, metavar="M", help="as its server calls it")
@@ -27,26 +32,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
 
 
-def run(given: argparse.Namespace, options: Mapping[str, Any]) -> Iterator[str]:
+def judge(given: argparse.Namespace) -> Iterator[str]:
     """Judges, and tells line by line; at the end JudgeError if some answers have no grade."""
     from llava_consensus.judge.client import JudgeError, Server
     from llava_consensus.judge.cost import Prices
     from llava_consensus.judge.grading import JudgeConfig
-    from llava_consensus.judge.run import run as judge
+    from llava_consensus.judge.run import run as grade
+    from llava_consensus.sweep import parse_options
 
     config = JudgeConfig(
         benchmark=given.name,
         answers=given.answers,
-        data=given.data,
+        data=Path(given.data),
         server=Server(given.judge_model, given.judge_url, given.concurrency, given.judge_timeout, given.judge_tries),
         prompt_from=given.judge_prompt_from,
         runs=given.runs,
-        options=options,
+        options=parse_options(given.judge_option),
         prices=Prices(*given.judge_price) if given.judge_price else None,
         full_answers=given.full_answers,
         out=given.out,
     )
-    judged = judge(config, given.judge_dry_run, not given.no_progress)
+    judged = grade(config, given.judge_dry_run, not given.no_progress)
     if judged.metrics is None:
         yield f"{given.name}: nothing was sent. To be sent, by estimate: {judged.expected}"
         return

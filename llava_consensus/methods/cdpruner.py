@@ -1,0 +1,117 @@
+"""CDPruner: keep T tokens that differ from each other and have to do with the question (Zhang et al., NeurIPS 2025). A
+determinantal point process over the projected tokens, its kernel their cosines weighted by each patch's relevance to
+the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the authors'
+code, relevance is the NEGATED cosine (CLIP patches point away from what they show) and the sentence that asks for a
+single word is no part of the question. What differs: relevance is scaled within a picture, not within a batch; past the
+rank of the kernel, where theirs repeats one token for ever, the tokens with most left go on; exactly T, none twice.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from llava_consensus.output import assemble
+from llava_consensus.tokens import (
+    Budget,
+    ClipSides,
+    Placement,
+    Reduction,
+    Shape,
+    VisualTokens,
+    ensure_finite,
+    within,
+)
+
+SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
+TEXT_TOWER = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP ViT-L's text tower for one segment of 77 tokens
+CLIP_WIDTH = 768
+
+
+@dataclass(frozen=True, kw_only=True)
+class CDPruner(Placement):
+    """Keep T tokens that are relevant to the question and unlike each other; needs a whole CLIP model.
+
+    Args:
+        theta: weight of relevance in [0, 1): it becomes exp(a r), a = theta / (2 - 2 theta), as a comment in the
+            authors' code has it; 0 is diversity alone. None, the default, is the relevance itself, as their code runs.
+    Raises:
+        OptionError: for a theta outside its bound.
+    """
+
+    theta: float | None = None
+
+    needs: ClassVar[frozenset[str]] = frozenset({"features", "question"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.theta is not None:
+            within("theta", self.theta, 0.0, 1.0 - 1e-6)
+
+    def query(self, question: str) -> str:
+        """What of a prompt's text counts as the question."""
+        return question.replace(SHORT_ANSWER, "")
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor."""
+        total = 0.0
+        for one, size in self.units(shape, budget):
+            if one.tokens < size:
+                total += 2.0 * size * (CLIP_WIDTH * (shape.vision_width + 1) + size * shape.width)
+                total += 1.0 * one.tokens * (one.tokens - 1) * size
+        return TEXT_TOWER + total if total else 0.0
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, none merged; `fused` is the relevance."""
+        if tokens.clip is None or tokens.probed is None:
+            raise ValueError("cdpruner needs the question in CLIP's space: the host did not collect it")
+        with torch.no_grad():
+            found = relevance(tokens.clip._replace(patches=tokens.of_tiles(tokens.clip.patches)), tokens.probed)
+            weight = self._weight(found)
+            direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
+            kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
+            kept = greedy_map(kernel, min(budget.tokens, kernel.shape[1])).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(fused=found)
+
+    def _weight(self, found: Tensor) -> Tensor:
+        """What the kernel is weighted with; scaled, which changes no choice, so that it never overflows."""
+        if self.theta is None:
+            return found
+        return torch.exp(self.theta / (2 - 2 * self.theta) * (found - found.amax(1, keepdim=True)))
+
+
+def relevance(sides: ClipSides, picture: Tensor) -> Tensor:
+    """Relevance of every patch, scaled to (0, 1] over all units of its picture.
+
+    Args:
+        sides: patches [B, N, P], and each unit's text [B, M, P] with `real` [B, M].
+        picture: [B] which picture a unit belongs to.
+    """
+    patches, text = normalize(sides.patches.float(), dim=-1), normalize(sides.text.float(), dim=-1)
+    cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [B, N, M]
+    raw = ensure_finite("CLIP relevance", -cosine.sum(2) / sides.real.sum(1, keepdim=True))
+    same = picture[:, None] == picture[None]
+    low = torch.where(same, raw.amin(1), torch.inf).amin(1, keepdim=True)
+    high = torch.where(same, raw.amax(1), -torch.inf).amax(1, keepdim=True)
+    return torch.where(high > low, (raw - low + 1e-6) / (high - low), torch.ones_like(raw))
+
+
+def greedy_map(kernel: Tensor, count: int) -> Tensor:
+    """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
+    size = kernel.shape[1]
+    left = torch.diagonal(kernel, dim1=1, dim2=2).clone()  # what of each token the chosen ones do not explain
+    factor = kernel.new_zeros(len(kernel), count, size)
+    chosen = torch.empty(len(kernel), count, dtype=torch.long, device=kernel.device)
+    for step in range(count):
+        index = left.argmax(1)
+        chosen[:, step] = index
+        place = index[:, None, None]
+        column = factor[:, :step].gather(2, place.expand(-1, step, 1))  # [B, step, 1]
+        row = kernel.gather(1, place.expand(-1, 1, size))[:, 0] - (column * factor[:, :step]).sum(1)
+        own = left.gather(1, index[:, None])
+        row = torch.where(own > 0, row / own.clamp_min(torch.finfo(row.dtype).tiny).sqrt(), 0.0)
+        factor[:, step] = row
+        left = (left - row.square()).scatter(1, chosen[:, : step + 1], -torch.inf)
+    return chosen

@@ -1,0 +1,231 @@
+"""CDPruner, and the text tower it needs of a host: maths by hand, CLIP's own features as oracle, and the embedded model
+with a whole CLIP model for a tower.
+"""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import IMAGE, tiny_llava
+from test_llava_host import ANYRES, batch, row, tiles
+from test_method import unit
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Prompt, load
+from llava_consensus.methods import make
+from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
+from llava_consensus.tokens import Budget, ClipSides
+
+ROOT = Path(__file__).parents[1]
+MINI = ROOT / "checkpoints" / "llava-mini"
+LENGTH = 24  # of the tiny text tower
+
+
+def kernel_of(degrees: list[float], weights: list[float]) -> torch.Tensor:
+    angles = torch.tensor(degrees, dtype=torch.float64) * math.pi / 180
+    points, weight = torch.stack((angles.cos(), angles.sin()), -1), torch.tensor(weights, dtype=torch.float64)
+    return (weight[:, None] * (points @ points.T) * weight)[None]
+
+
+# ---- maths
+
+
+def test_worked_example() -> None:
+    """baselines.md 10.G: what is left after the first pick is .0948, .0625, .3491."""
+    kernel = kernel_of([0, 20, 30, 100], [1, 0.9, 0.5, 0.6])
+    assert greedy_map(kernel, 2).tolist() == [[0, 3]]
+    assert torch.diagonal(kernel[0]).tolist() == pytest.approx([1, 0.81, 0.25, 0.36])
+    left = torch.diagonal(kernel[0]) - kernel[0, 0].square() / kernel[0, 0, 0]
+    assert left[1:].tolist() == pytest.approx([0.0948, 0.0625, 0.3491], abs=1e-4)
+
+
+def test_greedy_map_equals_the_largest_determinants() -> None:
+    """Each pick maximises the determinant of what is picked so far (the definition)."""
+    points = torch.randn(20, 12, generator=torch.Generator().manual_seed(4)).double()
+    kernel = points @ points.T
+    chosen: list[int] = []
+    for _ in range(10):
+        volume = [
+            -1.0 if j in chosen else float(torch.linalg.det(kernel[[*chosen, j]][:, [*chosen, j]])) for j in range(20)
+        ]
+        chosen.append(max(range(20), key=lambda j: volume[j]))
+    assert greedy_map(kernel[None], 10).tolist() == [chosen]
+
+
+def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
+    """The authors' loop divides by the root of a negative number here and repeats one index (baselines.md 15)."""
+    tokens = unit(size=24)  # six channels: rank six
+    result = make("cdpruner").reduce(tokens, Budget(15))
+    assert all(len(set(kept)) == 15 for kept in result.kept.tolist()) and torch.isfinite(result.fused).all()
+    same = tokens._replace(projected=torch.ones(2, 24, 6), clip=tokens.clip._replace(patches=torch.ones(2, 24, 7)))
+    assert make("cdpruner").reduce(same, Budget(3)).kept.tolist() == [[0, 1, 2]] * 2
+
+
+def test_relevance_is_the_negated_cosine_scaled_over_the_units_of_a_picture() -> None:
+    patches = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [3.0, 4.0]], [[2.0, 0.0], [0.0, 5.0]]])
+    text = torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).expand(3, -1, -1)
+    real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
+    found = relevance(ClipSides(patches, text, real), torch.tensor([7, 7, 8]))
+    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
+    assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
+
+
+def test_theta_moves_from_diversity_to_relevance() -> None:
+    tokens = unit(size=24)
+    blind = make("cdpruner", theta=0.0).reduce(tokens, Budget(5)).kept
+    other = tokens._replace(clip=unit(size=24, seed=8).clip)
+    assert torch.equal(make("cdpruner", theta=0.0).reduce(other, Budget(5)).kept, blind)
+    assert not torch.equal(make("cdpruner", theta=0.9).reduce(tokens, Budget(5)).kept, blind)
+    found = make("cdpruner", theta=0.999).reduce(tokens, Budget(1))
+    assert torch.equal(found.kept[:, 0], found.fused.argmax(1))
+    with pytest.raises(OptionError, match="theta=1"):
+        make("cdpruner", theta=1)
+
+
+def test_the_sentence_about_short_answers_is_no_question() -> None:
+    assert make("cdpruner").query("What is red?" + SHORT_ANSWER) == "What is red?"
+
+
+# ---- hosts
+
+
+def write_text_side(folder: Path) -> int:
+    """CLIP's byte vocabulary without merges; its size."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(code) for code in printable] + [chr(256 + n) for n in range(256 - len(printable))]
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    special = {"bos_token": words[-2], "eos_token": words[-1], "unk_token": words[-1], "pad_token": words[-1]}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer", **special}))
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    return len(words)
+
+
+def write_clip(folder: Path, vision: dict[str, Any]) -> Any:
+    """A whole CLIP model with random weights, its tokenizer beside it."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
+
+    folder.mkdir(parents=True, exist_ok=True)
+    words = write_text_side(folder)
+    ends = dict(bos_token_id=words - 2, eos_token_id=words - 1, pad_token_id=words - 1)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, projection_dim=24)
+    text = CLIPTextConfig(vocab_size=words, max_position_embeddings=LENGTH, **sizes, **ends)
+    sight = CLIPVisionConfig(**{**vision, "projection_dim": 24})
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=sight.to_dict(), projection_dim=24)).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    from transformers import CLIPImageProcessor
+
+    folder = tmp_path_factory.mktemp("whole_clip")
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+    model = write_clip(folder, {**vision, "image_size": IMAGE, "patch_size": 14})
+    size = {"height": IMAGE, "width": IMAGE}
+    CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size=size).save_pretrained(folder)
+    return SimpleNamespace(folder=folder, clip=model)
+
+
+@torch.no_grad()
+def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamespace) -> None:
+    model, clip = tiny_llava(clip_folder.folder), clip_folder.clip
+    questions = ["what is red?", "is there a very long dog behind the second or the third tree?"]  # one and three
+    ids, mask = batch(row(5), row(6))
+    images = tiles(2)
+    with attach(model, "cdpruner", tokens=6) as attached:
+        attached.questions = [questions[0] + SHORT_ANSWER, questions[1]]
+        model(ids, images=images, attention_mask=mask)
+        found = [outcome.reductions[0][1] for outcome in attached.outcomes]
+    from transformers import AutoTokenizer, CLIPTextModelWithProjection
+
+    text_model = CLIPTextModelWithProjection.from_pretrained(clip_folder.folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(clip_folder.folder)
+    vision = clip.vision_model
+    hidden = vision(images, output_hidden_states=True).hidden_states[-2][:, 1:]
+    patches = clip.visual_projection(vision.post_layernorm(hidden))
+    for index, question in enumerate(questions):
+        numbers = tokenizer(question).input_ids
+        segments = [numbers[start : start + LENGTH] for start in range(0, len(numbers), LENGTH)]
+        assert len(segments) == (1, 3)[index]
+        embeds = []
+        for one in segments:
+            blank = [0] * (LENGTH - len(one))
+            given = dict(input_ids=torch.tensor([one + blank]), attention_mask=torch.tensor([[1] * len(one) + blank]))
+            embeds.append(text_model(**given).text_embeds[0])
+        cosine = torch.nn.functional.cosine_similarity(patches[index][:, None], torch.stack(embeds)[None], dim=-1)
+        raw = -cosine.mean(1)
+        expected = (raw - raw.min() + 1e-6) / (raw.max() - raw.min())
+        assert torch.allclose(found[index].fused[0], expected, atol=1e-4)
+        assert found[index].kept.shape == (1, 6)
+
+
+@torch.no_grad()
+def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace) -> None:
+    model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial")
+    ids, _ = batch(row(5))
+    kept = []
+    for question in ("what?", "where is it?"):
+        with attach(model, "cdpruner", tokens=20) as attached:
+            attached.questions = [question]
+            model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
+            parts = [reduction for _, reduction in attached.outcomes[0].reductions]
+        every = torch.cat([part.fused for part in parts])
+        assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
+        kept.append(every)
+    assert not torch.allclose(*kept)
+
+
+def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
+    with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
+        attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
+    model, (ids, _) = tiny_llava(clip_folder.folder), batch(row(5))
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with pytest.raises(OptionError, match="set the attachment's `questions` to 1 texts"):
+            model(ids, images=tiles(1))
+        attached.questions = ["one", "two"]
+        with pytest.raises(OptionError, match="to 1 texts"):
+            model(ids, images=tiles(1))
+    dense = model(ids, images=tiles(1)).logits
+    with attach(model, "cdpruner", tokens=16):
+        assert torch.equal(model(ids, images=tiles(1)).logits, dense)  # the full model asks for no question
+
+
+def test_the_embedded_model_with_a_whole_clip_model_answers(tmp_path: Path) -> None:
+    """The vision weights are those of the embedded model, the text tower is random: it runs as `--method cdpruner`."""
+    from PIL import Image
+    from transformers import CLIPVisionModel
+
+    copy = tmp_path / "llava-mini-clip"
+    shutil.copytree(MINI, copy, ignore=shutil.ignore_patterns("vision_tower"))
+    vision = CLIPVisionModel.from_pretrained(MINI / "vision_tower")
+    clip = write_clip(copy / "vision_tower", vision.config.to_dict())
+    clip.vision_model.load_state_dict(getattr(vision, "vision_model", vision).state_dict())
+    clip.save_pretrained(copy / "vision_tower")
+    shutil.copy(MINI / "vision_tower" / "preprocessor_config.json", copy / "vision_tower")
+    host = load(str(copy), device="cpu")
+    pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
+    prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]
+    with host.attach(make("cdpruner"), Budget(64)):
+        encoded = host.encode(pictures)
+        asked = [[encoded[0]], [encoded[0]], [encoded[1]], [encoded[0]]]
+        together = host.answer(asked, [prompts[0], prompts[1], prompts[0], prompts[0]])
+        alone = [host.answer([own], [prompt]) for own, prompt in zip(asked[:3], [*prompts, prompts[0]], strict=True)]
+    assert [(one.before, one.after) for one in together] == [(576, 64)] * 4
+    for index, (one,) in enumerate(alone):
+        mine, theirs = together[index].outcomes[0].reductions[0][1], one.outcomes[0].reductions[0][1]
+        assert one.text == together[index].text and torch.equal(mine.kept, theirs.kept)
+    kept = [answer.outcomes[0].reductions[0][1].kept for answer in together]
+    assert torch.equal(kept[0], kept[3]) and not torch.equal(kept[0], kept[1])

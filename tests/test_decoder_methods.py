@@ -1,0 +1,271 @@
+"""What FastV, SparseVLM, PyramidDrop and DART do on paper: the worked examples and tables of the specification
+(baselines.md 2, 3, 8, 9, 15), their schedules in deep and shallow models, and options that are refused.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llava_consensus import peaks
+from llava_consensus.decoder import Cut, DecoderView, Stage, attention_rows, scaled
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.decoder_seam import DecoderSeam
+from llava_consensus.hosts.layout import read_layout
+from llava_consensus.methods import make, sparsevlm
+from llava_consensus.methods.fastv import FastV
+from llava_consensus.tokens import Budget, Shape, Stages, TextProbe
+
+CPU = Stages(torch.device("cpu"))
+SHAPE = Shape(32, 4096, 32, 32, 128, 11008, 32000, 23, 1024, 16, 4096, 576, 588, 66)
+
+
+def view_of(attention: list[float], kept: int, before: int = 2, after: int = 3, **changes: Any) -> DecoderView:
+    """One picture in a sequence of one head whose last row attends to the visual tokens as given."""
+    size = before + len(attention) + after
+    rest = (1 - sum(attention)) / (before + after)
+    row = torch.full((size,), rest)
+    row[before : before + len(attention)] = torch.tensor(attention)
+    key = torch.stack((row.log(), torch.zeros(size)), dim=-1)[None, None]
+    flat, none = torch.ones(1, size, 2), torch.zeros(1, size, 2)
+    rows = torch.tensor([[size - 1]])
+    probe = TextProbe(torch.tensor([[[[1.0, 0.0]]]]), key, flat, none, 1.0, rows, rows >= 0, torch.ones(1, size) > 0)
+    hidden = torch.arange(len(attention)).float()[None, :, None].expand(1, -1, 4) * 10
+    columns = torch.arange(before, before + len(attention))[None]
+    asked = torch.zeros(1, 1, 4)
+    fields = DecoderView(kept, Stage(2, kept), hidden, asked, columns, probe, hidden, asked, lambda states: states)
+    return fields._replace(**changes)
+
+
+def counts(name: str, tokens: int, available: int = 576, layers: int = 32, **options: Any) -> list[int]:
+    return make(name, **options).entering(Budget(tokens), available, layers)
+
+
+def mean(values: list[int]) -> float:
+    return sum(values) / len(values)
+
+
+# ---- FastV
+
+
+def test_fastv_keeps_what_the_last_row_attends_to() -> None:
+    view = view_of([0.05, 0.20, 0.10, 0.15, 0.02], 2)
+    assert torch.allclose(attention_rows(view.probe)[0, 0, 0, 2:7], torch.tensor([0.05, 0.20, 0.10, 0.15, 0.02]))
+    assert make("fastv").select(view, CPU).kept.tolist() == [[1, 3]]
+    assert make("fastv").select(view_of([0.1] * 5, 2), CPU).kept.tolist() == [[0, 1]]  # ties to the lower index
+
+
+@torch.no_grad()
+def test_fastv_positions_keep_their_gaps_and_the_cache_is_ragged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worked example: kept places [0, 1, 3, 5, 7, 8, 9], cache lengths 10, 10, 7, 7, first decoded position 10."""
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+        vocab_size=9, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    monkeypatch.setattr(FastV, "select", lambda self, view, stages: Cut(torch.tensor([[1, 3]])))
+    seam = DecoderSeam(model.model, make("fastv", layer=2), lambda *_: None)
+    seen: list[Any] = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["position_ids"].tolist()[0]), with_kwargs=True
+        )
+    rows = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 0, 0, 0]])
+    embeds = torch.randn(1, 10, 16)
+    seam.arm(read_layout(rows, rows >= 0, [1], 5, [[Budget(2)]]), Budget(2), embeds)
+    out = model(inputs_embeds=embeds, use_cache=True)
+    assert seen == [list(range(10))] * 2 + [[0, 1, 3, 5, 7, 8, 9]] * 2
+    lengths = [one[0].shape[2] for one in out.past_key_values]
+    assert lengths == [10, 10, 7, 7] and out.logits.shape[1] == 10
+    seen.clear()
+    model(inputs_embeds=embeds[:, :1], past_key_values=out.past_key_values, use_cache=True)
+    assert seen == [[10]] * 4
+    seam.detach()
+
+
+@pytest.mark.parametrize(
+    "tokens, available, equal, needed",
+    [
+        (192, 576, 216, 166),
+        (128, 576, 156, 98),
+        (64, 576, 96, 30),
+        (640, 2880, 780, 491),
+        (320, 2880, 480, 149),
+        (455, 2048, 555, 349),
+        (227, 2048, 341, 106),
+    ],
+)
+def test_fastv_counts(tokens: int, available: int, equal: int, needed: int) -> None:
+    assert counts("fastv", tokens, available) == [available] * 2 + [tokens] * 30
+    assert round(mean(counts("fastv", tokens, available))) == equal
+    by_mean = counts("fastv", tokens, available, count="eq")
+    assert by_mean[2:] == [needed] * 30 and abs(mean(by_mean) - tokens) <= 0.5
+
+
+def test_fastv_says_which_means_cannot_be() -> None:
+    for tokens, available in ((32, 576), (160, 2880), (114, 2048)):
+        with pytest.raises(OptionError, match="count=kept"):
+            counts("fastv", tokens, available, count="eq")
+    for tokens in (33, 36, 37, 40):  # the least the message names is the least there is
+        try:
+            counts("fastv", tokens, 576, count="eq")
+        except OptionError as error:
+            assert tokens < int(str(error).split("at least ")[1].split(",")[0])
+
+
+# ---- SparseVLM
+
+
+def test_raters_are_the_rows_above_uniform() -> None:
+    share = torch.tensor([0.2, 0.5, 0.3])
+    visual, text = torch.ones(1, 4, 1), share.log()[None, :, None]
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert sparsevlm.raters(visual, text, mask).tolist() == [[False, True, False]]
+    padded = torch.cat((text, torch.full((1, 2, 1), 9.0)), dim=1)
+    wider = torch.tensor([[True, True, True, False, False]])
+    assert sparsevlm.raters(visual, padded, wider).tolist() == [[False, True, False, False, False]]
+    assert sparsevlm.raters(visual, text * 0, mask).tolist() == [[True] * 3]  # nobody is above: all of them
+
+
+def test_four_of_ten_are_kept_and_two_recycled_into_one() -> None:
+    attention = [0.01, 0.09, 0.08, 0.02, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02]
+    cut = make("sparsevlm").select(view_of(attention, 4)._replace(stage=Stage(3, 4, 1)), CPU)
+    assert cut.kept.tolist() == [[1, 2, 4, 5]]
+    assert cut.merged is not None and cut.merged.shape == (1, 1, 4) and cut.merged[0, 0, 0] == (60 + 70) / 2
+
+
+def test_published_schedules_of_sparsevlm() -> None:
+    expected = {
+        192: (309, 204, 113, 206.5),
+        128: (312, 117, 39, 145.4),
+        96: (249, 55, 27, 114.1),
+        64: (82, 32, 18, 82.3),
+    }
+    for tokens, (first, second, third, average) in expected.items():
+        found = counts("sparsevlm", tokens)
+        assert found == [576] * 3 + [first] * 4 + [second] * 9 + [third] * 16
+        assert abs(mean(found) - average) < 0.06
+    for tokens, average in {192: 206.75, 128: 144.1, 96: 113.9, 64: 81.8}.items():
+        assert abs(mean(counts("sparsevlm", tokens, version="2.0")) - average) < 0.06
+
+
+def test_other_budgets_are_solved() -> None:
+    for tokens, kept in {192: 180, 128: 114, 64: 48, 32: 15}.items():
+        assert sparsevlm.solve(tokens, 576) == kept
+    assert [stage[1:] for stage in make("sparsevlm").plan(32, 576, 32)] == [(15, 17)]
+    for available in (256, 576, 1225, 2048, 2880):
+        for tokens in (1, 2, 17, 18, 33, 101, available - 1):
+            assert set(counts("sparsevlm", tokens, available)[3:]) == {tokens} or tokens in sparsevlm.KEPT["1.5"]
+
+
+def test_equal_densities_rank_by_index_so_that_twins_give_one_centre() -> None:
+    """Sixteen states in two clusters: the closest pair has equal densities, and only one of them may be a centre."""
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, 16, 8, generator=generator) * 3
+    states[0, 5] = states[0, 11] + 0.01
+    group, centres = peaks.cluster(states, 2)
+    assert len({5, 11} & set(centres[0].tolist())) <= 1 and group[0, 5] == group[0, 11]
+    assert group.unique().tolist() == [0, 1] and group[0, centres[0]].tolist() == [0, 1]
+    same, middle = peaks.cluster(torch.ones(1, 6, 4), 1)
+    assert same.tolist() == [[0] * 6] and middle.tolist() == [[0]]
+
+
+def test_version_one_has_scales_for_three_budgets() -> None:
+    method = make("sparsevlm", version=1.0)  # as the command line reads it
+    assert [method.rank_rule(tokens) for tokens in (192, 128, 64)] == [(13.5, 0.0), (9.0, 6.0), (0.8, 0.0)]
+    with pytest.raises(OptionError, match="Give scale"):
+        method.plan(32, 576, 32)
+    assert make("sparsevlm", version="1.0", scale=2.0).rank_rule(32) == (2.0, 0.0)
+
+
+# ---- PyramidDrop
+
+
+def test_schedules_of_pyramiddrop() -> None:
+    assert counts("pyramiddrop", 72) == [576] * 8 + [288] * 8 + [144] * 8 + [72] * 8
+    assert mean(counts("pyramiddrop", 72)) == 270
+    by_mean = counts("pyramiddrop", 192, count="eq")
+    assert by_mean[8::8] == [145, 36, 9] and mean(by_mean) == 191.5
+    assert counts("pyramiddrop", 270, count="eq")[8::8] == [288, 144, 72]
+    for tokens in (128, 64, 32):
+        with pytest.raises(OptionError, match="more than 144, or count=kept"):
+            counts("pyramiddrop", tokens, count="eq")
+
+
+# ---- DART
+
+
+def test_dart_keeps_pivots_and_what_is_least_like_them() -> None:
+    assert make("dart").rounds(128) == [16] * 7 + [12] and make("dart").rounds(64) == [8] * 7 + [4]
+    assert make("dart").rounds(32) == [4] * 7 + [0] and make("dart").rounds(127) == [15] * 7 + [18]
+    assert make("dart").rounds(3) == [0] * 8 and sum(make("dart", exact=False).rounds(132)) == 128
+    assert counts("dart", 128, exact=False)[-1] == 132 and counts("dart", 128)[-1] == 128
+    angles = torch.tensor([0.0, 1, 2, 3, 80, 81, 150, 151, 200, 20]).deg2rad()
+    hidden = torch.stack((angles.cos(), angles.sin()), dim=-1)[None]
+    view = view_of([0.08] * 10, 6, hidden=hidden, asked=hidden[:, :1])
+    key = torch.zeros(1, 1, 15, 2)
+    key[0, 0, 2:12, 0] = torch.tensor([9.0, 8, 7, 6, 1, 1, 1, 1, 1, 1])  # the first four are the pivots
+    cut = make("dart").select(view._replace(probe=view.probe._replace(key=key)), CPU)
+    assert cut.kept.tolist() == [[0, 1, 2, 3, 7, 8]]  # the last text pivot, at 0 degrees, adds 200 and 151
+
+
+# ---- all of them
+
+
+def test_layers_scale_with_shallow_models_only() -> None:
+    assert scaled((8, 16, 24), 32) == scaled((8, 16, 24), 40) == (8, 16, 24)
+    assert scaled((8, 16, 24), 4) == (1, 2, 3) and scaled((3, 7, 16), 4) == (1, 2, 3) and scaled((2,), 4) == (1,)
+    assert scaled((3, 7, 16, 20), 24) == (2, 5, 12, 15) and scaled((8, 16, 24), 2) == (1, 1, 1)
+    assert counts("pyramiddrop", 72, layers=3) == [576, 288, 72]  # two cuts fall together: the later one counts
+
+
+@pytest.mark.parametrize("name", ["fastv", "sparsevlm", "pyramiddrop", "dart"])
+def test_every_budget_from_one_to_all_has_a_schedule(name: str) -> None:
+    for layers in (2, 3, 4, 8, 32, 40):
+        for tokens in (1, 2, 3, 7, 31, 64, 128, 575):
+            found = counts(name, tokens, layers=layers)
+            assert len(found) == layers and found == sorted(found, reverse=True) and found[0] == 576 and found[-1] >= 1
+        assert counts(name, 576, layers=layers) == counts(name, 999, layers=layers) == [576] * layers
+    own = make(name).flops(SHAPE, Budget(64))
+    assert 0 < own < 0.01 * 2 * 642 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # less than one percent of the prefill
+    assert make(name).flops(SHAPE, Budget(576)) == 0
+
+
+@pytest.mark.parametrize("name, options", [("fastv", {}), ("pyramiddrop", {}), ("sparsevlm", {}), ("dart", {})])
+def test_flops_are_what_the_counter_counts(name: str, options: dict[str, Any]) -> None:
+    """Matrix products of `select` at every cut; projections and distances, which happen elsewhere, are added."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape, tokens = SHAPE._replace(layers=8, width=64, heads=4, kv_heads=2, head_width=16, patches=90, text=12), 40
+    method, left, counted = make(name, **options), 90, 0.0
+    for stage in method.stages(Budget(tokens), 90, 8):
+        rows, size = (1 if method.rows == "last" else 12), left + 12
+        flat = torch.ones(1, size, 16)
+        asked = torch.arange(size - rows, size)[None]
+        real = torch.ones(1, size, dtype=torch.bool)
+        query, key = torch.randn(1, 4, rows, 16), torch.randn(1, 2, size, 16)
+        probe = TextProbe(query, key, flat, flat * 0, 0.25, asked, real[:, :rows], real)
+        inputs = torch.randn(1, 90, 64), torch.randn(1, rows, 64)
+        states = torch.randn(1, left, 64)
+        view = DecoderView(tokens, stage, states, inputs[1], torch.arange(left)[None], probe, *inputs, lambda x: x)
+        with FlopCounterMode(display=False) as counter:
+            method.select(view, CPU)
+        counted += counter.get_total_flops()
+        if method.looks == "own":
+            counted += 2 * 64 * 16 * (4 * rows + 2 * size)
+        if stage.merged:
+            counted += 2 * 64 * sparsevlm.recycled(left - stage.kept)[0] ** 2
+        left = stage.left
+    assert abs(method.flops(shape, Budget(tokens)) - counted) <= 0.01 * counted
+
+
+def test_options_are_refused_with_their_bound() -> None:
+    wrong = [("fastv", "count", "mean"), ("fastv", "layer", 1.5), ("pyramiddrop", "count", "all")]
+    wrong += [("dart", "exact", "yes"), ("sparsevlm", "version", "3.0"), ("sparsevlm", "scale", -1.0)]
+    for name, option, value in wrong:
+        with pytest.raises(OptionError, match=option):
+            make(name, **{option: value})
+    for name in ("fastv", "dart"):
+        with pytest.raises(OptionError, match=r"layer=32 must be in 1\.\.31"):
+            counts(name, 64, layer=32)
