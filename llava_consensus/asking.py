@@ -40,7 +40,7 @@ class Asker:
     def book(self) -> ledger.Ledger:
         """The budget the method is given, and what an answer costs."""
         plan, conversation = self.plan, self.plan.description["conversation"]
-        asked = ((Prompt(one.text, conversation), len(one.images)) for one in plan.questions)
+        asked = ((Prompt(one.text, conversation), plan.shown(one)) for one in plan.questions)
         return ledger.settle(self.host, plan.method, plan.budget, plan.match, asked)
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
@@ -67,7 +67,7 @@ class Asker:
         model = Path(description["model"]).name
         records = [_record(question, answer, model, run) for (question, _), answer in zip(asked, answers, strict=True)]
         for record, (question, _), answer in zip(records, asked, answers, strict=True):
-            record["metadata"] |= self.book.entry(answer.prefill, len(question.images))
+            record["metadata"] |= self.book.entry(answer.prefill, self.plan.shown(question))
         return records
 
 

@@ -82,6 +82,10 @@ class Plan:
     description: Record
     match: str = "kept"
 
+    def shown(self, question: Question) -> int:
+        """How many pictures the model sees with a question: of a video, its frames."""
+        return len(question.images) * max(1, self.benchmark.frames)
+
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
         folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images

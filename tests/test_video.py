@@ -171,7 +171,7 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(data: Path, out: Path, host: FakeHost) -> harness.RunResult:
-    return harness.run(config(data, data / "model"), out, 3, False, lambda *_: host)
+    return harness.run(config(data, data / "model"), out, harness.Pace(3, progress=False), lambda *_: host)
 
 
 def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path, tmp_path: Path) -> None:
@@ -180,6 +180,11 @@ def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path,
     assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
     assert result.metrics["tokens"]["before"] == 8 * 576
     assert "av" in plan.prepare(config(videos, videos / "model")).description["versions"]
+
+
+def test_the_account_counts_frames_as_pictures(videos: Path) -> None:
+    prepared = plan.prepare(config(videos, videos / "model"))
+    assert {prepared.shown(question) for question in prepared.questions} == {8}
 
 
 def test_a_broken_video_is_an_error_and_the_run_goes_on(videos: Path, tmp_path: Path) -> None:
@@ -193,3 +198,16 @@ def test_a_missing_decoder_stops_before_weights(videos: Path, tmp_path: Path, mo
     with pytest.raises(MissingDependency, match="pip install"):
         run(videos, tmp_path / "out", FakeHost())
     assert not (tmp_path / "out").exists()
+
+
+def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
+    torch = pytest.importorskip("torch")
+    from llava_consensus.hosts.layout import Layout, Picture
+
+    def picture(row: int, end: int, text: list[int]) -> Picture:
+        return Picture(row, 4, 0, end, torch.tensor(text, dtype=torch.long))
+
+    pictures = [picture(0, 4, [9, 10]), picture(0, 8, [9, 10]), picture(1, 4, [5, 9, 10]), picture(1, 8, [9, 10])]
+    layout = Layout(torch.zeros(2, 12), torch.ones(2, 12).bool(), pictures, [])
+    probes, which = layout.probes
+    assert [(one.row, one.end) for one in probes] == [(0, 4), (1, 4), (1, 8)] and which == [0, 0, 1, 2]

@@ -124,19 +124,19 @@ def _gather(full: Sequences, layout: Layout, units: list[Unit], source: Source) 
         clip=None
         if source.clip is None
         else ClipSides(source.clip.patches[used], *(side[row] for side in source.clip[1:])),
-        probed=torch.tensor([unit.picture for unit in units], device=device),
+        probed=torch.tensor([layout.probes[1][unit.picture] for unit in units], device=device),
         columns=columns,
         fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ source.prompts.to(device)[row],
     )
 
 
 def _probe(full: Sequences, layout: Layout, decoder: Any) -> TextProbe:
-    """Layer 0's view of the text rows after each picture."""
-    device = full.embeds.device
-    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in layout.pictures], batch_first=True)
-    count = torch.tensor([len(picture.text) for picture in layout.pictures])
+    """Layer 0's view of the text rows after each picture, once where several pictures have the same."""
+    device, (pictures, _) = full.embeds.device, layout.probes
+    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
+    count = torch.tensor([len(picture.text) for picture in pictures])
     row_mask = (torch.arange(rows.shape[1]) < count[:, None]).to(device)
-    batch = torch.tensor([picture.row for picture in layout.pictures], device=device)
+    batch = torch.tensor([picture.row for picture in pictures], device=device)
     rows = rows.to(device)
     fields = capture.probe_first_layer(decoder, full.embeds, full.positions, rows, batch)
     return TextProbe(rows=rows, row_mask=row_mask, key_mask=full.real[batch], **fields)

@@ -7,6 +7,7 @@ tiles, -1 for a newline.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,6 +51,16 @@ class Layout:
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""
         return [unit for unit in self.units if unit.budget.tokens < len(unit.places)]
+
+    @cached_property
+    def probes(self) -> tuple[list[Picture], list[int]]:
+        """One picture for each prompt with text of its own after it, and which of them stands for every picture: the
+        frames of a video are followed by the same words.
+        """
+        first: dict[tuple[int, ...], int] = {}
+        keys = [(picture.row, *picture.text.tolist()) for picture in self.pictures]
+        which = [first.setdefault(key, len(first)) for key in keys]
+        return [self.pictures[keys.index(key)] for key in first], which
 
     def groups(self, adaptive: bool = False) -> list[list[Unit]]:
         """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets; one by one for an
