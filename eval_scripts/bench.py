@@ -15,7 +15,7 @@ from llava_consensus import METHODS, load, make
 from llava_consensus.account import MATCHES, Account, account, match
 from llava_consensus.efficiency import Measured, Side, measure
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import Prompt
+from llava_consensus.hosts import Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.tokens import Budget, Shape
 
@@ -23,7 +23,7 @@ QUESTION = "Is there a dog in the image?\nAnswer the question using a single wor
 HEAD = "method           T    in  kept  average   TTFT ms   TPOT ms   own ms  share %   KV MiB  peak MiB    GFLOP"
 
 
-def sides(given: argparse.Namespace, shape: Shape) -> dict[str, Side]:
+def sides(host: Host, given: argparse.Namespace, shape: Shape) -> dict[str, Side]:
     """Method and budget of each row; the full model once, a method that cannot have a budget is named and left out."""
     found: dict[str, Side] = {"full": (make("full"), Budget(shape.available))}
     for name in given.methods:
@@ -31,6 +31,7 @@ def sides(given: argparse.Namespace, shape: Shape) -> dict[str, Side]:
             try:
                 budget = match(make(name), Budget(tokens), shape, given.match)
                 account(make(name), budget, shape)
+                host.attach(make(name), budget).detach()  # or says what this model lacks for it
             except ConsensusError as error:
                 print(f"{name} {tokens}: {error}")
                 continue
@@ -70,7 +71,7 @@ def main() -> None:
     pictures = [open_image(path) for path in sorted(Path(given.images).glob("*.jpg"))[: given.pictures]]
     text, question = host.rows(Prompt(QUESTION))
     shape = host.shape(text)._replace(question=question)
-    chosen = sides(given, shape)
+    chosen = sides(host, given, shape)
     found = measure(host, pictures, Prompt(QUESTION), list(chosen.values()), given.repeats, given.length)
     print(f"{given.model}: {len(pictures)} pictures of {shape.available} tokens, {text} rows of text, medians")
     print(HEAD)
