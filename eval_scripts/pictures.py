@@ -1,4 +1,5 @@
-"""The pictures of the documentation: three scenes, and what three variants keep of one scene for two questions.
+"""The pictures of the documentation: three scenes, what three variants keep of one scene for two questions, and what
+every method keeps of it for one.
 
 Run it: python eval_scripts/pictures.py [--tokens 64 --scene 3 --out docs/images]
 """
@@ -9,12 +10,13 @@ from pathlib import Path
 
 from PIL.Image import Image
 
-from llava_consensus import load, make
+from llava_consensus import METHODS, load, make
 from llava_consensus.ask import picture
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.images import open_image
 from llava_consensus.report.overlay import contact_sheet
-from llava_consensus.tokens import Budget
+from llava_consensus.tokens import Budget, Method
 
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
 
@@ -28,20 +30,26 @@ def scenes(folder: Path) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def overlays(host: Host, path: Path, questions: list[str], tokens: int) -> list[tuple[str, Image]]:
-    """A panel for every question and variant."""
-    image, panels = open_image(path), []
-    for text in questions:
-        for name, options in VARIANTS.items():
-            with host.attach(make("consensusdrop", **options), Budget(tokens)):
-                (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
-            asked = text.split("\n")[0]
-            panels.append((f"{name}: {asked} {answer.text}", picture(host, image, answer)))
+def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens: int) -> tuple[str, Image]:
+    """What a method keeps for a question, and the answer it leads to."""
+    with host.attach(method, Budget(tokens)):
+        (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
+    return f"{name}: {text.split(chr(10))[0]} {answer.text}", picture(host, image, answer)
+
+
+def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple[str, Image]]:
+    """A panel for every method this model has the parts for."""
+    panels = []
+    for name in METHODS:
+        try:
+            panels.append(panel(host, image, text, name, make(name), tokens))
+        except OptionError as error:
+            print(f"{name}: left out, {error}")
     return panels
 
 
 def main() -> None:
-    """Writes scenes.png and kept.png."""
+    """Writes scenes.png, kept.png and methods.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="checkpoints/llava-mini")
     parser.add_argument("--data", default="playground/mini")
@@ -55,10 +63,16 @@ def main() -> None:
     found = scenes(folder)
     names = list(found)[given.scene : given.scene + 3]
     shown = [(found[name][-1]["text"].split("\n")[0], open_image(folder / "data/images" / name)) for name in names]
-    contact_sheet(shown, 3, legend=False).save(given.out / "scenes.png")
+    contact_sheet(shown, 3, legend=False).quantize(255).save(given.out / "scenes.png")
     texts = [found[names[0]][number]["text"] for number in given.questions]
-    panels = overlays(load(given.model), folder / "data/images" / names[0], texts, given.tokens)
-    contact_sheet(panels, 3).save(given.out / "kept.png")
+    host, image = load(given.model), open_image(folder / "data/images" / names[0])
+    panels = [
+        panel(host, image, text, name, make("consensusdrop", **options), given.tokens)
+        for text in texts
+        for name, options in VARIANTS.items()
+    ]
+    contact_sheet(panels, 3).quantize(255).save(given.out / "kept.png")
+    contact_sheet(every_method(host, image, texts[0], given.tokens), 4).quantize(255).save(given.out / "methods.png")
 
 
 if __name__ == "__main__":
