@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 from llava_consensus.engines.base import Crew, Died, Result, Shard, WorkerError
 
@@ -11,13 +12,10 @@ MOST_DEATHS = 3  # of workers on one shard, before it is taken for the cause
 def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tuple[Shard, Result]]:
     """Every shard with its result, as they are done. An error raised in a worker is raised here."""
     waiting, busy, deaths = deque(shards), dict[int, Shard](), Counter[Shard]()
-    hired = min(workers, len(shards))
-    for worker in range(hired):
-        crew.hire(worker)
-    idle = list(range(hired))
+    idle, numbers = list[int](), count()
     while waiting or busy:
-        while waiting and idle:
-            worker = idle.pop(0)
+        while waiting and len(busy) < workers:
+            worker = idle.pop(0) if idle else _hire(crew, next(numbers))
             busy[worker] = waiting.popleft()
             crew.give(worker, busy[worker])
         for worker, outcome in crew.wait():
@@ -25,16 +23,23 @@ def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tupl
             if isinstance(outcome, Result):
                 idle.append(worker)
                 yield shard, outcome
-            elif isinstance(outcome, Died):
-                deaths[shard] += 1
-                if deaths[shard] == MOST_DEATHS:
-                    raise WorkerError(
-                        f"questions {shard.indexes[0]}..{shard.indexes[-1]}: {MOST_DEATHS} workers died of them "
-                        f"({outcome.reason}). Too little memory? Take fewer --workers or a smaller --batch"
-                    )
-                waiting.appendleft(shard)
-                crew.hire(hired)
-                idle.append(hired)
-                hired += 1
             else:
-                raise outcome
+                deaths[shard] += 1
+                _mourn(shard, outcome, deaths[shard])
+                waiting.appendleft(shard)
+
+
+def _hire(crew: Crew, worker: int) -> int:
+    crew.hire(worker)
+    return worker
+
+
+def _mourn(shard: Shard, outcome: Died | Exception, deaths: int) -> None:
+    """Raises what the worker raised, or WorkerError for a shard that kills every worker."""
+    if not isinstance(outcome, Died):
+        raise outcome
+    if deaths == MOST_DEATHS:
+        raise WorkerError(
+            f"questions {shard.indexes[0]}..{shard.indexes[-1]}: {MOST_DEATHS} workers died of them "
+            f"({outcome.reason}). Too little memory? Take fewer --workers or a smaller --batch"
+        )
