@@ -88,10 +88,10 @@ style: $(READY)  ## ruff and mypy
 	$(VENV)/bin/mypy
 
 test: data  ## all tests on the main stack
-	$(PYTHON) -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
-	$(PINNED)/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(PINNED)/bin/python -m pytest -n auto $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
 	rm -rf playground/mini/eval build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
