@@ -1,7 +1,7 @@
 """Asks a host the questions of a plan, in batches: pictures in, records out. One process's share of a run.
 
-`Asker(plan, host).batches(questions, size)` yields answers and errors batch by batch; `worker(plan, folder, batch,
-loader)` is the same for a process of its own, shard by shard (`engines/`).
+`Asker(plan, host).batches(questions, size)` yields answers and errors batch by batch; `Worker` makes the same for a
+process of its own, shard by shard (`engines/`).
 """
 
 import os

@@ -8,8 +8,9 @@ forward. Compare numbers of one call with each other, never across calls.
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,14 +64,12 @@ def first_token(
     first = replace(prompt, max_new_tokens=1)
     totals: list[list[float]] = [[] for _ in sides]
     stages: list[list[dict[str, float]]] = [[] for _ in sides]
-    for round_number in range(repeats + 1):
-        for picture in pictures:
-            for index, (method, budget) in enumerate(sides):
-                with host.attach(method, budget) as attached:
-                    spent, _ = _timed(host, picture, first)
-                if round_number:
-                    totals[index].append(spent)
-                    stages[index].append(attached.milliseconds())
+    for counts, picture, index in _turns(pictures, len(sides), repeats):
+        with host.attach(*sides[index]) as attached:
+            spent, _ = _timed(host, picture, first)
+        if counts:
+            totals[index].append(spent)
+            stages[index].append(attached.milliseconds())
     return [FirstToken(statistics.median(t), _medians(s)) for t, s in zip(totals, stages, strict=True)]
 
 
@@ -89,13 +88,19 @@ def measure(
         One Measured for each side, medians over rounds and pictures, the largest memory.
     """
     rounds: list[list[Measured]] = [[] for _ in sides]
-    for round_number in range(repeats + 1):
-        for picture in pictures:
-            for found, side in zip(rounds, sides, strict=True):
-                one = _measure(host, picture, prompt, side, length)
-                if round_number:
-                    found.append(one)
+    for counts, picture, index in _turns(pictures, len(sides), repeats):
+        one = _measure(host, picture, prompt, sides[index], length)
+        if counts:
+            rounds[index].append(one)
     return [_median(found) for found in rounds]
+
+
+def _turns(pictures: Sequence[Image], sides: int, repeats: int) -> Iterator[tuple[bool, Image, int]]:
+    """Every side on every picture in turn, round by round: whether the round counts (the first does not), the picture
+    and the side.
+    """
+    for number, picture, side in product(range(repeats + 1), pictures, range(sides)):
+        yield number > 0, picture, side
 
 
 def _measure(host: Host, picture: Image, prompt: Prompt, side: Side, length: int) -> Measured:

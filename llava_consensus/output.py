@@ -67,8 +67,7 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
     places = torch.arange(slot.shape[1], device=slot.device).expand_as(slot)
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
     first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
-    chosen = torch.sort((first == places).to(torch.uint8), dim=1, descending=True, stable=True).indices[:, :count]
-    chosen = chosen.sort(dim=1).values
+    chosen = indices(first == places, count).sort(dim=1).values
     own = torch.where(membership(chosen, slot.shape[1]), places, first)
     folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, own))
     return assemble(projected, chosen[:, :0], order, folded)
