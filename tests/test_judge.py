@@ -190,14 +190,6 @@ def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
     assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
 
 
-def test_grades_of_a_run_of_ours_lie_beside_its_answers(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
-    first = judge(wanted)
-    assert not (tmp_path / "judge.json").exists()
-    (tmp_path / "config.json").write_text("{}")
-    assert judge(wanted) == first == json.loads((tmp_path / "judge.json").read_text())
-
-
 def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
     wanted = config(tmp_path, good.url)
     answers(wanted.answers, {})

@@ -12,9 +12,9 @@ from golden_cases import golden, sample
 
 from llava_consensus.errors import DataError
 from llava_consensus.judge import prompts
-from llava_consensus.judge.prompts import MM_VET, VIDEO_QA
+from llava_consensus.judge.prompts import MM_VET, MMBENCH, VIDEO_QA
 
-FIELDS = {"question": "{ground_truth}", "answer": "it's %s", "prediction": 'two\nlines "quoted"'}
+FIELDS = {"question": "{ground_truth}", "answer": "it's %s", "options": "A. b\n", "prediction": 'two\nlines "quoted"'}
 
 
 def mm_vet_script(table: str, reminder: str) -> str:
@@ -35,6 +35,15 @@ def video_script(system: str, user: str) -> str:
         "raise SystemExit('executed')\nextras = [{'role': 'user', 'content': f'{question} {answer} {pred}'}, 3]\n"
         f"def annotate():\n    create(messages=[{{'role': 'system', 'content': {system!r}}},\n"
         f"        {{'role': 'user', 'content': f{asked}\n         f'{{pred}}' {tail!r}}}])\n"
+    )
+
+
+def mmbench_script(english: str, chinese: str) -> str:
+    """A script shaped as VLMEvalKit's: two functions that fill a template, a third that is not wanted."""
+    texts = {"build_prompt_blink": "{} {} {}", "build_prompt": english, "build_prompt_cn": chinese}
+    return "raise SystemExit('executed')\n" + "".join(
+        f"def {name}(question, options, prediction):\n    tmpl = ({text!r})\n    return tmpl.format(question)\n"
+        for name, text in texts.items()
     )
 
 
@@ -73,7 +82,21 @@ def test_official_prompts_are_known_by_their_hash(tmp_path: Path) -> None:
     assert cases
 
 
-@pytest.mark.parametrize("kind", [MM_VET, VIDEO_QA])
+def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> None:
+    matching = json.loads(sample("judge_prompts.json").read_text())["mmbench_option_matching"]
+    for slot in ("question", "options", "prediction"):
+        matching = {name: str(text).replace(f"{{{slot}}}", "{}") for name, text in matching.items()}
+    path = tmp_path / "multiple_choice.py"
+    path.write_text(mmbench_script(matching["english"], matching["chinese"]))
+    prompt = prompts.from_script(path, MMBENCH)
+    assert prompt.describe()["official"] == "VLMEvalKit at e4e0263"
+    fields = {"question": "Which", "options": "A. {}\n", "prediction": "%s"}
+    for question, language in (("Which", "english"), ("哪个", "chinese")):
+        fields["question"] = question
+        assert prompt.fill(fields)[0]["content"] == matching[language].format(*fields.values())
+
+
+@pytest.mark.parametrize("kind", [MM_VET, VIDEO_QA, MMBENCH])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -85,6 +108,8 @@ def test_official_prompts_are_known_by_their_hash(tmp_path: Path) -> None:
         ("a = [{'role': 'user', 'content': f'{question} {answer} {pred.lower()}'}]", "no such prompt"),
         ("a = [{'role': 'user', 'content': f'{question} {answer} {pred}'}]", "no such prompt"),
         ("a = [{**b}, {'role': 'user'}]", "no such prompt"),
+        ("def build_prompt(): return '{} {} {}'", "no such prompt"),
+        ("def build_prompt(): return '{} {}'\ndef build_prompt_cn(): return '{} {} {}'", "no such prompt"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, kind: str, content: str | None, words: str) -> None:
@@ -96,11 +121,12 @@ def test_other_files_are_refused(tmp_path: Path, kind: str, content: str | None,
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [MM_VET, VIDEO_QA])
-def test_our_own_words_have_every_slot_once(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "third"), [(MM_VET, "answer"), (VIDEO_QA, "answer"), (MMBENCH, "options")])
+def test_our_own_words_have_every_slot_once(kind: str, third: str) -> None:
     prompt = prompts.own(kind)
-    slots = [piece for _, pieces in prompt.messages for piece in pieces[1::2]]
-    assert sorted(slots) == ["answer", "prediction", "question"]
+    for messages in filter(None, (prompt.messages, prompt.chinese)):
+        slots = [piece for _, pieces in messages for piece in pieces[1::2]]
+        assert sorted(slots) == sorted(["prediction", "question", third])
     filled: list[dict[str, Any]] = prompt.fill(FIELDS)
     assert sum(FIELDS["prediction"] in one["content"] for one in filled) == 1
     assert prompt.describe()["official"] is None and prompt.origin == "own wording"
@@ -109,7 +135,8 @@ def test_our_own_words_have_every_slot_once(kind: str) -> None:
 def test_our_own_words_are_not_the_official_ones() -> None:
     texts = json.loads(sample("judge_prompts.json").read_text())
     official = texts["mm_vet"]["few_shot_table"] + " ".join(one["content"] for one in texts["video_qa"]["messages"])
-    for kind in (MM_VET, VIDEO_QA):
+    official += texts["mmbench_option_matching"]["english"]
+    for kind in (MM_VET, VIDEO_QA, MMBENCH):
         ours = " ".join(one["content"] for one in prompts.own(kind).fill({**FIELDS, "answer": ""})).split()
         runs = (" ".join(ours[at : at + 8]) for at in range(len(ours) - 7))
         assert [run for run in runs if run in official] == []

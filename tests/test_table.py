@@ -143,11 +143,15 @@ def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
     (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
     assert read_rows(tmp_path)[0].score is None
     rows = [{"index": 0, "correct": 1.0, "group": "yes or no"}, {"index": 1, "correct": 0.0, "group": "neither"}]
-    judged = {"score": 100.0, "counts": {"graded": 2}, "counted": ["yes or no"], "extracted": rows}
-    (folder / "judge.json").write_text(json.dumps(judged))
+    judged = {"score": 100.0, "metric": "accuracy", "complete": True, "counted": ["yes or no"], "extracted": rows}
+    answers = hashlib.sha256((folder / "answers.jsonl").read_bytes()).hexdigest()
+    place = tmp_path / "judge" / "msvd-run"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps({"answers": answers, "judge": {"asked": "somebody"}}))
+    (place / "metrics.json").write_text(json.dumps(judged))
     row = read_rows(tmp_path)[0]
     assert row.score == 100.0 and row.complete and row.sample is not None
-    (folder / "judge.json").write_text(json.dumps(judged | {"counts": {"graded": 1}}))
+    (place / "metrics.json").write_text(json.dumps(judged | {"complete": False}))
     assert read_rows(tmp_path)[0].score is None
 
 

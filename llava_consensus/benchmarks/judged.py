@@ -32,6 +32,11 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
     return base.report(name, joined, {**judged, **numbers, "judge": None}, extracted)
 
 
+def matches(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of such a report that need no judge."""
+    return {name: report[name] for name in ("exact", "contains")}
+
+
 def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict[str, Any]:
     """How many answers read the same as those of the unpruned model, in percent, over questions both answered.
 

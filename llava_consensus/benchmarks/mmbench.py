@@ -8,7 +8,8 @@ Asked as LLaVA does: every row once (the rotations are rows), vicuna_v1, greedy,
 question and options, then the option's letter, asked for in Chinese in `mmbench_cn`. Options end at the first empty
 one, and pandas takes an option like "None" or "N/A" for empty, there as here. Pictures are turned to RGB first.
 Scored by circular accuracy (a question counts if every rotation is right), answers read by the rules of
-VLMEvalKit v0.2 without a judge. The questions of a partial run are judged by the rotations that are there, as there.
+VLMEvalKit v0.2; a judge for what they cannot read is optional (`judge/mmbench.py`). The questions of a partial run are
+judged by the rotations that are there, as there.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.benchmarks import base, submission, tables
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Joined, Question, Record
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
@@ -63,14 +64,8 @@ def score(records: Sequence[Record], data: Path, language: Language = ENGLISH, s
     `questions` counts those judged, `whole` those of them with all rotations answered, `undecided` the answers no rule
     could read. `splits` are fractions by ability, as VLMEvalKit reports them.
     """
-    path = _path(data, language, split)
-    joined = base.join(records, load(data, language, split))
-    table = tables.rows(path)
-    rows = []
-    for index, record in joined.answers.items():
-        options = {letter: table[index][letter] for letter in OPTIONS if not tables.empty(table[index][letter])}
-        rows.append({**table[index], "index": int(table[index]["index"]), "options": options, "at": index})
-        rows[-1]["prediction"] = record["text"]
+    joined, rows = answered(records, data, language, split)
+    table = tables.rows(_path(data, language, split))
     read = [scorer.read(row["prediction"], row["options"]) for row in rows]
     extracted: list[dict[str, Any]] = [
         {
@@ -94,6 +89,20 @@ def score(records: Sequence[Record], data: Path, language: Language = ENGLISH, s
         numbers |= _accuracies(rows, table)
         numbers["single"] = base.percent(mean(float(one["correct"]) for one in extracted)) if rows else None
     return base.report(language.folder, joined, numbers, extracted)
+
+
+def answered(
+    records: Sequence[Record], data: Path, language: Language = ENGLISH, split: str = "dev"
+) -> tuple[Joined, list[dict[str, Any]]]:
+    """The answers by question, and the rows of the table that have one: with options, prediction and line (`at`)."""
+    table = tables.rows(_path(data, language, split))
+    joined = base.join(records, load(data, language, split))
+    rows = []
+    for at, record in joined.answers.items():
+        options = {letter: table[at][letter] for letter in OPTIONS if not tables.empty(table[at][letter])}
+        own = {"index": int(table[at]["index"]), "options": options, "prediction": record["text"], "at": at}
+        rows.append({**table[at], **own})
+    return joined, rows
 
 
 def export(

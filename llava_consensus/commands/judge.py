@@ -13,7 +13,7 @@ def add(command: Command) -> None:
     """Adds the command."""
     parser = command("judge", judge, "grade an answer file by a judge model")
     arguments.data(parser)
-    parser.add_argument("name", metavar="BENCHMARK", help="mmvet, tgif, msvd or msrvtt")
+    parser.add_argument("name", metavar="BENCHMARK", help="mmvet, tgif, msvd, msrvtt, mmbench or mmbench_cn")
     parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="LLaVA's, or the official file")
     parser.add_argument("--judge-model", required=True, metavar="M", help="as its server calls it")
     parser.add_argument("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)")
@@ -78,7 +78,10 @@ def _summary(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield f"average score {metrics['average_score']:.2f} of 5; {told}, fields missing {first['unsound']}"
     agreement = metrics.get("agreement")
     same = "" if agreement is None else f", {agreement:.1f} % as the unpruned model answered"
-    if metrics["contains"] is not None:
+    if metrics.get("by_rules") is not None:
+        unread = f"which cannot read {metrics['undecided_by_rules']} answers"
+        yield f"without a judge: {metrics['by_rules']:.2f} by the rules, {unread}{same}"
+    if metrics.get("contains") is not None:
         yield f"without a judge: exact {metrics['exact']:.1f} %, contained {metrics['contains']:.1f} %{same}"
     reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
     yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"

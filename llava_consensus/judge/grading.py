@@ -53,10 +53,10 @@ class Grading:
     def __init__(self, panel: Panel, prompt: Prompt, sample: Sample, run: int, config: JudgeConfig) -> None:
         self.sample, self.run = sample, run
         self.heard: dict[str, Reply] = {}
-        self.outcome: Outcome | None = None
+        self.outcome: Outcome | None = sample.settled
         self.failure = ""
         self._prompt, self._config = prompt, config
-        self._dialogue = panel.dialogue()
+        self._dialogue = panel.dialogue(sample)
         self._turn = next(self._dialogue)
 
     @property
@@ -96,4 +96,5 @@ class Grading:
         """None where the answer stays without a grade."""
         if self.outcome is None or (self.outcome.value is None and not self.outcome.read):
             return None
-        return Verdict(self.outcome.value, self.outcome.content, list(self.heard.values())[-1].model)
+        models = [reply.model for reply in self.heard.values()]
+        return Verdict(self.outcome.value, self.outcome.content, models[-1] if models else None)

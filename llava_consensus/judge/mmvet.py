@@ -6,11 +6,11 @@ without asking anybody. Arithmetic and reading are in `scorers/mm_vet.py`.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.benchmarks import base, mmvet
+from llava_consensus.benchmarks import base, judged, mmvet
 from llava_consensus.benchmarks.base import Record
 from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import MM_VET
@@ -46,7 +46,11 @@ class MMVet:
             samples[key] = Sample(index, key, fields)
         return list(samples.values()), joined.counts
 
-    def dialogue(self) -> Dialogue:
+    def without(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Exact and contained matches."""
+        return judged.matches(report)
+
+    def dialogue(self, sample: Sample) -> Dialogue:
         """The official rounds; the model's last unreadable reply is a grade of 0."""
         grading = scorer.grading()
         turn = next(grading)

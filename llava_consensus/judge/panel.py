@@ -5,7 +5,7 @@ makes the official numbers out of verdicts, `grades` the official file. `panels.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,9 @@ class Sample:
 
     index: int
     key: str  # the id in official files
-    fields: Mapping[str, str]  # question, answer, prediction
+    fields: Mapping[str, str]  # what its prompt has slots for
+    options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, where it chose one of several
+    settled: "Outcome | None" = None  # known without a judge: nobody is asked
     copy: int = 0  # how many samples before it have the same fields; each gets a grade of its own
 
 
@@ -33,7 +35,7 @@ class Turn(NamedTuple):
 class Outcome(NamedTuple):
     """What a dialogue came to. Nothing read and no value: the answer stays without a grade."""
 
-    value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply
+    value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
     content: str  # what it was read from
     read: bool
 
@@ -71,7 +73,10 @@ class Panel(Protocol):
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """The answered questions, and how many were asked, answered, missing, odd."""
 
-    def dialogue(self) -> Dialogue:
+    def without(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the benchmark's own report, the numbers that need no judge."""
+
+    def dialogue(self, sample: Sample) -> Dialogue:
         """The dialogue about one answer."""
 
     def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from llava_consensus.records import ANSWERS, CONFIG, METRICS, canonical, write_j
 
 log = logging.getLogger(__name__)
 
-GRADES, JUDGE = "grades.json", "judge.json"
+GRADES = "grades.json"
 SHOWN = 5  # answers without a grade that are named
 
 
@@ -58,7 +58,7 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     found, counts = panel.samples(records, config.data)
     samples = _count_copies(found)
     gradings = [Grading(panel, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
-    beside = _beside(config, records)
+    beside = _beside(config, panel, records)
     with Replies(config.out) as replies:
         expected = _recall(gradings, replies, panel, config)
         if dry:
@@ -83,8 +83,6 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     }
     write_json(folder / GRADES, panel.grades(samples, verdicts))
     write_json(folder / METRICS, metrics)
-    if config.answers.name == ANSWERS and (config.answers.parent / CONFIG).is_file():
-        write_json(config.answers.parent / JUDGE, metrics)  # a run of ours: its tables find the grades there
     return Judged(folder, metrics, expected, spent)
 
 
@@ -182,12 +180,11 @@ def _tries(gradings: Sequence[Grading], counts: Mapping[str, int]) -> int:
     )
 
 
-def _beside(config: JudgeConfig, records: Sequence[Record]) -> dict[str, Any]:
+def _beside(config: JudgeConfig, panel: Panel, records: Sequence[Record]) -> dict[str, Any]:
     """The numbers that need no judge."""
-    report = benchmarks.get(config.benchmark).score(records, config.data)
-    numbers = {name: report[name] for name in ("exact", "contains")}
+    numbers = panel.without(benchmarks.get(config.benchmark).score(records, config.data))
     if config.full_answers:
-        numbers |= judged.agreement(records, panels.get(config.benchmark).read(config.full_answers))
+        numbers |= judged.agreement(records, panel.read(config.full_answers))
     return numbers
 
 

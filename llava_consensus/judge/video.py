@@ -3,13 +3,13 @@
 Arithmetic and reading are in `scorers/video_qa.py`. The official script runs once; of several runs the means are given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llava_consensus import benchmarks
-from llava_consensus.benchmarks import base, video_qa
+from llava_consensus.benchmarks import base, judged, video_qa
 from llava_consensus.benchmarks.base import Record
 from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import VIDEO_QA
@@ -46,7 +46,11 @@ class VideoQA:
             samples[key] = Sample(index, key, fields)
         return list(samples.values()), joined.counts
 
-    def dialogue(self) -> Dialogue:
+    def without(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Exact and contained matches."""
+        return judged.matches(report)
+
+    def dialogue(self, sample: Sample) -> Dialogue:
         """The same request until its reply can be read, but not for ever."""
         text = None
         for _ in range(READINGS):

@@ -1,6 +1,7 @@
 """The judge's prompts in this project's own words, used where no official script is at hand.
 
-They have the official structure (a table to be completed for MM-Vet; a system and a user message for video QA), so that
+They have the official structure (a table to be completed for MM-Vet; a system and a user message for video QA;
+two examples and the case for MMBench, in the language of the question), so that
 replies are read the same way. Grades given under them are not those of the official prompts: the record of a judged
 run says which were used (`prompts.py`).
 """
@@ -46,3 +47,34 @@ VIDEO_QA = (
         ("Question: ", "question", "\nCorrect answer: ", "answer", "\nAnswer of the model: ", "prediction", _ASK),
     ),
 )
+
+_CHOOSE = """\
+Somebody answered a multiple-choice question in free words. Say which option those words stand for: reply with its \
+letter alone. If they fit none of the options, reply with Z.
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: some kind of cat
+Letter: C
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: a weathervane
+Letter: Z
+
+"""
+_CHOOSE_CN = """\
+有人用自己的话回答了一道选择题。请指出这个回答对应哪一个选项，并且只写该选项的字母；若与各选项都不符，就写 Z。
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：好像是一只猫咪
+字母：C
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：风向标
+字母：Z
+
+"""
+
+MMBENCH = (
+    ("user", (_CHOOSE + "Question: ", "question", " Options: ", "options", "Answer: ", "prediction", "\nLetter: ")),
+)
+MMBENCH_CN = (("user", (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回答：", "prediction", "\n字母：")),)

@@ -40,6 +40,9 @@ def join(row: Row, folder: Path, judged: dict[str, list[tuple[Record, Record]]])
 
 
 def _scored(row: Row, config: Record, metrics: Record) -> Row:
-    report: Record = {**row.report, **{key: metrics[key] for key in ("extracted", "rounded") if key in metrics}}
+    report: Record = {
+        **row.report,
+        **{key: metrics[key] for key in ("extracted", "rounded", "counted") if key in metrics},
+    }
     taken: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": report}
     return replace(row, config={**row.config, "judge": config["judge"]}, metrics={**(row.metrics or {}), **taken})

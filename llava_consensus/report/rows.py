@@ -126,16 +126,7 @@ def read_row(folder: Path) -> Row:
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
         raise DataError(f"{folder / 'config.json'}: no {', '.join(absent)} in it. Move the folder away")
-    if metrics is not None and metrics["score"] is None and (folder / "judge.json").exists():
-        metrics = _graded(metrics, _read(folder / "judge.json"))
     return Row(config, metrics, answers.read_bytes().count(b"\n") if answers.exists() else 0)
-
-
-def _graded(metrics: dict[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
-    """A run whose score only a judge gives, with the grades it was given last, if every one of its answers has one."""
-    if judged["counts"]["graded"] != metrics["answered"]:
-        return metrics
-    return metrics | {"score": judged["score"], "report": metrics["report"] | dict(judged)}
 
 
 def _read(path: Path) -> dict[str, Any]:
