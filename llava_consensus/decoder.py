@@ -14,7 +14,8 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.scap import rotate
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, Stages, TextProbe, VisualTokens
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, TextProbe, VisualTokens
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
 

@@ -14,24 +14,32 @@ Only the end of a file that is appended to can be cut, so a cut last line is dro
 else stops with file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from llava_consensus.errors import BusyError, DataError
+from llava_consensus.durable import (
+    Record,
+    append,
+    parse,
+    read_json,
+    replace,
+    take_lock,
+    to_lines,
+    whole_lines,
+    write_json,
+)
+from llava_consensus.errors import DataError
 
 CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
 SHARDS = "shards"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
-
-Record = dict[str, Any]
 
 
 def canonical(config: Mapping[str, Any]) -> str:
@@ -45,25 +53,12 @@ def run_name(config: Mapping[str, Any]) -> str:
     return f"{config['benchmark']}-{config['method']}-{config['tokens']}-{digest}"
 
 
-def read_json(path: Path, remedy: str) -> Any:
-    """The content of a JSON file, or a DataError that ends with the remedy."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}). {remedy}") from None
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a JSON file in one step: a reader sees the old file or the new one, never a part."""
-    _replace(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
 def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
     """One range of questions of the run in folder `run`, in one step; nothing where it is there already."""
     path = run / SHARDS / f"{name}.jsonl"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        _replace(path, _lines((*answers, *errors)))
+        replace(path, to_lines((*answers, *errors)))
 
 
 def read_answers(path: Path) -> list[Record]:
@@ -71,7 +66,7 @@ def read_answers(path: Path) -> list[Record]:
     if not path.is_file():
         raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
     lines = path.read_bytes().splitlines()
-    return [_parse(path, number, line, ("question_id", "text")) for number, line in enumerate(lines, 1)]
+    return [parse(path, number, line, ("question_id", "text")) for number, line in enumerate(lines, 1)]
 
 
 class Run:
@@ -91,8 +86,8 @@ class Run:
 
     def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
         """Appends a batch; when this returns it is on the disk."""
-        _append(self.path / ERRORS, errors)
-        _append(self.path / ANSWERS, answers)
+        append(self.path / ERRORS, errors)
+        append(self.path / ANSWERS, answers)
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
@@ -111,7 +106,7 @@ class Run:
         """Completes the run, with its records in the order of the questions."""
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
             if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
-                _replace(self.path / name, _lines(records[index] for index in sorted(records)))
+                replace(self.path / name, to_lines(records[index] for index in sorted(records)))
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
         write_json(self.path / METRICS, metrics)
 
@@ -144,7 +139,7 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
     path = out / run_name(config)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        run = Run(path, _take_lock(path))
+        run = Run(path, take_lock(path / LOCK, "this run"))
         try:
             _settle_config(path, json.loads(canonical(config)))
             _load(run, indexes)
@@ -156,21 +151,6 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
             f"{path}: cannot be read and written ({error.strerror}). Choose another folder with --out"
         ) from None
     return run
-
-
-def _take_lock(path: Path) -> int:
-    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise BusyError(
-            f"{path}: another process (pid {owner}) is working on this run. Wait for it, or stop it first"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
-    return lock
 
 
 def _settle_config(path: Path, config: Record) -> None:
@@ -199,9 +179,9 @@ def _load(run: Run, indexes: Collection[int]) -> None:
     cut = []
     for name, keys in ((ERRORS, ERROR_KEYS), (ANSWERS, ANSWER_KEYS)):
         path = run.path / name
-        lines, end = _whole_lines(path)
+        lines, end = whole_lines(path)
         for number, line in enumerate(lines, 1):
-            record = _parse(path, number, line, keys)
+            record = parse(path, number, line, keys)
             index = record["index"] if name == ERRORS else _index(path, number, record)
             if index not in indexes:
                 raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
@@ -224,8 +204,8 @@ def _load_shards(run: Run, indexes: Collection[int]) -> None:
     """What workers had finished when the run was stopped. A merge that was cut short leaves it in both places."""
     for path in sorted((run.path / SHARDS).glob("[0-9]*.jsonl")):
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            failed = "error" in _parse(path, number, line, ("question_id",))
-            record = _parse(path, number, line, ERROR_KEYS if failed else ANSWER_KEYS)
+            failed = "error" in parse(path, number, line, ("question_id",))
+            record = parse(path, number, line, ERROR_KEYS if failed else ANSWER_KEYS)
             index = record["index"] if failed else _index(path, number, record)
             if index not in indexes:
                 raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the file")
@@ -237,79 +217,3 @@ def _index(path: Path, number: int, record: Record) -> int:
     if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
         raise DataError(f"{path}, line {number}: no index in metadata. Remove the line; the question is asked again")
     return metadata["index"]
-
-
-def _whole_lines(path: Path) -> tuple[list[bytes], int | None]:
-    """The lines of a file that is appended to, without a cut last one, and where that begins if there is one."""
-    if not path.exists():
-        path.touch()
-        _sync_folder(path.parent)
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    lines = data[:end].split(b"\n")[:-1]
-    if lines and end == len(data) and not _is_json(lines[-1]):
-        end -= len(lines.pop()) + 1
-    return lines, end if end < len(data) else None
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def _parse(path: Path, number: int, line: bytes, keys: Sequence[str]) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{path}, line {number}: damaged ({error}). Mend or remove the line; nothing was changed"
-        ) from None
-    missing = [key for key in keys if key not in record] if isinstance(record, dict) else list(keys)
-    if missing:
-        raise DataError(
-            f"{path}, line {number}: no {', '.join(missing)} in it. Mend or remove the line; nothing was changed"
-        )
-    return record
-
-
-def _append(path: Path, records: Sequence[Record]) -> None:
-    if not records:
-        return
-    data = _lines(records)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        while data:  # one write; more only where the disk took less
-            data = data[os.write(file, data) :]
-        os.fsync(file)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot write ({error.strerror}). Make room; the same command goes on from here"
-        ) from None
-    finally:
-        os.close(file)
-
-
-def _lines(records: Iterable[Record]) -> bytes:
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Puts a file in its place in one step."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

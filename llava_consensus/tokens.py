@@ -6,16 +6,15 @@ vision tower, I prompts-with-image that were probed, L text rows, S length of th
 width. Torch only.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.stages import Stages
 
 
 class NonFiniteError(ConsensusError, FloatingPointError):
@@ -241,7 +240,7 @@ class Reduction(NamedTuple):
     vision: Tensor | None = None  # [B, N] s_v
     cross: Tensor | None = None  # [B, N] s_c
     fused: Tensor | None = None  # [B, N] s
-    stages: "Stages | None" = None
+    stages: Stages | None = None
     zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
 
 
@@ -273,38 +272,6 @@ class Method(Protocol):
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` tokens that replace the N of each unit."""
         ...
-
-
-@dataclass
-class Stages:
-    """Wall time of named stages. On CUDA it records events and waits for nothing until it is read."""
-
-    device: torch.device
-    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
-
-    def _now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Times the body under `name`."""
-        start = self._now()
-        yield
-        self.marks.append((name, start, self._now()))
-
-    def milliseconds(self) -> dict[str, float]:
-        """Time of each stage in milliseconds, summed over calls. Waits for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        total: dict[str, float] = {}
-        for name, start, end in self.marks:
-            spent = start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else (end - start) * 1e3
-            total[name] = total.get(name, 0.0) + spent
-        return total
 
 
 def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:

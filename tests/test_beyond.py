@@ -7,7 +7,8 @@ from test_method import of_batch, unit
 from llava_consensus import egtm, fusers
 from llava_consensus.diversity import diverse
 from llava_consensus.methods.consensusdrop import ConsensusDrop
-from llava_consensus.tokens import Budget, Stages
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget
 
 
 def test_rank_and_product_fusers_by_hand() -> None:

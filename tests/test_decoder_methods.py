@@ -15,7 +15,8 @@ from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import read_layout
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.methods.fastv import FastV
-from llava_consensus.tokens import Budget, Shape, Stages, TextProbe
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Shape, TextProbe
 
 CPU = Stages(torch.device("cpu"))
 SHAPE = Shape(32, 4096, 32, 32, 128, 11008, 32000, 23, 1024, 16, 4096, 576, 588, 66)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from llava_consensus.hosts import llava_seam
+from llava_consensus.hosts import llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.vispruner import ROUND, thin_once
 from llava_consensus.tokens import Budget, Reduction, VisionAttention, VisualTokens
@@ -56,7 +56,7 @@ def seen(pictures: np.ndarray, method: Any) -> VisualTokens:
     """What a host collects of pictures [U, side, side, 3] in which a patch is one pixel."""
     pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     pixels = pixels.repeat_interleave(14, 2).repeat_interleave(14, 3)
-    taps = llava_seam.take_taps(host(pictures.shape[1]), pixels, method)
+    taps = llava_taps.take_taps(host(pictures.shape[1]), pixels, method)
     count, size = taps.projected.shape[:2]
     return VisualTokens(
         projected=taps.projected,

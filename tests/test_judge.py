@@ -390,14 +390,14 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     path = tmp_path / "out" / NAME
     rows = path.read_text().splitlines()
     path.write_text("\n".join([rows[0], damage, *rows[1:]]) + "\n")
-    with pytest.raises(DataError, match="line 2: damaged"):
+    with pytest.raises(DataError, match=r"line 2: .*nothing was changed"):
         judge(wanted)
     assert good.total == 5
 
 
 def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
     wanted = config(tmp_path, good.url)
-    with Replies(wanted.out), pytest.raises(BusyError, match="another judge"):
+    with Replies(wanted.out), pytest.raises(BusyError, match="another process"):
         judge(wanted)
     judge(wanted)
 

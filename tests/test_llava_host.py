@@ -14,7 +14,7 @@ from conftest import IMAGE, PATCHES, tiny_llava
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import capture, llava_seam
+from llava_consensus.hosts import capture, llava_seam, llava_taps
 from llava_consensus.hosts.llava_seam import SEAM
 from llava_consensus.saliency import class_saliency
 from llava_consensus.scap import text_attention
@@ -415,7 +415,7 @@ def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_mode
     plain = llava_model.encode_images(images)
     from llava_consensus.methods import make
 
-    taps = llava_seam.take_taps(llava_model, images, make("consensusdrop"))
+    taps = llava_taps.take_taps(llava_model, images, make("consensusdrop"))
     assert torch.equal(taps.projected, plain)
     eager = (
         CLIPVisionModel.from_pretrained(tower_folder, attn_implementation="eager")

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llava_consensus.durable import write_json
 from llava_consensus.errors import BusyError, DataError
-from llava_consensus.records import ANSWER_KEYS, Run, open_run, read_answers, run_name, write_json
+from llava_consensus.records import ANSWER_KEYS, Run, open_run, read_answers, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import llava_seam
+from llava_consensus.hosts import llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
@@ -290,15 +290,15 @@ def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: 
     tower = CLIPVisionModel.from_pretrained(tower_folder)
     states = tower(images, output_hidden_states=True).hidden_states[-2]
     blocks = getattr(tower, "vision_model", tower).encoder.layers
-    taps = llava_seam.take_taps(llava_model, images, make("prumerge"))
+    taps = llava_taps.take_taps(llava_model, images, make("prumerge"))
     key = blocks[3].self_attn.k_proj(blocks[3].layer_norm1(states))  # the last block, which reads the features
     assert torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)
     assert torch.allclose(taps.features, states[:, 1:], atol=1e-4) and taps.class_feature is None
     assert torch.allclose(taps.project(taps.features), taps.projected, atol=1e-4)
-    taps = llava_seam.take_taps(llava_model, images, make("visionzip"))
+    taps = llava_taps.take_taps(llava_model, images, make("visionzip"))
     assert torch.allclose(taps.class_feature, states[:, 0], atol=1e-4)
     assert not torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's, not the next's
-    assert llava_seam.take_taps(llava_model, images, make("vispruner")).project is None
+    assert llava_taps.take_taps(llava_model, images, make("vispruner")).project is None
 
 
 def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> None:

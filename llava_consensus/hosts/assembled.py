@@ -13,6 +13,7 @@ from llava_consensus.hosts import capture
 from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.splice import NEVER, Inserts, Sequences, splice
+from llava_consensus.stages import Stages
 from llava_consensus.tokens import (
     BEHIND,
     PLACE,
@@ -20,7 +21,6 @@ from llava_consensus.tokens import (
     ClipSides,
     Method,
     Reduction,
-    Stages,
     TextProbe,
     VisionAttention,
     VisualTokens,

@@ -1,5 +1,8 @@
-"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`."""
+"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`; and where
+a checkpoint's vision tower is.
+"""
 
+import json
 import re
 from pathlib import Path
 
@@ -32,3 +35,15 @@ def check_conversation(name: str) -> None:
 
     if name not in conv_templates:
         raise unknown_name("conversation", name, conv_templates)
+
+
+def tower_beside(path: str) -> dict[str, str]:
+    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
+    checkpoints.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return {}
+    name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
+    beside = folder / Path(name).name
+    return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}

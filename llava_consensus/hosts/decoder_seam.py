@@ -21,7 +21,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import ImageOutcome
 from llava_consensus.hosts.decoder_run import Armed, Kept, Prefill, Step, check_window, fits
 from llava_consensus.hosts.layout import Layout
-from llava_consensus.tokens import Budget, Stages
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget
 
 Report = Callable[[dict[int, ImageOutcome], Stages], None]
 CACHE = ("past_key_values", "past_key_value")  # its name in transformers 5 and 4.37

@@ -7,7 +7,6 @@ left-padded batches.
 
 import contextlib
 import io
-import json
 import pickle
 import warnings
 from pathlib import Path
@@ -20,10 +19,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from llava_consensus.errors import DataError, MissingDependency, OptionError
-from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt, VisionTaps
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
-from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment, take_taps
+from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation, tower_beside
+from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment
 from llava_consensus.hosts.llava_shape import read_shape
+from llava_consensus.hosts.llava_taps import join_taps, slice_taps, take_taps
 from llava_consensus.hosts.prefill import CachedLayer, prefills, watched
 from llava_consensus.methods import make
 from llava_consensus.tokens import Budget, Method, Shape, choose
@@ -260,17 +260,6 @@ def text_rows(ids: Tensor) -> tuple[int, int]:
     return len(ids) - len(places), len(ids) - 1 - places[-1] if places else len(ids)
 
 
-def join_taps(taps: list[VisionTaps]) -> VisionTaps:
-    """Tiles of several pictures as one batch."""
-    fields = [[getattr(one, name) for one in taps] for name in VisionTaps._fields]
-    return VisionTaps._make(torch.cat(values) if isinstance(values[0], Tensor) else values[0] for values in fields)
-
-
-def slice_taps(taps: VisionTaps, start: int, stop: int) -> VisionTaps:
-    """The tiles start..stop-1."""
-    return VisionTaps._make(value[start:stop] if isinstance(value, Tensor) else value for value in taps)
-
-
 def wrap(model: Any) -> LlavaHost:
     """The host of a model that is loaded already."""
     return LlavaHost(model)
@@ -314,15 +303,3 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
     if dtype != "auto" or place == "cpu":
         model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
     return LlavaHost(model.eval(), tokenizer, processor)
-
-
-def tower_beside(path: str) -> dict[str, str]:
-    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
-    checkpoints.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return {}
-    name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
-    beside = folder / Path(name).name
-    return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}

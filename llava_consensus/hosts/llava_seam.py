@@ -2,10 +2,9 @@
 taken off again.
 
 An attachment shadows `prepare_inputs_labels_for_multimodal` of one model instance. The official function still
-assembles the full sequence, every
-branch of it; called once more on a stand-in with one channel it tells which rows are visual (provenance), and the
-assembled rows are then
-reduced. Nothing of LLaVA is copied, the class is never touched, and `detach` removes the one attribute that was added.
+assembles the full sequence, every branch of it; called once more on a stand-in with one channel it tells which rows
+are visual (provenance), and the assembled rows are then reduced. Nothing of LLaVA is copied, the class is never
+touched, and `detach` removes the one attribute that was added.
 """
 
 import ast
@@ -26,8 +25,10 @@ from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.clip_text import text_side
 from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import Layout, read_layout
+from llava_consensus.hosts.llava_taps import blank_images, take_taps
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
-from llava_consensus.tokens import Budget, Method, Stages
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Method
 
 SEAM = "prepare_inputs_labels_for_multimodal"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
@@ -276,41 +277,6 @@ def check_model(model: Any, method: Method) -> None:
             f"positions=keep needs transformers >= 5: "
             f"generate() of {transformers.__version__} does not advance given positions"
         )
-
-
-def take_taps(model: Any, images: Tensor, method: Method, tokens: list[int] | None = None) -> VisionTaps:
-    """Encodes tiles [T, 3, h, w] with the model's own `encode_images` and takes what the method needs on the way; a
-    method inside the tower must be told the budget of each tile.
-    """
-    tower = model.get_vision_tower()
-    blocks = capture.vision_blocks(tower.vision_tower)
-    index = capture.feature_block(blocks, tower.select_layer, method.vision_layer)
-    attending: Any = capture.attending_block(blocks, index, method.attention_ahead)
-    with capture.tapped(blocks[index], attending, method.needs) as found:
-        projected, slot = vision_seam.encode(model, images, method, tokens or [])
-    heads, scale = attending.self_attn.num_heads, attending.self_attn.scale
-    query, key = (capture.split_heads(found[name], heads) if name in found else None for name in ("query", "key"))
-    output = found.get("output")
-    return VisionTaps(
-        projected,
-        output[:, 1:] if output is not None and "features" in method.needs else None,
-        query,
-        key,
-        scale=scale,
-        fingerprint=capture.fingerprint(images) if "fingerprint" in method.needs else None,
-        class_feature=output[:, 0] if output is not None and "class_feature" in method.needs else None,
-        project=model.get_model().mm_projector if "project" in method.needs else None,
-        slot=slot,
-    )
-
-
-def blank_images(images: Any) -> tuple[list[int], Any]:
-    """Tiles of each picture, and pictures of no pixels that take the same branches of the official function."""
-    if isinstance(images, list):
-        blank = [torch.empty(*image.shape[:-2], 0, 0) for image in images]
-        return [1 if image.ndim == 3 else image.shape[0] for image in images], blank
-    empty = torch.empty(*images.shape[:-2], 0, 0)
-    return [images.shape[1]] * images.shape[0] if images.ndim == 5 else [1] * images.shape[0], empty
 
 
 def most_tiles(config: Any, image_size: int) -> int:

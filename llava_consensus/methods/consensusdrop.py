@@ -12,17 +12,8 @@ from llava_consensus import egtm, fusers, saliency, scap
 from llava_consensus.diversity import diverse
 from llava_consensus.errors import OptionError
 from llava_consensus.output import Folded, assemble, left_over, pick
-from llava_consensus.tokens import (
-    Budget,
-    Placement,
-    Reduction,
-    Shape,
-    Stages,
-    VisualTokens,
-    choose,
-    ensure_finite,
-    within,
-)
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, choose, ensure_finite, within
 
 FUSERS = {"convex": fusers.convex, "product": fusers.product, "rank": fusers.by_rank}
 

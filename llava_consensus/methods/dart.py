@@ -19,7 +19,8 @@ from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, scal
 from llava_consensus.errors import OptionError
 from llava_consensus.fusers import top
 from llava_consensus.scap import rotate
-from llava_consensus.tokens import Budget, Shape, Stages, ensure_finite, rank
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Shape, ensure_finite, rank
 
 PIVOTS = 4  # of each kind
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
 from llava_consensus.fusers import top
-from llava_consensus.tokens import Stages, choose, ensure_finite
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import choose, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)

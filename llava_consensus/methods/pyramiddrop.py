@@ -15,7 +15,8 @@ from typing import ClassVar
 from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
 from llava_consensus.fusers import top
-from llava_consensus.tokens import Stages, choose, ensure_finite
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import choose, ensure_finite
 
 CUTS = (8, 16, 24)  # of 32 layers
 

@@ -23,7 +23,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.output import pick
 from llava_consensus.peaks import average, cluster
 from llava_consensus.scap import rotate
-from llava_consensus.tokens import Budget, Shape, Stages, TextProbe, choose, ensure_finite, rank, within
+from llava_consensus.stages import Stages
+from llava_consensus.tokens import Budget, Shape, TextProbe, choose, ensure_finite, rank, within
 
 CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
 PATCHES = 576  # the published schedules are for this many tokens
