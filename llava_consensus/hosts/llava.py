@@ -20,7 +20,8 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation, tower_beside
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, tower_beside
+from llava_consensus.hosts.llava_prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment
 from llava_consensus.hosts.llava_shape import read_shape
 from llava_consensus.hosts.llava_taps import join_taps, slice_taps, take_taps
@@ -228,36 +229,9 @@ class LlavaHost:
         return prefills(cache, [text_rows(row) for row in ids], own)
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
-        """Token ids of a prompt with its image placeholders in front of its text, as LLaVA's own runners build it:
-        [L] on the CPU.
-        """
-        from llava.constants import DEFAULT_IM_END_TOKEN, DEFAULT_IM_START_TOKEN, DEFAULT_IMAGE_TOKEN, IMAGE_TOKEN_INDEX
-        from llava.conversation import conv_templates
-        from llava.mm_utils import tokenizer_image_token
-
-        check_conversation(prompt.conversation)
+        """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
-        image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
-        turns = conv_templates[prompt.conversation].copy()
-        turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
-        turns.append_message(turns.roles[1], None)
-        ids: Tensor = tokenizer_image_token(turns.get_prompt(), self.tokenizer, IMAGE_TOKEN_INDEX, return_tensors="pt")
-        return ids
-
-
-def image_place(ids: Tensor) -> int:
-    """Where the first image placeholder stands in a prompt [L]."""
-    from llava.constants import IMAGE_TOKEN_INDEX
-
-    return int((ids == IMAGE_TOKEN_INDEX).nonzero()[0])
-
-
-def text_rows(ids: Tensor) -> tuple[int, int]:
-    """Of a prompt [L]: ids that are no image placeholder, and how many of them follow the last placeholder."""
-    from llava.constants import IMAGE_TOKEN_INDEX
-
-    places = (ids == IMAGE_TOKEN_INDEX).nonzero()[:, 0].tolist()
-    return len(ids) - len(places), len(ids) - 1 - places[-1] if places else len(ids)
+        return to_ids(prompt, pictures, self.tokenizer, wrapped)
 
 
 def wrap(model: Any) -> LlavaHost:

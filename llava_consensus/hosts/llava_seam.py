@@ -7,7 +7,6 @@ are visual (provenance), and the assembled rows are then reduced. Nothing of LLa
 touched, and `detach` removes the one attribute that was added.
 """
 
-import ast
 import copy
 import warnings
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from llava_consensus.hosts.base import ImageOutcome, VisionTaps
 from llava_consensus.hosts.clip_text import text_side
 from llava_consensus.hosts.decoder_seam import DecoderSeam
 from llava_consensus.hosts.layout import Layout, read_layout
+from llava_consensus.hosts.llava_shape import most_tiles
 from llava_consensus.hosts.llava_taps import blank_images, take_taps
 from llava_consensus.hosts.splice import Sequences, cut, pad_left
 from llava_consensus.stages import Stages
@@ -277,17 +277,6 @@ def check_model(model: Any, method: Method) -> None:
             f"positions=keep needs transformers >= 5: "
             f"generate() of {transformers.__version__} does not advance given positions"
         )
-
-
-def most_tiles(config: Any, image_size: int) -> int:
-    """The most tiles a picture can have: the base view and the largest grid of `image_grid_pinpoints`; 1 without
-    anyres.
-    """
-    points = getattr(config, "image_grid_pinpoints", None)
-    if getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
-        return 1
-    points = ast.literal_eval(points) if isinstance(points, str) else points
-    return 1 + max((width // image_size) * (height // image_size) for width, height in points)
 
 
 def prompt_fingerprints(call: Call) -> Tensor:

@@ -1,10 +1,10 @@
 """The sizes of a loaded LLaVA model that decide what a prompt costs (`account.py`), read from its configurations."""
 
+import ast
 from typing import Any
 
 from torch import nn
 
-from llava_consensus.hosts.llava_seam import most_tiles
 from llava_consensus.tokens import Shape
 
 
@@ -38,3 +38,14 @@ def read_shape(model: Any, text: int = 0) -> Shape:
         number_bytes=model.dtype.itemsize,
         feature_blocks=layer + vision.num_hidden_layers + 1 if layer < 0 else layer,
     )
+
+
+def most_tiles(config: Any, image_size: int) -> int:
+    """The most tiles a picture can have: the base view and the largest grid of `image_grid_pinpoints`; 1 without
+    anyres.
+    """
+    points = getattr(config, "image_grid_pinpoints", None)
+    if getattr(config, "image_aspect_ratio", None) != "anyres" or not points:
+        return 1
+    points = ast.literal_eval(points) if isinstance(points, str) else points
+    return 1 + max((width // image_size) * (height // image_size) for width, height in points)
