@@ -137,6 +137,33 @@ def test_not_scored_is_said(tmp_path: Path) -> None:
     assert section.accuracy(section.reduced[0]) is None
 
 
+def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        store(tmp_path, [1, 1, 1, 0], method=method, tokens=tokens)
+        folder = store(tmp_path, [1, 0], benchmark="mmvet", method=method, tokens=tokens)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    section = only(tmp_path)
+    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
+    assert found is not None and found.value == 75 and scores is not None
+    assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
+
+
+def test_what_nobody_has_finished_keeps_its_place_in_acc(tmp_path: Path) -> None:
+    store(tmp_path, [1, 1, 1, 0])
+    store(tmp_path, None, benchmark="pope")
+    section = only(tmp_path)
+    assert section.averaged == ["gqa", "pope"] and section.accuracy(section.reduced[0]) is None
+
+
+def test_a_run_without_any_answer_is_not_shown(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0])
+    folder = store(tmp_path, None, method="cdpruner")
+    (folder / "answers.jsonl").write_text("")
+    assert [row.config["method"] for row in read_rows(tmp_path)] == ["consensusdrop"]
+
+
 def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
     folder = store(tmp_path, [1.0, 0.0], benchmark="msvd", metric="accuracy")
     metrics = json.loads((folder / "metrics.json").read_text())

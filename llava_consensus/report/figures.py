@@ -96,7 +96,7 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
             panel.axhline(full.value, color="black", linestyle=":", linewidth=1)
         _axes(panel, section, fill(label, 28))
         panel.title.set_fontsize(9)
-    figure.supylabel(f"Acc over {len(section.papers)} benchmarks", fontsize=9)
+    figure.supylabel(f"Acc over {len(section.averaged)} benchmarks", fontsize=9)
     figure.text(
         0.5,
         0.0,

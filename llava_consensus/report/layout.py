@@ -81,7 +81,10 @@ def scores(section: Section) -> Table | None:
     names = section.papers
     if not names:
         return None
-    count = "" if len(names) == len(NINE) else f" ({len(names)} of {len(NINE)})"
+    averaged = section.averaged
+    count = "" if len(averaged) == len(NINE) else f" ({len(averaged)} of {len(NINE)})"
+    left = [title_of(name) for name in names if name not in averaged]
+    beside = f" without {' and '.join(left)}, which nobody has judged" if left else ""
     lines = [
         (
             line,
@@ -95,8 +98,8 @@ def scores(section: Section) -> Table | None:
         for line in section.lines
     ]
     note = (
-        "Acc: plain mean of the columns, MME perception / 20. Rel: Acc in percent of the full model's. A line with an "
-        f"incomplete cell has neither. {MARKS}"
+        f"Acc: plain mean of the columns, MME perception / 20{beside}. Rel: Acc in percent of the full model's. A line "
+        f"with an incomplete cell has neither. {MARKS}"
     )
     return Table("Scores", ("method", *map(title_of, names), f"Acc{count}", "Rel (%)"), grouped(section, lines), note)
 

@@ -74,6 +74,13 @@ class Section:
         """Those of the paper's nine that were run."""
         return [name for name in self.names if name in NINE]
 
+    @cached_property
+    def averaged(self) -> list[str]:
+        """Of these the ones that enter Acc: not those that were run to the end and that nobody has judged."""
+        finished = {row.config["benchmark"] for row in self.rows if row.metrics is not None}
+        scored = {row.config["benchmark"] for row in self.rows if row.score is not None}
+        return [name for name in self.papers if name in scored or name not in finished]
+
     def reference(self, row: Row) -> Row | None:
         """The full model's complete run of the same questions."""
         found = None if self.full is None else self.full.runs.get(row.config["benchmark"])
@@ -102,7 +109,7 @@ class Section:
         return Cell(row, interval(draws(row.sample, row.config["benchmark"])), test)
 
     def accuracy(self, line: Line) -> Mean | None:
-        """Plain mean over the paper's benchmarks of this section, MME / 20; None unless every run is complete.
+        """Plain mean over the averaged benchmarks, MME / 20; None unless every run is complete.
 
         Its interval and p come from adding the benchmarks' independent resamples.
         """
@@ -113,7 +120,7 @@ class Section:
         if both is not None:
             full = self._scores(self.full) if self.full else None
             p = bootstrap_p(both[:, 0] - both[:, 1], value - sum(full) / len(full)) if full else None
-            tests = [cell.test for name in self.papers if (cell := self.cell(line, name)) and cell.test]
+            tests = [cell.test for name in self.averaged if (cell := self.cell(line, name)) and cell.test]
             return Mean(value, interval(both[:, 0]), tests[0].p if len(tests) == 1 else p)
         own = self._own(line)
         return Mean(value, None if own is None else interval(own))
@@ -124,15 +131,15 @@ class Section:
         if mine is None or not full or not sum(full) or any(self.reference(row) is None for row in self._runs(line)):
             return None
         value, both = 100 * sum(mine) / sum(full), self._both(line)
-        return Mean(value, None if both is None else interval(100 * both[:, 0] / both[:, 1]))
+        return Mean(value, None if both is None or not both[:, 1].all() else interval(100 * both[:, 0] / both[:, 1]))
 
     def _runs(self, line: Line) -> list[Row]:
-        return [line.runs[name] for name in self.papers if name in line.runs]
+        return [line.runs[name] for name in self.averaged if name in line.runs]
 
     def _scores(self, line: Line) -> list[float] | None:
-        """Scores over the paper's benchmarks of this section as they enter a mean; None unless all are complete."""
+        """Scores over the averaged benchmarks as they enter a mean; None unless all are complete."""
         runs = self._runs(line)
-        if not runs or len(runs) < len(self.papers) or not all(row.complete for row in runs):
+        if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
             return None
         return [(row.score or 0.0) / SCALE.get(row.config["benchmark"], 1.0) for row in runs]
 

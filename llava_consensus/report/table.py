@@ -38,14 +38,15 @@ NOTHING = "No results yet: `make tables` measures them."
 
 
 def read_rows(out: Path) -> list[Row]:
-    """Every run below a folder of results, complete or not, with a judge's score where it needs one and has it.
+    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
 
     Raises:
         DataError: a file is not what a run writes; it is named.
     """
     judged = read_judged(out)
     folders = [path.parent for path in sorted(out.glob("*/config.json"))]
-    return [row for folder in folders for row in join(read_row(folder), folder, judged)]
+    begun = ((read_row(folder), folder) for folder in folders)
+    return [one for row, folder in begun if row.answered or row.metrics for one in join(row, folder, judged)]
 
 
 def made(rows: Iterable[Row]) -> list[Section]:
