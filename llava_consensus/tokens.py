@@ -153,6 +153,8 @@ class Shape(NamedTuple):
     projector: int = 0  # weights of the projector, multiply-adds for one patch
     number_bytes: int = 2  # of one number in the cache
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
+    joint: int = 768  # width of the space that CLIP's pictures and texts share; of ViT-L, as the next
+    text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for one segment of a question
 
     @property
     def available(self) -> int:

@@ -260,6 +260,7 @@ def test_shapes_of_the_paper_match_a_config() -> None:
     config = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32)
     config.intermediate_size, config.vocab_size, config.image_aspect_ratio = 11008, 32000, "pad"
     tower = SimpleNamespace(vision_tower=SimpleNamespace(config=vision), num_patches=576, select_layer=-2)
+    tower.vision_tower_name = "openai/clip-vit-large-patch14-336"
     layers = [torch.nn.Linear(1024, 4096, device="meta"), torch.nn.GELU(), torch.nn.Linear(4096, 4096, device="meta")]
     inner = SimpleNamespace(mm_projector=torch.nn.Sequential(*layers))
     model = SimpleNamespace(config=config, get_vision_tower=lambda: tower, get_model=lambda: inner, dtype=torch.float16)

@@ -4,7 +4,6 @@ with a whole CLIP model for a tower.
 
 import json
 import math
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +73,8 @@ def test_relevance_is_the_negated_cosine_scaled_over_the_units_of_a_picture() ->
     found = relevance(ClipSides(patches, text, real), torch.tensor([7, 7, 8]))
     expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
     assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
+    toward = relevance(ClipSides(patches, text, real), torch.tensor([7, 7, 8]), negated=False)
+    assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()
 
 
 def test_theta_moves_from_diversity_to_relevance() -> None:
@@ -86,6 +87,8 @@ def test_theta_moves_from_diversity_to_relevance() -> None:
     assert torch.equal(found.kept[:, 0], found.fused.argmax(1))
     with pytest.raises(OptionError, match="theta=1"):
         make("cdpruner", theta=1)
+    with pytest.raises(OptionError, match="relevance='both' must be one of negated, cosine"):
+        make("cdpruner", relevance="both")
 
 
 def test_the_sentence_about_short_answers_is_no_question() -> None:
@@ -203,19 +206,12 @@ def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folde
         assert torch.equal(model(ids, images=tiles(1)).logits, dense)  # the full model asks for no question
 
 
-def test_the_embedded_model_with_a_whole_clip_model_answers(tmp_path: Path) -> None:
-    """The vision weights are those of the embedded model, the text tower is random: it runs as `--method cdpruner`."""
+def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its vision tower is a whole CLIP model: it runs as `--method cdpruner`, in every batch alike."""
     from PIL import Image
-    from transformers import CLIPVisionModel
 
-    copy = tmp_path / "llava-mini-clip"
-    shutil.copytree(MINI, copy, ignore=shutil.ignore_patterns("vision_tower"))
-    vision = CLIPVisionModel.from_pretrained(MINI / "vision_tower")
-    clip = write_clip(copy / "vision_tower", vision.config.to_dict())
-    clip.vision_model.load_state_dict(getattr(vision, "vision_model", vision).state_dict())
-    clip.save_pretrained(copy / "vision_tower")
-    shutil.copy(MINI / "vision_tower" / "preprocessor_config.json", copy / "vision_tower")
-    host = load(str(copy), device="cpu")
+    monkeypatch.chdir(MINI.parents[1])
+    host = load("checkpoints/llava-mini", device="cpu")
     pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
     prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]
     with host.attach(make("cdpruner"), Budget(64)):

@@ -291,12 +291,10 @@ def test_costs_of_tome_agree_with_a_count_of_the_operations(tokens: int, blocks:
 def test_costs_of_cdpruner_agree_with_a_count_of_the_operations() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from llava_consensus.methods.cdpruner import CLIP_WIDTH, TEXT_TOWER
-
     shape = LLAVA_7B._replace(patches=200, width=6, vision_width=32, vision_heads=4)
     with FlopCounterMode(display=False) as counter:
         make("cdpruner").reduce(unit(size=200, batch=1), Budget(30))
-    own = make("cdpruner").flops(shape, Budget(30)) - TEXT_TOWER - 2 * 200 * CLIP_WIDTH * 33
+    own = make("cdpruner").flops(shape, Budget(30)) - shape.text_tower - 2 * 200 * shape.joint * 33
     assert (
         own == counter.get_total_flops() - 2 * 200 * 7 * 2 + 30 * 29 * 200
     )  # cosines are counted, T (T - 1) / 2 rows not

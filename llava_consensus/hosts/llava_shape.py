@@ -1,6 +1,8 @@
 """The sizes of a loaded LLaVA model that decide what a prompt costs (`account.py`), read from its configurations."""
 
 import ast
+import json
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -37,7 +39,19 @@ def read_shape(model: Any, text: int = 0) -> Shape:
         projector=sum(one.in_features * one.out_features for one in linear),
         number_bytes=model.dtype.itemsize,
         feature_blocks=layer + vision.num_hidden_layers + 1 if layer < 0 else layer,
+        **_text_side(Path(tower.vision_tower_name)),
     )
+
+
+def _text_side(folder: Path) -> dict[str, Any]:
+    """What CLIP's text tower costs, from a folder that holds a whole CLIP model; nothing, so ViT-L's, for others."""
+    file = folder / "config.json"
+    text = json.loads(file.read_text()).get("text_config") if file.is_file() else None
+    if not text:
+        return {}
+    width, inner, length = (text[name] for name in ("hidden_size", "intermediate_size", "max_position_embeddings"))
+    weights = text["num_hidden_layers"] * (4 * width**2 + 2 * width * inner)
+    return {"joint": text["projection_dim"], "text_tower": 2.0 * length * weights}
 
 
 def most_tiles(config: Any, image_size: int) -> int:

@@ -1,9 +1,10 @@
 """CDPruner: keep T tokens that differ from each other and have to do with the question (Zhang et al., NeurIPS 2025). A
 determinantal point process over the projected tokens, its kernel their cosines weighted by each patch's relevance to
-the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the authors'
-code, relevance is the NEGATED cosine (CLIP patches point away from what they show) and the sentence that asks for a
-single word is no part of the question. What differs: relevance is scaled within a picture, not within a batch; past the
-rank of the kernel, where theirs repeats one token for ever, the tokens with most left go on; exactly T, none twice.
+the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the
+authors' code, relevance is the NEGATED cosine (CLIP patches point away from what they show; where a tower's do not,
+take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
+relevance is scaled within a picture, not within a batch; past the rank of the kernel, where theirs repeats one token
+for ever, the tokens with most left go on; exactly T, none twice.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,12 @@ from llava_consensus.tokens import (
     Reduction,
     Shape,
     VisualTokens,
+    choose,
     ensure_finite,
     within,
 )
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
-TEXT_TOWER = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP ViT-L's text tower for one segment of 77 tokens
-CLIP_WIDTH = 768
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +37,13 @@ class CDPruner(Placement):
     Args:
         theta: weight of relevance in [0, 1): it becomes exp(a r), a = theta / (2 - 2 theta), as a comment in the
             authors' code has it; 0 is diversity alone. None, the default, is the relevance itself, as their code runs.
+        relevance: `negated` | `cosine`, of patch and question.
     Raises:
-        OptionError: for a theta outside its bound.
+        OptionError: for a theta outside its bound, or another relevance.
     """
 
     theta: float | None = None
+    relevance: str = "negated"
 
     needs: ClassVar[frozenset[str]] = frozenset({"features", "question"})
 
@@ -49,6 +51,7 @@ class CDPruner(Placement):
         super().__post_init__()
         if self.theta is not None:
             within("theta", self.theta, 0.0, 1.0 - 1e-6)
+        choose("relevance", self.relevance, ("negated", "cosine"))
 
     def query(self, question: str) -> str:
         """What of a prompt's text counts as the question."""
@@ -59,16 +62,17 @@ class CDPruner(Placement):
         total = 0.0
         for one, size in self.units(shape, budget):
             if one.tokens < size:
-                total += 2.0 * size * (CLIP_WIDTH * (shape.vision_width + 1) + size * shape.width)
+                total += 2.0 * size * (shape.joint * (shape.vision_width + 1) + size * shape.width)
                 total += 1.0 * one.tokens * (one.tokens - 1) * size
-        return TEXT_TOWER + total if total else 0.0
+        return shape.text_tower + total if total else 0.0
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged; `fused` is the relevance."""
         if tokens.clip is None or tokens.probed is None:
             raise ValueError("cdpruner needs the question in CLIP's space: the host did not collect it")
         with torch.no_grad():
-            found = relevance(tokens.clip._replace(patches=tokens.of_tiles(tokens.clip.patches)), tokens.probed)
+            sides = tokens.clip._replace(patches=tokens.of_tiles(tokens.clip.patches))
+            found = relevance(sides, tokens.probed, negated=self.relevance == "negated")
             weight = self._weight(found)
             direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
             kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
@@ -82,16 +86,18 @@ class CDPruner(Placement):
         return torch.exp(self.theta / (2 - 2 * self.theta) * (found - found.amax(1, keepdim=True)))
 
 
-def relevance(sides: ClipSides, picture: Tensor) -> Tensor:
+def relevance(sides: ClipSides, picture: Tensor, negated: bool = True) -> Tensor:
     """Relevance of every patch, scaled to (0, 1] over all units of its picture.
 
     Args:
         sides: patches [B, N, P], and each unit's text [B, M, P] with `real` [B, M].
         picture: [B] which picture a unit belongs to.
+        negated: whether patches point away from what they show.
     """
     patches, text = normalize(sides.patches.float(), dim=-1), normalize(sides.text.float(), dim=-1)
     cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [B, N, M]
-    raw = ensure_finite("CLIP relevance", -cosine.sum(2) / sides.real.sum(1, keepdim=True))
+    mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True))
+    raw = -mean if negated else mean
     same = picture[:, None] == picture[None]
     low = torch.where(same, raw.amin(1), torch.inf).amin(1, keepdim=True)
     high = torch.where(same, raw.amax(1), -torch.inf).amax(1, keepdim=True)

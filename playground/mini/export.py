@@ -59,7 +59,7 @@ def _processor_json() -> dict:
             "image_std": [0.26862954, 0.26130258, 0.27577711]}  # fmt: skip
 
 
-def _put(path: Path, data: bytes) -> None:
+def put(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_bytes(data)
@@ -67,7 +67,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _json(path: Path, value: dict) -> None:
-    _put(path, (json.dumps(value, indent=2) + "\n").encode())
+    put(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def _weights(state: dict[str, torch.Tensor], kind: torch.dtype) -> bytes:
@@ -81,12 +81,12 @@ def export(model: PreTrainedModel, projector: nn.Sequential, clip: CLIPVisionMod
     assert clip.config.patch_size == PATCH
     tower = {("" if k.startswith("vision_model.") else "vision_model.") + k: v for k, v in clip.state_dict().items()
              if not k.endswith("position_ids")}  # fmt: skip
-    _put(folder / "vision_tower" / "model.safetensors", _weights(tower, torch.float32))
+    put(folder / "vision_tower" / "model.safetensors", _weights(tower, torch.float32))
     _json(folder / "vision_tower" / "config.json", _tower_json(clip))
     _json(folder / "vision_tower" / "preprocessor_config.json", _processor_json())
     language = {k: v for k, v in model.state_dict().items() if k.startswith("model.") and "mm_projector" not in k}
     language |= {f"model.mm_projector.{k}": v for k, v in projector.state_dict().items()}
-    _put(folder / "model.safetensors", _weights(language, torch.float16))
+    put(folder / "model.safetensors", _weights(language, torch.float16))
     _json(folder / "config.json", _language_json(model, clip.config.hidden_size))
     _json(
         folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False}
