@@ -3,6 +3,7 @@ with a whole CLIP model for a tower.
 """
 
 import json
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,12 +207,17 @@ def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folde
         assert torch.equal(model(ids, images=tiles(1)).logits, dense)  # the full model asks for no question
 
 
-def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Its vision tower is a whole CLIP model: it runs as `--method cdpruner`, in every batch alike."""
+    import transformers
     from PIL import Image
 
     monkeypatch.chdir(MINI.parents[1])
+    transformers.logging.get_logger()  # sets its own level and propagation, so before the next lines
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
     host = load("checkpoints/llava-mini", device="cpu")
+    assert "text_model" not in caplog.text  # weights that LLaVA has no place for are no news
     pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
     prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]
     with host.attach(make("cdpruner"), Budget(64)):

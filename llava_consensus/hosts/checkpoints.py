@@ -1,9 +1,12 @@
-"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`; and where
-a checkpoint's vision tower is.
+"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`; where a
+checkpoint's vision tower is; and what of transformers' own reports on loading nobody needs to read.
 """
 
+import contextlib
 import json
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from llava_consensus.errors import DataError, unknown_name
@@ -35,6 +38,24 @@ def check_conversation(name: str) -> None:
 
     if name not in conv_templates:
         raise unknown_name("conversation", name, conv_templates)
+
+
+@contextlib.contextmanager
+def without_unused_report() -> Iterator[None]:
+    """Keeps transformers from listing weights a model has no place for, as of a whole CLIP model where only one side is
+    wanted. A report of missing or misshapen weights is shown.
+    """
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(_needs_reading)
+    try:
+        yield
+    finally:
+        log.removeFilter(_needs_reading)
+
+
+def _needs_reading(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return "UNEXPECTED" not in text or any(word in text for word in ("MISSING", "MISMATCH", "CONVERSION"))
 
 
 def tower_beside(path: str) -> dict[str, str]:

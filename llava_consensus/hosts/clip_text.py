@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.tokens import ClipSides, Method
 
 
@@ -36,11 +37,13 @@ class ClipText:
                 "(openai/clip-vit-large-patch14-336), or another method"
             )
         try:
-            self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval().to(device)
-            sight: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
-            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+            with without_unused_report():
+                self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval()
+                sight: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
+                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
+        self._text.to(device)
         self.projection = sight.visual_projection.float().to(device)
         self._length: int = config.text_config.max_position_embeddings
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, tower_beside
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, tower_beside, without_unused_report
 from llava_consensus.hosts.llava_prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava_seam import SEAM, LlavaAttachment
 from llava_consensus.hosts.llava_shape import read_shape
@@ -270,7 +270,7 @@ def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
             "which must contain 'llava' and not 'lora' (merge first)"
         )
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), without_unused_report():
             tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
     except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
         raise DataError(f"model={path!r} cannot be loaded: {error}") from error
