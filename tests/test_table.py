@@ -305,6 +305,17 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
     assert fastv[3:] == ("64", "32", "40.5", "-", "1.5", "-", "-", "-")
 
 
+def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], account=ACCOUNT)
+    store(tmp_path, [1, 0], account=ACCOUNT | {"entering": 1.0}, benchmark="sqa")  # questions without pictures
+    store(tmp_path, [1, 0], account=ACCOUNT, method="fastv")
+    store(tmp_path, None, method="dart", benchmark="pope")
+    found = costs.comparison(only(tmp_path))
+    entering = {cells[0]: cells[3] for cells in lines_of(found)["Retain 64 tokens"]}
+    assert entering == {"ConsensusDrop": "64", "FastV": "64", "DART": "-"}
+    assert found is not None and "over GQA." in found.note
+
+
 def test_no_costs_no_table(out: Path) -> None:
     assert costs.comparison(only(out)) is None
     (out / costs.BENCH).write_text('{"rows": 3}')

@@ -1,9 +1,9 @@
 """What a method costs beside what it scores: the three token counts, FLOPs, KV cache, times. Pure functions of files.
 
-Counts, FLOPs and bytes come from `account` in metrics.json (means over the runs of a line; the cache as measured where
-a run measured it); times from `bench.json` in the folder of results: rows with `method` (its name, or its label in
-tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first token). What was not
-measured is "-".
+Counts, FLOPs and bytes come from `account` in metrics.json (means over the benchmarks that all lines have finished; the
+cache as measured where a run measured it); times from `bench.json` in the folder of results: rows with `method` (its
+name, or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first
+token). What was not measured is "-".
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.report.layout import ABSENT, Table, grouped, mean
+from llava_consensus.report.layout import ABSENT, Table, grouped, mean, title_of
 from llava_consensus.report.rows import FULL, Line, Row
 from llava_consensus.report.section import Section
 
@@ -66,12 +66,15 @@ def comparison(section: Section, bench: Bench = ()) -> Table | None:
         lines.append((line, (line.label, mean(section.accuracy(line)), mean(section.relative(line)), *costs)))
     if all(cell == ABSENT for _, cells in lines for cell in cells[3:]):
         return None
-    return Table("Scores and costs", HEAD, grouped(section, lines), NOTE)
+    over = f" Counts, FLOPs and KV: over {', '.join(map(title_of, section.common))}." if section.common else ""
+    return Table("Scores and costs", HEAD, grouped(section, lines), NOTE + over)
 
 
 def cost(section: Section, line: Line, bench: Bench = ()) -> dict[str, float | None]:
-    """Counts, `flops`, `kv_bytes` and times of a line; None for what is not known of each of its runs."""
-    runs = [line.runs[name] for name in section.papers or section.names if name in line.runs]
+    """Counts, `flops`, `kv_bytes` and times of a line over the benchmarks all lines have in common, or its own where
+    they have none; None for what is not known of each of its runs.
+    """
+    runs = [line.runs[name] for name in section.common or section.papers or section.names if name in line.runs]
     found = {key: _mean([of_run(row, key) for row in runs]) for key in (*COUNTS, "flops", "kv_bytes")}
     times = next((row for row in bench if _is(row, line, section)), {})
     return found | {key: times.get(key) for key in TIMES}

@@ -81,6 +81,13 @@ class Section:
         scored = {row.config["benchmark"] for row in self.rows if row.score is not None}
         return [name for name in self.papers if name in scored or name not in finished]
 
+    @cached_property
+    def common(self) -> list[str]:
+        """The benchmarks that every line with a finished run has finished: costs over these can be compared."""
+        each = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
+        shared = set.intersection(*filter(None, each)) if any(each) else set()
+        return [name for name in self.names if name in shared]
+
     def reference(self, row: Row) -> Row | None:
         """The full model's complete run of the same questions."""
         found = None if self.full is None else self.full.runs.get(row.config["benchmark"])
