@@ -305,6 +305,13 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
     assert fastv[3:] == ("64", "32", "40.5", "-", "1.5", "-", "-", "-")
 
 
+def test_the_summary_has_complete_lines_alone(out: Path) -> None:
+    found = made(read_rows(out))
+    brief, whole = table.FORMATS["brief"](found), table.FORMATS["markdown"](found)
+    assert "| ConsensusDrop | 50.0 |" in brief and "| random |" not in brief and "| random |" in whole
+    assert "are left out" in brief and "are left out" not in whole
+
+
 def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT)
     store(tmp_path, [1, 0], account=ACCOUNT | {"entering": 1.0}, benchmark="sqa")  # questions without pictures

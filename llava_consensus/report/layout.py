@@ -76,15 +76,19 @@ def grouped(section: Section, lines: Sequence[tuple[Line, tuple[str, ...]]]) -> 
     return tuple(Group(over, tuple(found)) for over, found in groups.items())
 
 
-def scores(section: Section) -> Table | None:
-    """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run."""
+def scores(section: Section, complete: bool = False) -> Table | None:
+    """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run. `complete` leaves out lines
+    without an Acc, if there is any line with one.
+    """
     names = section.papers
     if not names:
         return None
     averaged = section.averaged
     count = "" if len(averaged) == len(NINE) else f" ({len(averaged)} of {len(NINE)})"
     left = [title_of(name) for name in names if name not in averaged]
-    beside = f" without {' and '.join(left)}, which nobody has judged" if left else ""
+    shown = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
+    shown = shown or section.lines
+    beside = f", without {' and '.join(left)}, which nobody has judged" if left else ""
     lines = [
         (
             line,
@@ -95,11 +99,12 @@ def scores(section: Section) -> Table | None:
                 mean(section.relative(line)),
             ),
         )
-        for line in section.lines
+        for line in shown
     ]
+    rest = " Lines with an incomplete cell are left out." if len(shown) < len(section.lines) else ""
     note = (
-        f"Acc: plain mean of the columns, MME perception / 20{beside}. Rel: Acc in percent of the full model's. A line "
-        f"with an incomplete cell has neither. {MARKS}"
+        f"Acc: plain mean of the columns (MME perception / 20){beside}. Rel: Acc in percent of the full model's. A "
+        f"line with an incomplete cell has neither.{rest} {MARKS}"
     )
     return Table("Scores", ("method", *map(title_of, names), f"Acc{count}", "Rel (%)"), grouped(section, lines), note)
 

@@ -61,11 +61,11 @@ def markdown(found: Iterable[Section], bench: Bench = ()) -> str:
 
 
 def brief(found: Iterable[Section], bench: Bench = ()) -> str:
-    """Scores, Acc and Rel alone, of the runs of all questions where there are any."""
+    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
     found = list(found)
     whole = [section for section in found if section.rows[0].config["limit"] is None] or found
     parts = [
-        "\n\n".join([title(section), marked.table(layout.scores(section) or layout.intervals(section))])
+        "\n\n".join([title(section), marked.table(layout.scores(section, complete=True) or layout.intervals(section))])
         for section in whole
     ]
     return "\n\n".join(parts) if parts else NOTHING
