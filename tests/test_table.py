@@ -150,6 +150,22 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
 
 
+def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
+    for method, tokens, texts in (("full", 576, "abcd"), ("consensusdrop", 64, "abzz")):
+        folder = store(tmp_path, [1, 1, 0, 1], benchmark="msvd", method=method, tokens=tokens)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for row, text in zip(metrics["report"]["extracted"], texts, strict=True):
+            row["extracted"] = text
+        report = metrics["report"] | {"contains": 75.0, "exact": 50.0}
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None, "report": report}))
+    found = layout.unjudged(only(tmp_path))
+    assert found is not None and found.head == ("method", "MSVD", "as full")
+    (line,) = lines_of(found)["Retain 64 tokens (88.9 % fewer)"]
+    assert line[1].startswith("75.0 ±") and line[2] == "50.0"
+    store(tmp_path / "other", [1, 0])
+    assert layout.unjudged(only(tmp_path / "other")) is None
+
+
 def test_what_nobody_has_finished_keeps_its_place_in_acc(tmp_path: Path) -> None:
     store(tmp_path, [1, 1, 1, 0])
     store(tmp_path, None, benchmark="pope")

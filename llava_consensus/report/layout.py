@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llava_consensus.report import paper
@@ -150,6 +150,43 @@ def intervals(section: Section) -> Table:
         "A score without an interval has a scorer that does not say what it is made of."
     )
     return Table("Scores with 95 % intervals", head, grouped(section, lines), note)
+
+
+def unjudged(section: Section) -> Table | None:
+    """What benchmarks that need a judge give without one: contained matches, and agreement with the full model."""
+    rows = [
+        replace(row, metrics={**row.metrics, "score": row.report["contains"]})
+        for row in section.rows
+        if row.metrics is not None and row.score is None and row.report.get("contains") is not None
+    ]
+    if not rows:
+        return None
+    free = Section(rows)
+    same = {(line.tokens, line.label): line for line in free.reduced}
+    pairs = [
+        (line, free.full if line is section.full else same.get((line.tokens, line.label))) for line in section.lines
+    ]
+    lines = [
+        (line, (line.label, *(cell for name in free.names for cell in _matches(free, own, name))))
+        for line, own in pairs
+        if own is not None
+    ]
+    head = ("method", *(title for name in free.names for title in (title_of(name), "as full")))
+    note = (
+        "Answers that contain the reference, in percent ± half of the 95 % interval; as full: answers that read the "
+        f"same as the full model's. Nobody has judged these runs. Tokens of a video are per frame. {MARKS}"
+    )
+    return Table("Without a judge", head, grouped(section, lines), note)
+
+
+def _matches(section: Section, line: Line, name: str) -> tuple[str, str]:
+    cell = section.cell(line, name)
+    full = None if cell is None else section.reference(cell.row)
+    if cell is None or full is None or not cell.row.complete:
+        return _with_interval(cell), ABSENT
+    said = {row["index"]: row["extracted"] for row in full.report["extracted"]}
+    same = [row["extracted"] == said[row["index"]] for row in cell.row.report["extracted"]]
+    return _with_interval(cell), f"{100 * sum(same) / len(same):.1f}"
 
 
 def _with_interval(cell: Cell | None) -> str:

@@ -88,9 +88,12 @@ FORMATS = {"markdown": markdown, "csv": comma_separated, "latex": tex, "brief": 
 
 
 def tables(section: Section, bench: Bench = ()) -> list[Table]:
-    """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, differences."""
+    """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, what needs a judge,
+    differences.
+    """
     found: list[Table | None] = [layout.scores(section), *layout.printed(section)]
-    found += [costs.comparison(section, bench), layout.intervals(section), layout.differences(section)]
+    found += [costs.comparison(section, bench), layout.intervals(section)]
+    found += [layout.unjudged(section), layout.differences(section)]
     return [one for one in found if one is not None]
 
 
