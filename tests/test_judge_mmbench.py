@@ -78,6 +78,7 @@ def data(tmp_path: Path) -> Path:
 
 def run(data: Path, server: Server, texts: dict[int, str], name: str = "mmbench") -> dict[str, Any]:
     """The command `judge`, and what it measured."""
+    pytest.importorskip("openai")
     file, out = data.parent / "said.jsonl", data.parent / "out"
     file.write_text("".join(json.dumps({"question_id": key, "text": text}) + "\n" for key, text in texts.items()))
     place = ["--data", str(data), "--out", str(out), "--no-progress", "--judge-url", server.url]
