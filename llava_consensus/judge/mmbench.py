@@ -44,7 +44,7 @@ class MMBench:
         wrong = {
             row["index"] % scorer.ROTATION
             for row, letter in zip(rows, letters, strict=True)
-            if letter not in (None, row["answer"])
+            if letter not in (None, row.get("answer"))
         }
         samples = []
         for row, letter in zip(rows, letters, strict=True):
