@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.judge import wording
@@ -90,25 +89,17 @@ def from_script(path: Path, kind: str) -> Prompt:
         raise DataError(f"--judge-prompt-from {path}: cannot be read ({error.strerror})") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"--judge-prompt-from {path}: not a Python script ({error}). {_wanted(kind)}") from None
-    found = {MM_VET: _mm_vet, VIDEO_QA: _video_qa, MMBENCH: _mmbench}[kind](tree)
+    found = {MM_VET: _mm_vet, VIDEO_QA: _video_qa, MMBENCH: _mmbench}[kind](tree, path.name)
     if found is None:
         raise DataError(f"--judge-prompt-from {path}: no such prompt in it. {_wanted(kind)}")
-    return Prompt(found.messages, found.reminder, path.name, found.chinese)
+    return found
 
 
 def _wanted(kind: str) -> str:
     return f"Wanted: {SCRIPTS[kind]}"
 
 
-class Found(NamedTuple):
-    """The texts a script holds."""
-
-    messages: Messages
-    reminder: str = ""
-    chinese: Messages = ()
-
-
-def _mm_vet(tree: ast.Module) -> Found | None:
+def _mm_vet(tree: ast.Module, origin: str) -> Prompt | None:
     """The constant named `prompt`, and the text added behind the joined cells after an unreadable reply."""
     tables = [
         node.value.value
@@ -125,14 +116,14 @@ def _mm_vet(tree: ast.Module) -> Found | None:
     if not tables or not reminders:
         return None
     pieces = (tables[-1] + "\n", "question", " | ", "answer", " | ", "prediction", " | ")
-    return Found((("user", pieces),), reminders[0])
+    return Prompt((("user", pieces),), reminders[0], origin)
 
 
 def _joins(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "join" for one in ast.walk(node))
 
 
-def _video_qa(tree: ast.Module) -> Found | None:
+def _video_qa(tree: ast.Module, origin: str) -> Prompt | None:
     """The first list of messages that has a slot for each field."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.List):
@@ -140,11 +131,11 @@ def _video_qa(tree: ast.Module) -> Found | None:
         messages = tuple(_messages(node))
         slots = {piece for _, pieces in messages for piece in pieces[1::2]}
         if slots == set(SLOTS.values()) and any(VERDICT in text for _, pieces in messages for text in pieces[::2]):
-            return Found(messages)
+            return Prompt(messages, "", origin)
     return None
 
 
-def _mmbench(tree: ast.Module) -> Found | None:
+def _mmbench(tree: ast.Module, origin: str) -> Prompt | None:
     """The templates in the functions `build_prompt` and `build_prompt_cn`: three empty slots each."""
     templates = {
         function.name: _template(function)
@@ -152,7 +143,7 @@ def _mmbench(tree: ast.Module) -> Found | None:
         if isinstance(function, ast.FunctionDef) and function.name in ("build_prompt", "build_prompt_cn")
     }
     english, chinese = templates.get("build_prompt"), templates.get("build_prompt_cn")
-    return Found((("user", english),), "", (("user", chinese),)) if english and chinese else None
+    return Prompt((("user", english),), "", origin, (("user", chinese),)) if english and chinese else None
 
 
 def _template(function: ast.FunctionDef) -> Pieces:
