@@ -15,10 +15,11 @@ from typing import Any
 from PIL import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.account import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import Host, Prompt
-from llava_consensus.tokens import Budget, Shape
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
+from llava_consensus.reduction.shape import Shape
 
 PAPER = Path(__file__).parents[1] / "llava_consensus" / "report" / "paper.json"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."

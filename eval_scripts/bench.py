@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.account import MATCHES, Account, account, match
-from llava_consensus.efficiency import Measured, Side, measure
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import Host, Prompt
-from llava_consensus.images import open_image
-from llava_consensus.tokens import Budget, Shape
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import MATCHES, Account, account, match
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.runs.pictures import open_image
+from llava_consensus.runs.timing import Measured, Side, measure
 
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 HEAD = "method           T    in  kept  average   TTFT ms   TPOT ms   own ms  share %   KV MiB  peak MiB    GFLOP"

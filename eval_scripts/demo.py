@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS
-from llava_consensus.commands.arguments import OUT
+from llava_consensus.cli.arguments import OUT
 
 DATA = Path("playground/mini")
 

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 from llava_consensus import load, make
-from llava_consensus.efficiency import first_token
 from llava_consensus.hosts import Prompt
-from llava_consensus.images import open_image
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs.pictures import open_image
+from llava_consensus.runs.timing import first_token
 
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 

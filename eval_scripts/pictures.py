@@ -11,12 +11,13 @@ from pathlib import Path
 from PIL.Image import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.ask import picture
+from llava_consensus.cli.answer import picture
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
-from llava_consensus.images import open_image
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method
 from llava_consensus.report.overlay import contact_sheet
-from llava_consensus.tokens import Budget, Method
+from llava_consensus.runs.pictures import open_image
 
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Budget": "tokens",
-    "Reduction": "tokens",
-    "VisualTokens": "tokens",
+    "Budget": "reduction.budget",
+    "Reduction": "reduction.tokens",
+    "VisualTokens": "reduction.tokens",
     "METHODS": "methods",
     "make": "methods",
     "HOSTS": "hosts",
@@ -51,7 +51,7 @@ def attach(
     """
     from llava_consensus.hosts import wrap
     from llava_consensus.methods import make
-    from llava_consensus.tokens import Budget
+    from llava_consensus.reduction.budget import Budget
 
     chosen, budget = make(method, **options), Budget(tokens, merged)
     return wrap(model).attach(chosen, budget)

@@ -17,8 +17,8 @@ from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
 from llava_consensus.hosts.base import Answer, Prefill
-from llava_consensus.plan import RunConfig
-from llava_consensus.tokens import Shape
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.runs.configuration import RunConfig
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 

@@ -16,16 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
-from llava_consensus import METHODS, account, ledger, load, make
-from llava_consensus.account import SHAPES
+from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Prompt, capture
+from llava_consensus.hosts import Prompt
 from llava_consensus.hosts.base import ImageOutcome, Prefill
-from llava_consensus.hosts.llava_seam import SEAM
-from llava_consensus.hosts.llava_shape import read_shape
-from llava_consensus.hosts.prefill import CachedLayer, cached_layers, prefills, watched
-from llava_consensus.images import open_image
-from llava_consensus.tokens import Budget, Placement, Shape
+from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills, watched
+from llava_consensus.hosts.llava.attachment import SEAM
+from llava_consensus.hosts.llava.shape import read_shape
+from llava_consensus.hosts.tower import taps as capture
+from llava_consensus.reduction import costs as account
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.runs import costs as ledger
+from llava_consensus.runs.pictures import open_image
 
 ROOT = Path(__file__).parents[1]
 PAPER = json.loads((ROOT / "llava_consensus" / "report" / "paper.json").read_text())["tables"]

@@ -20,7 +20,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Prompt, load
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
-from llava_consensus.tokens import Budget, ClipSides
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import ClipSides
 
 ROOT = Path(__file__).parents[1]
 MINI = ROOT / "checkpoints" / "llava-mini"

@@ -15,7 +15,7 @@ from fakes import FAKE, FakeHost, make_data, make_model
 from llava_consensus import cli, hosts
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.report.table import BEGIN, END
-from llava_consensus.sweep import parse_options
+from llava_consensus.runs.sweep import parse_options
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, ma
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS, get
-from llava_consensus.harness import Pace, run
-from llava_consensus.plan import RunConfig
+from llava_consensus.runs.configuration import RunConfig
+from llava_consensus.runs.loop import Pace, run
 
 
 @pytest.fixture

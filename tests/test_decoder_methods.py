@@ -8,17 +8,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llava_consensus import peaks
-from llava_consensus.decoder import Cut, DecoderView, Stage, attention_rows, scaled
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.decoder_seam import DecoderSeam
-from llava_consensus.hosts.layout import read_layout
+from llava_consensus.hosts.decoder.hooks import DecoderSeam
+from llava_consensus.hosts.sequence.layout import read_layout
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.methods.fastv import FastV
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import Budget, Shape, TextProbe
+from llava_consensus.reduction import peaks
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.decoder import Cut, DecoderView, Stage, attention_rows, scaled
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import TextProbe
 
-CPU = Stages(torch.device("cpu"))
+CPU = Stopwatch(torch.device("cpu"))
 SHAPE = Shape(32, 4096, 32, 32, 128, 11008, 32000, 23, 1024, 16, 4096, 576, 588, 66)
 
 

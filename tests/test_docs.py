@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_method import unit
 
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -13,10 +13,12 @@ import pytest
 from fakes import FakeHost
 from PIL import Image
 
-from llava_consensus import METHODS, account, efficiency, load, make
-from llava_consensus.efficiency import first_token, measure, peak_bytes, reset_peak
+from llava_consensus import METHODS, load, make
 from llava_consensus.hosts import Prompt
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction import costs as account
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs import timing as efficiency
+from llava_consensus.runs.timing import first_token, measure, peak_bytes, reset_peak
 
 ROOT = Path(__file__).parents[1]
 PICTURE = Image.new("RGB", (4, 4), (7, 0, 0))

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 from fakes import FAKE, FakeHost, Loader, config, make_data, make_model
 
-from llava_consensus import harness, sweep
 from llava_consensus.benchmarks import BENCHMARKS
-from llava_consensus.engines import ENGINES, Result, Shard, check_engine
-from llava_consensus.engines.base import Died, WorkerError
-from llava_consensus.engines.schedule import schedule
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.harness import Pace, RunResult
-from llava_consensus.records import open_run
+from llava_consensus.runs import loop as harness
+from llava_consensus.runs import sweep
+from llava_consensus.runs.loop import Pace, RunResult
+from llava_consensus.runs.store import open_run
+from llava_consensus.runs.workers import ENGINES, Result, Shard, check_engine
+from llava_consensus.runs.workers.base import Died, WorkerError
+from llava_consensus.runs.workers.schedule import schedule
 
 FORK = multiprocessing.get_context("fork")
 FILES = ("config.json", "answers.jsonl", "errors.jsonl")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llava_consensus.hosts.decoder_seam import DecoderSeam
-from llava_consensus.hosts.layout import read_layout
+from llava_consensus.hosts.decoder.hooks import DecoderSeam
+from llava_consensus.hosts.sequence.layout import read_layout
 from llava_consensus.methods import make, sparsevlm
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))

@@ -14,10 +14,11 @@ import pytest
 import torch
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from llava_consensus.hosts import llava_taps
+from llava_consensus.hosts.llava import encode as llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.vispruner import ROUND, thin_once
-from llava_consensus.tokens import Budget, Reduction, VisionAttention, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import Reduction, VisionAttention, VisualTokens
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from llava_consensus.hosts import vision_seam
+from llava_consensus.hosts.tower import blocks as vision_seam
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.tome_post import merged
-from llava_consensus.tokens import Budget, ClipSides, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5

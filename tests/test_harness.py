@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from fakes import FAKE, FakeHost, config, make_data, make_model
 
-from llava_consensus import harness
-from llava_consensus.asking import Pictures
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.harness import Interrupted, Pace, RunResult
-from llava_consensus.plan import prepare
-from llava_consensus.records import open_run, read_answers
+from llava_consensus.runs import loop as harness
+from llava_consensus.runs.asking import Pictures
+from llava_consensus.runs.configuration import prepare
+from llava_consensus.runs.loop import Interrupted, Pace, RunResult
+from llava_consensus.runs.store import open_run, read_answers
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 

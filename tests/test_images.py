@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from llava_consensus.errors import ImageError
-from llava_consensus.images import MAX_PIXELS, MAX_SIDE, open_image
+from llava_consensus.runs.pictures import MAX_PIXELS, MAX_SIDE, open_image
 
 GRADIENT = np.linspace(0, 255, 30 * 20 * 3).astype(np.uint8).reshape(20, 30, 3)
 

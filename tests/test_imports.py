@@ -8,39 +8,24 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "llava_consensus"
-MATHS = {"saliency", "scap", "fusers", "egtm", "diversity", "merging", "grid", "peaks", "output"}
-MAY_IMPORT = {  # part of the package -> parts it may import, beside itself
+MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "errors": set(),
-    "stages": set(),
-    "tokens": {"stages", "errors"},
-    **{name: {"stages", "tokens", "errors"} for name in MATHS},
-    "decoder": {"scap", "stages", "tokens", "errors"},
-    "methods": MATHS | {"decoder", "stages", "tokens", "errors"},
-    "hosts": {"decoder", "merging", "stages", "tokens", "errors", "methods"},
-    "images": {"errors"},
-    "video": {"images", "errors"},
+    "files": {"errors"},
+    "reduction": {"errors"},
+    "methods": {"reduction", "errors"},
+    "hosts": {"methods", "reduction", "errors"},
     "scorers": {"errors"},
-    "benchmarks": {"scorers", "errors"},
-    "durable": {"errors"},
-    "records": {"durable", "errors"},
-    "judge": {"benchmarks", "durable", "records", "scorers", "errors"},
-    "report": {"errors"},
-    "account": {"tokens", "errors"},
-    "ledger": {"account", "hosts", "tokens"},
-    "plan": {"account", "benchmarks", "hosts", "methods", "records", "tokens", "video", "errors"},
-    "engines": {"errors"},
-    "asking": {"benchmarks", "engines", "hosts", "images", "ledger", "plan", "records", "video", "errors"},
-    "sweep": {"asking", "harness", "hosts", "plan", "errors"},
-    "harness": {"asking", "benchmarks", "engines", "hosts", "ledger", "plan", "records", "errors"},
-    "ask": {"efficiency", "hosts", "methods", "report", "tokens", "errors"},
-    "efficiency": {"hosts", "methods", "tokens"},
+    "benchmarks": {"scorers", "files", "errors"},
+    "judge": {"benchmarks", "scorers", "files", "errors"},
+    "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "errors"},
+    "report": {"files", "errors"},
 }
-FREE = {"cli", "commands", "__init__"}
+FREE = {"cli", "__init__"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
 def part(path: Path) -> str:
-    """The part of the package a file belongs to: its folder, or its own name."""
+    """The room a file belongs to: its folder, or its own name."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -70,7 +55,7 @@ def test_only_hosts_import_a_model_library_and_maths_import_torch_alone(path: Pa
     outside = {name.split(".")[0] for name in imported(path)}
     if part(path) != "hosts":
         assert not outside & {"llava", "transformers"}
-    if part(path) in MATHS | {"decoder", "methods"}:
+    if part(path) in {"reduction", "methods"}:
         assert outside - set(sys.stdlib_module_names) <= {"torch", "llava_consensus"}
     if part(path) == "report":
         assert "torch" not in outside
@@ -91,9 +76,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_no_host_synchronisation_in_the_reduction_path() -> None:
-    files = [PACKAGE / f"{name}.py" for name in (*MATHS, "decoder", "tokens")] + sorted(
-        (PACKAGE / "methods").glob("*.py")
-    )
+    files = [path for path in MODULES if part(path) in {"reduction", "methods"}]
     calls = [
         f"{path.name}:{node.lineno}"
         for path in files

@@ -21,7 +21,7 @@ from judged_data import make_mmvet, make_msvd
 pytest.importorskip("openai")
 
 from llava_consensus import cli
-from llava_consensus.commands import judge as command
+from llava_consensus.cli import judge as command
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
 from llava_consensus.judge.client import JudgeError
 from llava_consensus.judge.client import Server as Asked

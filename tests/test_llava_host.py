@@ -14,11 +14,13 @@ from conftest import IMAGE, PATCHES, tiny_llava
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import capture, llava_seam, llava_taps
-from llava_consensus.hosts.llava_seam import SEAM
-from llava_consensus.saliency import class_saliency
-from llava_consensus.scap import text_attention
-from llava_consensus.tokens import TextProbe, VisionAttention
+from llava_consensus.hosts.llava import attachment as llava_seam
+from llava_consensus.hosts.llava import encode as llava_taps
+from llava_consensus.hosts.llava.attachment import SEAM
+from llava_consensus.hosts.tower import taps as capture
+from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.scap import text_attention
+from llava_consensus.reduction.tokens import TextProbe, VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])
 ANYRES = {

@@ -7,11 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llava_consensus import egtm, fusers, saliency, scap
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.methods.random import draw
-from llava_consensus.tokens import Budget, ClipSides, NonFiniteError, TextProbe, VisionAttention, VisualTokens, rank
+from llava_consensus.reduction import egtm, fusers, saliency, scap
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import NonFiniteError
+from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.tokens import ClipSides, TextProbe, VisionAttention, VisualTokens
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])

@@ -12,8 +12,8 @@ import torch
 from llava_consensus import attach, load, make
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts import Prompt
-from llava_consensus.images import open_image
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs.pictures import open_image
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))

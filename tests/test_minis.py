@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from llava_consensus.benchmarks import BENCHMARKS, Benchmark
-from llava_consensus.video import read_frames
+from llava_consensus.runs.videos import read_frames
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS
 from playground.mini.benchmarks.choices import WRITERS, Choice, choose

@@ -13,8 +13,8 @@ from tiny_data import make_mmbench
 
 from llava_consensus.benchmarks import get
 from llava_consensus.errors import DataError, ImageError
-from llava_consensus.harness import Pace, run
-from llava_consensus.plan import RunConfig
+from llava_consensus.runs.configuration import RunConfig
+from llava_consensus.runs.loop import Pace, run
 
 RIGHT = {5: "A", 1000005: "C", 2000005: "B", 6: "A", 1000006: "B"}
 

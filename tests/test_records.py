@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llava_consensus.durable import write_json
 from llava_consensus.errors import BusyError, DataError
-from llava_consensus.records import ANSWER_KEYS, Run, open_run, read_answers, run_name
+from llava_consensus.files import write_json
+from llava_consensus.runs.store import ANSWER_KEYS, Run, open_run, read_answers, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)
@@ -157,7 +157,7 @@ def test_second_opening_is_told_who_holds_the_run(tmp_path: Path) -> None:
 
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from llava_consensus.records import open_run; "
+        "import sys, pathlib; from llava_consensus.runs.store import open_run; "
         f"open_run(pathlib.Path(sys.argv[1]), {CONFIG!r}, range(6))"
     )
     with open_run(tmp_path, CONFIG, INDEXES):

@@ -7,13 +7,13 @@ import pytest
 
 from llava_consensus import methods
 from llava_consensus.errors import OptionError
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
 
 PLUGIN = '''
 from dataclasses import dataclass
 
 from llava_consensus.output import assemble
-from llava_consensus.tokens import Placement
+from llava_consensus.reduction.method import Placement
 
 NOT_A_METHOD = 3
 

@@ -18,13 +18,16 @@ from test_method import unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.grid import divide, near_square
-from llava_consensus.hosts import vision_seam
-from llava_consensus.merging import average, fresh, merge, pair
+from llava_consensus.hosts.tower import blocks as vision_seam
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
-from llava_consensus.output import regroup
-from llava_consensus.tokens import Budget, NonFiniteError, Shape, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import NonFiniteError
+from llava_consensus.reduction.grid import divide, near_square
+from llava_consensus.reduction.merging import average, fresh, merge, pair
+from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import VisualTokens
 
 MAJOR = int(transformers.__version__.split(".")[0])
 INSIDE = ("tome", "downsample")

@@ -16,11 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import llava_taps
+from llava_consensus.hosts.llava import encode as llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
-from llava_consensus.tokens import AFTER, AHEAD, PLACE, Budget, Shape, VisionAttention, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisionAttention, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 

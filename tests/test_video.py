@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from llava_consensus import harness, plan
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import ImageError, MissingDependency
-from llava_consensus.video import read_frames, sample_places
+from llava_consensus.runs import configuration as plan
+from llava_consensus.runs import loop as harness
+from llava_consensus.runs.videos import read_frames, sample_places
 
 av = pytest.importorskip("av")
 
@@ -144,7 +145,7 @@ def test_a_head_that_promises_more_than_there_is(tmp_path: Path) -> None:
 
 def test_a_huge_frame_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mp4(tmp_path / "large.mp4", 2)
-    monkeypatch.setattr("llava_consensus.images.MAX_SIDE", 60)
+    monkeypatch.setattr("llava_consensus.runs.pictures.MAX_SIDE", 60)
     with pytest.raises(ImageError, match="64 x 48 pixels"):
         read_frames(path, 8)
 
@@ -202,7 +203,7 @@ def test_a_missing_decoder_stops_before_weights(videos: Path, tmp_path: Path, mo
 
 def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
     torch = pytest.importorskip("torch")
-    from llava_consensus.hosts.layout import Layout, Picture
+    from llava_consensus.hosts.sequence.layout import Layout, Picture
 
     def picture(row: int, end: int, text: list[int]) -> Picture:
         return Picture(row, 4, 0, end, torch.tensor(text, dtype=torch.long))

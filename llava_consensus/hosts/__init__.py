@@ -21,7 +21,7 @@ class HostEntry(NamedTuple):
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        "llava_consensus.hosts.llava",
+        "llava_consensus.hosts.llava.host",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
     )

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from llava_consensus.tokens import Budget, Method, Reduction, Shape
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction
 
 if TYPE_CHECKING:
     from PIL.Image import Image

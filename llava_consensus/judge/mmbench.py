@@ -17,7 +17,7 @@ from llava_consensus.benchmarks.base import Record
 from llava_consensus.benchmarks.mmbench import Language
 from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdict, Verdicts
 from llava_consensus.judge.prompts import MMBENCH
-from llava_consensus.records import read_answers
+from llava_consensus.runs.store import read_answers
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
 

@@ -14,7 +14,7 @@ from llava_consensus.benchmarks import base, judged, mmvet
 from llava_consensus.benchmarks.base import Record
 from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import MM_VET
-from llava_consensus.records import read_answers
+from llava_consensus.runs.store import read_answers
 from llava_consensus.scorers import mm_vet as scorer
 
 

@@ -21,14 +21,14 @@ from tqdm import tqdm
 from llava_consensus import benchmarks
 from llava_consensus.benchmarks import judged
 from llava_consensus.benchmarks.base import Record
-from llava_consensus.durable import write_json
+from llava_consensus.files import write_json
 from llava_consensus.judge import cost, panels, prompts
 from llava_consensus.judge.client import Client, Server
 from llava_consensus.judge.cost import Cost
 from llava_consensus.judge.grading import Grading, JudgeConfig
 from llava_consensus.judge.panel import Panel, Sample, Verdict
 from llava_consensus.judge.store import Replies, Reply, key_of
-from llava_consensus.records import ANSWERS, CONFIG, METRICS, canonical
+from llava_consensus.runs.store import ANSWERS, CONFIG, METRICS, canonical
 
 log = logging.getLogger(__name__)
 

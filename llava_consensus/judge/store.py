@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llava_consensus.durable import append, parse, take_lock, whole_lines
 from llava_consensus.errors import DataError
+from llava_consensus.files import append, parse, take_lock, whole_lines
 
 NAME, LOCK = "replies.jsonl", "replies.lock"
 

@@ -13,7 +13,7 @@ from llava_consensus.benchmarks import base, judged, video_qa
 from llava_consensus.benchmarks.base import Record
 from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import VIDEO_QA
-from llava_consensus.records import read_answers
+from llava_consensus.runs.store import read_answers
 from llava_consensus.scorers import video_qa as scorer
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out

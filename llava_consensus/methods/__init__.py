@@ -25,7 +25,7 @@ from llava_consensus.methods.tome_post import ToMePost
 from llava_consensus.methods.uniform_grid import UniformGrid
 from llava_consensus.methods.visionzip import VisionZip
 from llava_consensus.methods.vispruner import VisPruner
-from llava_consensus.tokens import Method
+from llava_consensus.reduction.method import Method
 
 GROUP = "llava_consensus.methods"  # entry points of other packages
 

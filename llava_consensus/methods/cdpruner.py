@@ -14,18 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.output import assemble
-from llava_consensus.tokens import (
-    Budget,
-    ClipSides,
-    Placement,
-    Reduction,
-    Shape,
-    VisualTokens,
-    choose,
-    ensure_finite,
-    within,
-)
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, ensure_finite, within
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import ClipSides, Reduction, VisualTokens
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 

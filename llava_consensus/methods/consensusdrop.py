@@ -8,12 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus import egtm, fusers, saliency, scap
-from llava_consensus.diversity import diverse
 from llava_consensus.errors import OptionError
-from llava_consensus.output import Folded, assemble, left_over, pick
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, choose, ensure_finite, within
+from llava_consensus.reduction import egtm, fusers, saliency, scap
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, ensure_finite, within
+from llava_consensus.reduction.diversity import diverse
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import Folded, assemble, left_over, pick
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 FUSERS = {"convex": fusers.convex, "product": fusers.product, "rank": fusers.by_rank}
 
@@ -117,20 +121,20 @@ class ConsensusDrop(Placement):
         """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens
         only.
         """
-        stages = Stages(tokens.projected.device)
+        stages = Stopwatch(tokens.projected.device)
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
         with torch.no_grad():
             found = self.saliencies(tokens, stages)
-            with stages.stage("fusion"):
+            with stages.time("fusion"):
                 kept = self._choose(tokens, found, count)  # [B, K]
-        with stages.stage("merge"):
+        with stages.time("merge"):
             folded = self._fold(tokens, found.fused, left_over(kept, available), merged) if merged else None
-        with stages.stage("output"):
+        with stages.time("output"):
             result = assemble(tokens.projected, kept, self.order, folded)
         return result._replace(vision=found.vision, cross=found.cross, fused=found.fused, stages=stages)
 
-    def saliencies(self, tokens: VisualTokens, stages: Stages) -> Saliencies:
+    def saliencies(self, tokens: VisualTokens, stages: Stopwatch) -> Saliencies:
         """Both sides and their fusion. A prompt without text after the image counts on the vision side alone
         (method.md 3.4).
         """
@@ -138,12 +142,12 @@ class ConsensusDrop(Placement):
             raise ValueError(
                 "ConsensusDrop needs the vision attention and the text probe: the host did not collect them"
             )
-        with stages.stage("saliency"):
+        with stages.time("saliency"):
             score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
             vision = tokens.of_tiles(score(tokens.attention))
             if tokens.tiles_per_unit > 1:
                 vision = saliency.pool_tiles(vision, tokens.tile, tokens.tiles_per_unit)
-        with stages.stage("scap"):
+        with stages.time("scap"):
             attention = scap.text_attention(tokens.probe, self.scap_rope)
             row_mask = tokens.probe.row_mask
             own, rows = attention[tokens.probed], row_mask[tokens.probed]
@@ -152,7 +156,7 @@ class ConsensusDrop(Placement):
                 probes = tokens.probe.of_prompts(tokens.probed)
                 prior = scap.position_prior(probes, tokens.columns, self.aggregate)
                 cross = torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
-        with stages.stage("fusion"):
+        with stages.time("fusion"):
             asked = row_mask.any(1)[tokens.probed][:, None]
             side_v = fusers.temperature(vision, self.tau_vision)
             side_c = torch.where(asked, fusers.temperature(cross, self.tau_cross), side_v)

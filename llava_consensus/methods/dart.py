@@ -15,12 +15,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, scaled
 from llava_consensus.errors import OptionError
-from llava_consensus.fusers import top
-from llava_consensus.scap import rotate
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import Budget, Shape, ensure_finite, rank
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import ensure_finite
+from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, scaled
+from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.scap import rotate
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.stopwatch import Stopwatch
 
 PIVOTS = 4  # of each kind
 
@@ -76,9 +79,9 @@ class Dart(DecoderMethod):
         return 2.0 * 2 * PIVOTS * shape.patches * shape.width * len(stages)
 
     @torch.no_grad()
-    def select(self, view: DecoderView, stages: Stages) -> Cut:
+    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
         """Image pivots and, round by round, the tokens least similar to one pivot."""
-        with stages.stage("saliency"):
+        with stages.time("saliency"):
             kept = view.stage.kept
             norms = key_norms(view)  # [P, W]
             of_image = norms.gather(1, view.columns)
@@ -91,7 +94,7 @@ class Dart(DecoderMethod):
             asked = torch.nn.functional.normalize(view.norm(view.asked).float(), dim=-1)  # [P, L, D]
             pivots = torch.cat((_pick(states, image), _pick(asked, text)), dim=1)
             unlike = -(pivots @ states.transpose(1, 2))  # [P, pivots, v]
-        with stages.stage("selection"):
+        with stages.time("selection"):
             chosen = torch.zeros_like(of_image).scatter(1, image, 1.0)
             for number, size in enumerate(self.rounds(kept)[-unlike.shape[1] :]):
                 fresh = rank(unlike[:, number].masked_fill(chosen > 0, float("-inf")))[:, :size]

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.output import assemble
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, ensure_finite
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import ensure_finite
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

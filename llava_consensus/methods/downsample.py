@@ -8,9 +8,12 @@ interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or o
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llava_consensus.grid import forbid_global, near_square
-from llava_consensus.output import regroup
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.grid import forbid_global, near_square
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

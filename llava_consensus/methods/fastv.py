@@ -11,11 +11,11 @@ at least 1.
 
 from dataclasses import dataclass
 
-from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
-from llava_consensus.fusers import top
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import choose, ensure_finite
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class FastV(DecoderMethod):
             )
         return [Stage(cut, kept)]
 
-    def select(self, view: DecoderView, stages: Stages) -> Cut:
+    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
         """The tokens with the largest head-mean attention of the last prompt token."""
-        with stages.stage("saliency"):
+        with stages.time("saliency"):
             rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
             saliency = ensure_finite("FastV's attention row", rows.mean((1, 2)))
         return Cut(top(saliency, view.stage.kept))

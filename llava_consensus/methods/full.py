@@ -5,7 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

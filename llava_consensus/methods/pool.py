@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from llava_consensus import egtm
-from llava_consensus.grid import divide, forbid_global
-from llava_consensus.output import Folded, assemble
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens
+from llava_consensus.reduction import egtm
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.grid import divide, forbid_global
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import Folded, assemble
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

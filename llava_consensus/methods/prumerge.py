@@ -17,19 +17,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from llava_consensus.errors import OptionError
-from llava_consensus.output import Folded, arrange, left_over, pick
-from llava_consensus.tokens import (
-    AHEAD,
-    Budget,
-    Placement,
-    Reduction,
-    Shape,
-    VisionAttention,
-    VisualTokens,
-    choose,
-    ensure_finite,
-    rank,
-)
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import Folded, arrange, left_over, pick
+from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import AHEAD, Reduction, VisionAttention, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

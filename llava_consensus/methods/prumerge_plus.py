@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from llava_consensus.methods.prumerge import PruMerge, outliers
-from llava_consensus.tokens import choose, rank
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.ranking import rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ than 32 layers the cuts stand at the same quarters, rounded.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
-from llava_consensus.fusers import top
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import choose, ensure_finite
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.stopwatch import Stopwatch
 
 CUTS = (8, 16, 24)  # of 32 layers
 
@@ -70,9 +70,9 @@ class PyramidDrop(DecoderMethod):
             low, high = (middle, high) if mean < tokens else (low, middle)
         return high
 
-    def select(self, view: DecoderView, stages: Stages) -> Cut:
+    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
         """The tokens with the largest head-mean attention of the last prompt token."""
-        with stages.stage("saliency"):
+        with stages.time("saliency"):
             rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
             saliency = ensure_finite("PyramidDrop's attention row", rows.mean((1, 2)))
         return Cut(top(saliency, view.stage.kept))

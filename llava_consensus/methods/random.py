@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.fusers import top
-from llava_consensus.output import assemble
-from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
 from llava_consensus.errors import OptionError
-from llava_consensus.output import pick
-from llava_consensus.peaks import average, cluster
-from llava_consensus.scap import rotate
-from llava_consensus.stages import Stages
-from llava_consensus.tokens import Budget, Shape, TextProbe, choose, ensure_finite, rank, within
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, ensure_finite, within
+from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.output import pick
+from llava_consensus.reduction.peaks import average, cluster
+from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.scap import rotate
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import TextProbe
 
 CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
 PATCHES = 576  # the published schedules are for this many tokens
@@ -111,9 +115,9 @@ class SparseVLM(DecoderMethod):
             left = stage.left
         return spent
 
-    def select(self, view: DecoderView, stages: Stages) -> Cut:
+    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
         """The tokens the raters attend to, and clusters of the best of the others."""
-        with stages.stage("saliency"), torch.no_grad():
+        with stages.time("saliency"), torch.no_grad():
             attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
             asked = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
             if self.version == "2.0":
@@ -125,7 +129,7 @@ class SparseVLM(DecoderMethod):
         if view.stage.merged == 0 or count == size:
             return Cut(kept)
         candidates, clusters = recycled(size - count)
-        with stages.stage("recycling"):
+        with stages.time("recycling"):
             chosen = order[:, count : count + candidates]
             states = pick(view.hidden, chosen)
             group, centres = cluster(states.detach(), clusters)

@@ -12,10 +12,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.grid import forbid_global
-from llava_consensus.merging import Bag, merge, pair
-from llava_consensus.output import regroup
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.grid import forbid_global
+from llava_consensus.reduction.merging import Bag, merge, pair
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.merging import Bag, average, fresh, merge, pair
-from llava_consensus.output import regroup
-from llava_consensus.tokens import Budget, Placement, Reduction, Shape, VisualTokens, choose
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

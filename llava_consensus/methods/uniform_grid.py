@@ -5,9 +5,11 @@ saliency does not. The centres of the cells of `grid.py`; exactly T tokens for a
 
 from dataclasses import dataclass
 
-from llava_consensus.grid import divide, forbid_global
-from llava_consensus.output import assemble
-from llava_consensus.tokens import Budget, Placement, Reduction, VisualTokens
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.grid import divide, forbid_global
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

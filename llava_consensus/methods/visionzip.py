@@ -17,23 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from llava_consensus import egtm
-from llava_consensus.fusers import top
-from llava_consensus.output import Folded, arrange, left_over, pick
-from llava_consensus.saliency import class_saliency
-from llava_consensus.tokens import (
-    AFTER,
-    AHEAD,
-    BEHIND,
-    PLACE,
-    Budget,
-    Placement,
-    Reduction,
-    Shape,
-    VisualTokens,
-    choose,
-    ensure_finite,
-)
+from llava_consensus.reduction import egtm
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import Folded, arrange, left_over, pick
+from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)

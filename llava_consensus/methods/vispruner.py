@@ -16,18 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.output import assemble
-from llava_consensus.saliency import class_saliency
-from llava_consensus.tokens import (
-    Budget,
-    Placement,
-    Reduction,
-    Shape,
-    VisualTokens,
-    ensure_finite,
-    rank,
-    within,
-)
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import ensure_finite, within
+from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 ROUND = 8  # tokens that leave in one round
 

@@ -14,8 +14,8 @@ import transformers
 from llava_consensus import load, make
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.hosts import Prompt
-from llava_consensus.images import open_image
-from llava_consensus.tokens import Budget
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs.pictures import open_image
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "playground" / "mini"

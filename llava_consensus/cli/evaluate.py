@@ -1,0 +1,118 @@
+"""The commands `eval` and `sweep`: one run, or a grid of runs."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.cli import arguments
+from llava_consensus.cli.arguments import Command
+from llava_consensus.errors import OptionError
+
+if TYPE_CHECKING:
+    from llava_consensus.runs.loop import Pace, RunResult
+
+LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
+
+
+def add(command: Command) -> None:
+    """Adds both commands."""
+    parser = command("eval", evaluate, "accuracy of a model and method on one benchmark")
+    parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
+    arguments.method(parser)
+    arguments.run(parser)
+    arguments.choice(parser)
+    parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")
+    parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="or all (%(default)s)")
+    parser.add_argument("--methods", default=LINEUP, metavar="NAMES", help="NAME or NAME:key=value,..., or all")
+    parser.add_argument("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets (%(default)s)")
+    arguments.load(parser)
+    arguments.run(parser)
+
+
+def evaluate(given: argparse.Namespace) -> Iterator[str]:
+    """One run, and what it measured."""
+    from llava_consensus.report import table
+    from llava_consensus.runs import loop as harness
+    from llava_consensus.runs.configuration import RunConfig
+    from llava_consensus.runs.sweep import parse_options
+
+    same = ("method", "tokens", "merged", "match", "model", "data", "limit", "device", "dtype", "conversation")
+    config = RunConfig(
+        benchmark=given.name,
+        options=parse_options(given.option),
+        max_new_tokens=given.max_new_tokens,
+        choices=arguments.choices(given.benchmark_option),
+        **{name: getattr(given, name) for name in same},
+    )
+    result = harness.run(config, given.out, _pace(given))
+    stored = json.loads((result.path / "config.json").read_bytes())
+    yield from _summary(result, given.name, table.full_score(given.out, stored))
+
+
+def sweep(given: argparse.Namespace) -> Iterator[str]:
+    """Every run of a grid, a line each."""
+    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.methods import METHODS
+    from llava_consensus.runs import sweep as grids
+    from llava_consensus.runs.configuration import RunConfig
+
+    try:
+        tokens = [int(text) for text in given.tokens.split()]
+    except ValueError:
+        raise OptionError(f"--tokens {given.tokens!r}: must be whole numbers, such as '192 64'") from None
+    names = list(BENCHMARKS) if given.bench == "all" else given.bench.split()
+    methods = list(METHODS) if given.methods == "all" else given.methods.split()
+    places = {name: getattr(given, name) for name in ("model", "data", "limit", "device", "dtype", "match")}
+    grid = grids.cells(RunConfig("", **places), names, methods, tokens)
+    failed = []
+    for number, cell in enumerate(grids.sweep(grid, given.out, _pace(given)), 1):
+        score = cell.result.metrics["score"] if cell.result else None
+        became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
+        yield f"[{number}/{len(grid)}] {cell.name}: {became}"
+        failed += [cell.error] if cell.error else []
+    yield f"{len(grid) - len(failed)} of {len(grid)} runs are complete: {given.out}"
+    if failed:
+        raise failed[0]
+
+
+def _pace(given: argparse.Namespace) -> "Pace":
+    from llava_consensus.runs.loop import Pace
+
+    return Pace(given.batch, given.workers, given.engine, not given.no_progress)
+
+
+def _cost(account: dict[str, Any]) -> str:
+    """What a question cost, in one line."""
+    total = account["flops"]["total"]
+    flops = "unknown" if total is None else f"{total / 1e9:.2f} GFLOP"
+    counts = f"{account['entering']:g} enter, {account['kept']:g} kept, {account['average']:.4g} in a layer on average"
+    return f"cost per question: {counts}; {flops}, {account['measured']['kv_bytes'] / 2**20:.3f} MiB of cache"
+
+
+def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
+    """What a run measured, for people."""
+    metrics, tokens = result.metrics, result.metrics["tokens"]
+    score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
+    errors = f", {metrics['errors']} not asked: picture unreadable" if metrics["errors"] else ""
+    lines = [
+        f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {metrics['questions']} questions{errors}"
+    ]
+    if tokens["before"] == tokens["after"]:
+        lines.append("all tokens: this run is the full model")
+    elif full is None:
+        lines.append("all tokens: not measured yet, run the same with --method full")
+    else:
+        share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
+        lines.append(f"all tokens: {full:.2f}{share}")
+    report = metrics["report"]
+    if report.get("contains") is not None:  # a benchmark with a judge
+        matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
+        lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
+    structural = f", and {tokens['structural']:g} structural ones" if tokens["structural"] else ""
+    lines.append(f"visual tokens per question: {tokens['before']:g} before, {tokens['after']:g} after{structural}")
+    if metrics.get("account"):
+        lines.append(_cost(metrics["account"]))
+    speed = metrics["timing"]["questions_per_second"]
+    lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
+    return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]

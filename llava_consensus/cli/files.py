@@ -1,0 +1,131 @@
+"""Commands on answer files and data: `score`, `export`, `check-data`, as lines to print. No model is involved.
+
+    llava-consensus score textvqa --answers answers.jsonl --data DIR [--json]
+    llava-consensus export vqav2 --answers answers.jsonl --out upload.json --data DIR
+    llava-consensus check-data [NAME...] --data DIR
+
+They work on anybody's LLaVA answer files. Printing is left to `cli.py`.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.cli import arguments as common
+from llava_consensus.cli.arguments import Command, choices
+from llava_consensus.errors import DataError, OptionError
+
+Options = Mapping[str, Any]
+
+
+def add(command: Command) -> None:
+    """Adds the three commands."""
+    for name, lines, line in (
+        ("score", score, "score an answer file"),
+        ("export", export, "write an answer file in the form the official server or tool takes"),
+    ):
+        parser = command(name, lines, line)
+        parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
+        parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes")
+        common.data(parser)
+        common.choice(parser)
+        if name == "score":
+            parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
+        else:
+            parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file, or folder (mme)")
+            parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser = command("check-data", check_data, "which files are there, which are missing and where they come from")
+    parser.add_argument("names", nargs="*", metavar="BENCHMARK", help="all of them by default")
+    common.data(parser)
+    common.choice(parser)
+
+
+def score(arguments: argparse.Namespace) -> Iterator[str]:
+    """The report of an answer file: for people, or the whole of it as JSON."""
+    from llava_consensus import benchmarks
+    from llava_consensus.runs.store import read_answers
+
+    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
+    report = benchmark.score(read_answers(arguments.answers), Path(arguments.data))
+    if arguments.json:
+        yield json.dumps(report, indent=1)
+        return
+    value, counts = report.get(benchmark.metric), report.get("counts", {})
+    published = f" (LLaVA-1.5-7B as published: {benchmark.paper:g})" if benchmark.paper is not None else ""
+    yield f"{benchmark.name}: {benchmark.metric} {'none' if value is None else f'{value:.2f}'}{published}"
+    yield "questions: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+    shown = {name: one for name, one in report.items() if name not in ("benchmark", "counts", "extracted")}
+    yield from table(shown)
+
+
+def table(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A nested report line by line, fractions with two decimals."""
+    for name, value in values.items():
+        head, rest = _entry(name, value, indent)
+        yield head
+        yield from rest
+
+
+def _entry(name: str, value: Any, indent: str) -> tuple[str, Iterator[str]]:
+    """The line of one entry, and the lines below it."""
+    deeper = f"{indent}  "
+    if isinstance(value, Mapping) and value:
+        return f"{indent}{name}:", table(value, deeper)
+    if isinstance(value, list) and (name == "official_lines" or any(isinstance(one, Mapping) for one in value)):
+        return f"{indent}{name}:", (deeper + _plain(one) for one in value if one)
+    return f"{indent}{name}: {_plain(value)}", iter(())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_plain, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2f}" if isinstance(value, float) else "-" if value in (None, {}) else str(value)
+
+
+def export(arguments: argparse.Namespace) -> Iterator[str]:
+    """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
+    from llava_consensus import benchmarks
+    from llava_consensus.benchmarks import submission
+    from llava_consensus.runs.store import read_answers
+
+    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
+    if benchmark.export is None:
+        able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
+        raise OptionError(f"{benchmark.name} has no submission, `score` is all it needs. Those that have: {able}")
+    target: Path = arguments.out
+    if not arguments.force and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
+        raise DataError(f"--out {target}: is there already. Give another name, or --force to write over it")
+    if not target.parent.is_dir():
+        raise DataError(f"--out {target}: no folder {target.parent}")
+    found = benchmark.export(read_answers(arguments.answers), Path(arguments.data), target)
+    yield str(target)
+    for name, value in found.items():
+        if isinstance(value, list):
+            yield f"{name}: {len(value)}{': ' + submission.name(value) if value else ''}"
+        else:
+            yield f"{name}: {value}"
+
+
+def check_data(arguments: argparse.Namespace) -> Iterator[str]:
+    """One block for each benchmark; DataError at the end if one that was named is not ready."""
+    from llava_consensus import benchmarks
+    from llava_consensus.benchmarks.check import check
+
+    unready = []
+    for name in arguments.names or benchmarks.BENCHMARKS:
+        benchmark = benchmarks.get(name, choices(arguments.benchmark_option))
+        yield f"{name}: {benchmark.licence or 'licence not noted'}"
+        ready = True
+        for one in check(benchmark, Path(arguments.data)):
+            ready &= one.ready
+            yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
+        yield f"  {'ready' if ready else 'not ready'}"
+        unready += [] if ready else [name]
+    if unready and arguments.names:
+        raise DataError(f"not ready: {', '.join(unready)}. What is missing and where it comes from is said above")

@@ -1,0 +1,83 @@
+"""The commands `report` and `compare`: tables of all results, and two runs against each other."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llava_consensus.cli.arguments import OUT, Command
+from llava_consensus.errors import DataError
+
+if TYPE_CHECKING:
+    from llava_consensus.report.section import Section
+
+FORMATS = ("markdown", "csv", "latex", "brief")
+
+
+def add(command: Command) -> None:
+    """Adds both commands."""
+    parser = command("report", report, "tables of all results: Markdown, CSV, LaTeX")
+    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+    parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
+    parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="between its markers, the scores alone")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV")
+    parser.add_argument("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)")
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw score against tokens, by benchmark")
+    parser.add_argument("--methods-figure", type=Path, metavar="FILE", help="also draw each method against the others")
+    parser = command("compare", compare, "two runs against each other, by question")
+    for letter in ("A", "B"):
+        parser.add_argument(
+            f"run_{letter.lower()}", metavar=f"RUN_{letter}", help="folder of a run, or its name's start"
+        )
+    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+
+
+def report(arguments: argparse.Namespace) -> Iterator[str]:
+    """Writes the files that were asked for; returns the tables in the format that was.
+
+    Raises:
+        DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
+    """
+    from llava_consensus.report import costs, table
+
+    found = table.made(table.read_rows(arguments.out))
+    bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
+    pages = [(path, "markdown") for path in arguments.write]
+    pages += [(arguments.summary, "brief")] if arguments.summary else []
+    texts = {name: table.FORMATS[name](found, bench) for name in {arguments.format, *(name for _, name in pages)}}
+    for path, name in pages:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
+        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), texts[name], str(path)), encoding="utf-8")
+    for path, name in ((arguments.csv, "csv"), (arguments.latex, "latex")):
+        if path:
+            _parent(path).write_text(table.FORMATS[name](found, bench), encoding="utf-8", newline="")
+    _draw(arguments, found)
+    yield texts[arguments.format]
+
+
+def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:
+    if arguments.figure or arguments.methods_figure:
+        from llava_consensus.report import figures
+
+        if arguments.figure:
+            figures.score_against_tokens(found, _parent(arguments.figure))
+        if arguments.methods_figure:
+            figures.methods_apart(found, _parent(arguments.methods_figure))
+
+
+def _parent(path: Path) -> Path:
+    """The path itself, once its folder is known to exist."""
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: no folder {path.parent}")
+    return path
+
+
+def compare(arguments: argparse.Namespace) -> Iterator[str]:
+    """Two runs of a benchmark, paired by question, as text."""
+    from llava_consensus.report import versus
+
+    runs = [versus.find(name, arguments.out) for name in (arguments.run_a, arguments.run_b)]
+    yield from versus.lines(*runs)

@@ -1,0 +1,208 @@
+"""Where every row of a batch stands while methods cut inside the decoder: bookkeeping of shortened sequences.
+
+Counts are known beforehand and live on the CPU; which tokens stay is known to the device alone, so places are tensors
+and nothing waits for it. Sequences are padded on the right from the first cut on, and put back to their full length
+behind the last layer. Letters: R rows of the batch, S full length, W current length, P pictures, v their tokens.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.base import ImageOutcome
+from llava_consensus.hosts.sequence.layout import Layout, Unit
+from llava_consensus.hosts.sequence.splice import NEVER
+from llava_consensus.reduction.decoder import Cut, Stage
+from llava_consensus.reduction.tokens import Reduction
+
+STRIDE = 1 << 24  # sort key of a row is its place times this; tokens merged behind a place rank below it
+PER_STAGE = 1 << 16
+
+
+@dataclass(eq=False)
+class Seen:
+    """One picture that will be cut, in one row of the forward."""
+
+    unit: Unit
+    row: int  # of the forward: beams repeat the rows of the layout
+    end: int  # place of its last row in the full sequence
+    text: list[int]  # places of the rows whose queries are asked
+    stages: list[Stage]
+    left: int  # visual tokens now
+    merged: int  # of them made at the last cut
+    first: bool  # of the beams of one prompt: the one that is reported
+    entering: list[int]  # visual tokens entering each layer so far
+
+
+class Rows(NamedTuple):
+    """The current sequences of a batch. Padding has `real` false and `origin` S."""
+
+    positions: Tensor  # [R, W] position ids
+    origin: Tensor  # [R, W] place in the full sequence; a merged token's is that of the dropped token it stands for
+    owner: Tensor  # [R, W] which seen picture a visual token belongs to, else -1
+    key: Tensor  # [R, W] int64 order
+    real: Tensor  # [R, W]
+    lengths: tuple[int, ...]  # real rows of each sequence
+    first: Tensor  # [R, 1] position id of each sequence's first real row
+    size: int  # S
+
+    @property
+    def padded(self) -> bool:
+        """Whether any sequence is shorter than the longest."""
+        return min(self.lengths) < self.real.shape[1]
+
+
+def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Stage]]], beams: int, asked: str) -> list[Seen]:
+    """The pictures that will be cut, once for each beam of their prompt."""
+    found = []
+    for unit, stages in units:
+        picture = layout.pictures[unit.picture]
+        text = picture.text.tolist()
+        if asked == "last" or not text:
+            text = [int(layout.real[picture.row].nonzero()[-1])]
+        for beam in range(beams):
+            row, count = picture.row * beams + beam, len(unit.places)
+            found.append(Seen(unit, row, picture.end, text, stages, count, 0, beam == 0, []))
+    return found
+
+
+def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -> Rows:
+    """The sequences before the first cut.
+
+    Args:
+        positions: [R, S] position ids the decoder was given.
+    """
+    real = layout.real.repeat_interleave(beams, 0)
+    owner = torch.full(real.shape, -1)
+    for index, one in enumerate(seen):
+        owner[one.row, one.unit.places] = index
+    lengths, start = tuple(real.sum(1).tolist()), real.int().argmax(1, keepdim=True)
+    real, owner, start = (values.to(positions.device) for values in (real, owner, start))
+    size = real.shape[1]
+    place = torch.arange(size, device=positions.device).expand_as(real)
+    origin = torch.where(real, place, size)
+    return Rows(positions, origin, owner, place * STRIDE, real, lengths, positions.gather(1, start), size)
+
+
+def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
+    """Places of the visual tokens of these pictures in the current sequences, in order: [P, v]."""
+    device = rows.owner.device
+    batch = torch.tensor([seen[index].row for index in indices], device=device)
+    mine = (rows.owner[batch] == torch.tensor(indices, device=device)[:, None]).to(torch.uint8)
+    return torch.sort(mine, dim=1, descending=True, stable=True).indices[:, : seen[indices[0]].left]
+
+
+def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The asked rows of these pictures, padded at the end: places in the full and in the current sequence, and which
+    are real. Each [P, L].
+    """
+    device = rows.origin.device
+    batch = torch.tensor([seen[index].row for index in indices], device=device)
+    count = torch.tensor([len(seen[index].text) for index in indices])
+    places = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(seen[index].text) for index in indices], batch_first=True, padding_value=0
+    ).to(device)
+    slots = torch.arange(rows.origin.shape[1], device=device).expand_as(rows.origin)
+    now = torch.zeros(len(slots), rows.size + 1, dtype=torch.long, device=device).scatter(1, rows.origin, slots)
+    mask = (torch.arange(places.shape[1]) < count[:, None]).to(device)
+    return places, now[batch].gather(1, places), mask
+
+
+class Group(NamedTuple):
+    """Pictures that were cut together."""
+
+    indices: list[int]  # into the seen pictures
+    columns: Tensor  # [P, v]
+    stage: Stage
+    cut: Cut
+
+
+def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], renumber: bool) -> tuple[Rows, Tensor]:
+    """The sequences without the dropped tokens and with the merged ones behind their pictures.
+
+    Args:
+        hidden: [R, W, D] states that enter the layer.
+        renumber: whether position ids close the gaps.
+    """
+    device, (count, width) = hidden.device, rows.origin.shape
+    dropped = torch.zeros(count, width, dtype=torch.bool, device=device)
+    added: list[list[Tensor]] = []  # of each picture with merged tokens: row, states, owner, key, origin
+    lengths = list(rows.lengths)
+    for indices, columns, stage, cut in groups:
+        batch = torch.tensor([seen[index].row for index in indices], device=device)
+        stays = torch.zeros_like(columns, dtype=torch.bool).scatter(1, cut.kept, True)
+        dropped[batch[:, None].expand_as(columns), columns] = ~stays
+        for index in indices:
+            lengths[seen[index].row] += cut.kept.shape[1] - columns.shape[1]
+        if cut.merged is not None and cut.centres is not None:
+            added += _merged(rows, seen, Group(indices, columns, stage, cut), batch)
+            for index in indices:
+                lengths[seen[index].row] += cut.merged.shape[1]
+    keys = rows.key.masked_fill(dropped | ~rows.real, NEVER)
+    pool, channels = hidden, [rows.positions, rows.origin, rows.owner, keys]
+    if added:
+        pool, channels = _append(pool, channels, added)
+    order = channels[3].sort(dim=1, stable=True).indices[:, : max(lengths)]
+    real = torch.arange(order.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
+    positions, origin, owner, key = (values.gather(1, order) for values in channels)
+    if renumber:
+        positions = rows.first + torch.arange(order.shape[1], device=device)
+    shorter = Rows(
+        positions.where(real, 0), origin.where(real, rows.size), owner.where(real, -1), key, real, tuple(lengths),
+        rows.first, rows.size,
+    )  # fmt: skip
+    return shorter, pool.gather(1, order[..., None].expand(-1, -1, pool.shape[-1])).where(real[..., None], 0)
+
+
+def _merged(rows: Rows, seen: list[Seen], group: Group, batch: Tensor) -> list[list[Tensor]]:
+    """Row, states, position, origin, owner and key of the merged tokens of every picture of a group."""
+    merged, centres = group.cut.merged, group.cut.centres
+    assert merged is not None and centres is not None
+    slots = group.columns.gather(1, centres)  # [P, M]
+    positions, origin = rows.positions[batch[:, None], slots], rows.origin[batch[:, None], slots]
+    rank = 1 + torch.arange(merged.shape[1], device=merged.device) + group.stage.layer * PER_STAGE
+    found = []
+    for place, index in enumerate(group.indices):
+        owner = torch.full_like(origin[place], index)
+        key = rank + seen[index].end * STRIDE
+        found.append([batch[place].expand_as(owner), merged[place], positions[place], origin[place], owner, key])
+    return found
+
+
+def _append(hidden: Tensor, channels: list[Tensor], added: list[list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    """Rows with the merged tokens behind them, in a block as wide as all merged tokens together."""
+    row, states, *values = (torch.cat(parts) for parts in zip(*added, strict=True))
+    here = row[None] == torch.arange(len(hidden), device=hidden.device)[:, None]  # [R, all merged]
+    pool = torch.cat((hidden, states.to(hidden.dtype).expand(len(hidden), -1, -1)), dim=1)
+    blank = (0, 0, -1, NEVER)
+    wide = [
+        torch.cat((channel, torch.where(here, value, none)), dim=1)
+        for channel, value, none in zip(channels, values, blank, strict=True)
+    ]
+    return pool, wide
+
+
+def put_back(rows: Rows, hidden: Tensor) -> Tensor:
+    """States at their places in the full sequence, zero where a token was dropped: [R, W, D] -> [R, S, D]."""
+    full = hidden.new_zeros(hidden.shape[0], rows.size + 1, hidden.shape[2])
+    return full.scatter(1, rows.origin[..., None].expand_as(hidden), hidden)[:, :-1]
+
+
+def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> ImageOutcome:
+    """What became of one picture, after its last cut."""
+    one = seen[index]
+    picture = layout.pictures[one.unit.picture]
+    columns = columns_of(rows, seen, [index])
+    places = rows.origin[one.row, columns[0]]
+    source = torch.searchsorted(one.unit.places.to(places.device), places)[None]  # [1, v]
+    kept = one.left - one.merged
+    slots = torch.arange(one.left, device=places.device)[None]
+    owner = torch.full((1, len(one.unit.places)), -1, device=places.device).scatter(1, source, slots)
+    reduction = Reduction(
+        hidden[one.row, columns[0]][None].detach(), source[:, :kept].sort(1).values, source[:, kept:], source, owner
+    )
+    return ImageOutcome(
+        picture.row, picture.before, one.left, picture.structural, ((0, reduction),), tuple(one.entering)
+    )

@@ -1,0 +1,1 @@
+"""Official LLaVA 1.5 and 1.6."""

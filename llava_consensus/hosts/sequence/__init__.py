@@ -1,0 +1,1 @@
+"""Assembled sequences: where the visual tokens stand, and how reduced ones take their place."""

@@ -1,0 +1,1 @@
+"""Vision towers: taking what a method needs, and methods that act inside."""

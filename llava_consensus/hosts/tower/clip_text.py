@@ -1,0 +1,95 @@
+"""CLIP's own view of picture and question: the text tower and the two projections a LLaVA checkpoint leaves behind.
+
+LLaVA keeps only the vision tower; its text tower is in the same folder or hub name when that is a whole CLIP model, and
+is loaded from there for methods that need `question`. Checked when a method is attached, before anything is asked.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.checkpoints import without_unused_report
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import ClipSides
+
+
+class ClipText:
+    """Text tower, tokenizer and projections of one CLIP model, in float32 on one device.
+
+    Args:
+        name: folder or hub name of the vision tower.
+    Raises:
+        OptionError: where there is no text tower beside the vision tower.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        try:
+            config = transformers.AutoConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise OptionError(f"vision tower {name!r}: its configuration cannot be read: {error}") from error
+        if not hasattr(config, "text_config"):
+            raise OptionError(
+                f"vision tower {name!r} is a vision model alone: this method compares patches with the question by "
+                "CLIP's text tower. Use a checkpoint whose mm_vision_tower is a whole CLIP model "
+                "(openai/clip-vit-large-patch14-336), or another method"
+            )
+        try:
+            with without_unused_report():
+                self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval()
+                sight: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
+                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
+        self._text.to(device)
+        self.projection = sight.visual_projection.float().to(device)
+        self._length: int = config.text_config.max_position_embeddings
+
+    def embed(self, question: str) -> Tensor:
+        """Embeddings [M, P] of a question cut into segments of the text tower's length, the last filled with zeros."""
+        ids = self._tokenizer(question, return_tensors="pt").input_ids[0].to(self.projection.weight.device)
+        room = -len(ids) % self._length
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (0, room)).view(-1, self._length)
+        pieces = torch.nn.functional.pad(ids, (0, room)).view(-1, self._length)
+        embeds: Tensor = self._text(input_ids=pieces, attention_mask=mask).text_embeds
+        return embeds
+
+
+class TextSide:
+    """The text tower at work for one attachment."""
+
+    def __init__(self, model: Any, method: Any) -> None:
+        tower = model.get_vision_tower()
+        self._clip = _load(tower.vision_tower_name, model.device)
+        self._norm = getattr(tower.vision_tower, "vision_model", tower.vision_tower).post_layernorm
+        self._query = method.query
+
+    @torch.no_grad()
+    def sides(self, features: Tensor | None, questions: list[str] | None, rows: int) -> ClipSides:
+        """Embeddings of patches [T, N, D_v] (the tower's features) and of the question of each of the rows.
+
+        Raises:
+            OptionError: where there is not one question for each row.
+        """
+        if features is None or questions is None or len(questions) != rows:
+            raise OptionError(
+                f"this method reads the question: set the attachment's `questions` to {rows} texts, one for each prompt"
+            )
+        patches = self._clip.projection(self._norm(features).float())
+        texts = [self._clip.embed(self._query(question)) for question in questions]
+        real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]
+        pad = torch.nn.utils.rnn.pad_sequence
+        return ClipSides(patches, pad(texts, batch_first=True), pad(real, batch_first=True))
+
+
+def text_side(model: Any, method: Method) -> TextSide | None:
+    """What a method that needs `question` reads it with; nothing for the others."""
+    return TextSide(model, method) if "question" in method.needs else None
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, device: torch.device) -> ClipText:
+    return ClipText(name, device)

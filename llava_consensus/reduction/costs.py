@@ -1,0 +1,213 @@
+"""One honest account of tokens: what a prompt costs to read with a method and a budget, from sizes alone.
+
+    account(make("consensusdrop"), Budget(64), SHAPES["llava-1.5-7b"]).flops.total
+
+Counted as FLOPs, two for each multiply-add (docs/accounting.md):
+
+    language model  every layer l with its true input of S_l rows: projections 2 S_l (2 D H d + 2 D H_kv d), gated MLP
+                    6 S_l D I, attention scores and values 4 S_l^2 H d over the whole square (a causal kernel may skip
+                    half of it); `lm_head` once, for the row that gives the first token
+    vision tower    patch embedding of what enters, and every block that is run: 8 n D_v^2 + 4 n^2 D_v for the n =
+                    patches + class token that enter it, 4 n' D_v I_v for the n' that enter the next one; projector on
+                    what leaves the last
+    method          its own matrix products (`Method.flops`)
+
+Not counted: norms, activations, softmax, rotary embedding, sorting, gathering. KV bytes: 2 H_kv d S_l numbers in each
+layer. `tests/test_account.py` holds all of it against torch's FlopCounterMode and the caches of real prefills.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import OptionError
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.shape import Shape
+
+MATCHES = ("kept", "entering", "average", "flops")
+
+# Llama-2 / Vicuna and CLIP ViT-L/14-336: config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b
+# and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (baselines.md 0.5), 35 of
+# them before the picture with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
+# without newlines (baselines.md 0.7).
+_CLIP: dict[str, int] = dict(
+    blocks=24,
+    feature_blocks=23,
+    vision_width=1024,
+    vision_heads=16,
+    vision_inner=4096,
+    patches=576,
+    patch_values=588,
+    text=66,
+    question=31,
+)
+_LLAVA_7B = Shape(32, 4096, 32, 32, 128, 11008, 32000, **_CLIP, projector=4096 * (1024 + 4096))
+_LLAVA_13B = Shape(40, 5120, 40, 40, 128, 13824, 32000, **_CLIP, projector=5120 * (1024 + 5120))
+SHAPES = {
+    "llava-1.5-7b": _LLAVA_7B,
+    "llava-1.5-13b": _LLAVA_13B,
+    "llava-next-7b": _LLAVA_7B._replace(tiles=5),
+    "llava-next-13b": _LLAVA_13B._replace(tiles=5),
+}
+
+
+class Flops(NamedTuple):
+    """FLOPs of one prefill by who spends them."""
+
+    llm: float
+    vision: float  # tower and projector
+    method: float | None  # None where the method cannot tell for this shape
+
+    @property
+    def total(self) -> float | None:
+        """Their sum; None where a part is not known."""
+        return None if self.method is None else self.llm + self.vision + self.method
+
+
+class Account(NamedTuple):
+    """What one prompt costs. Visual tokens are counted over all its pictures."""
+
+    layers: tuple[int, ...]  # visual tokens that enter each decoder layer
+    flops: Flops
+    kv_layers: tuple[int, ...]  # bytes of keys and values of each layer after the prefill
+    note: str = ""  # why a cost is not known
+
+    @property
+    def entering(self) -> int:
+        """Visual tokens that enter the language model."""
+        return self.layers[0]
+
+    @property
+    def kept(self) -> int:
+        """Visual tokens left after the last cut."""
+        return self.layers[-1]
+
+    @property
+    def average(self) -> float:
+        """Visual tokens a layer receives, mean over layers."""
+        return sum(self.layers) / len(self.layers)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return sum(self.kv_layers)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values."""
+        flops = {**self.flops._asdict(), "total": self.flops.total}
+        counts = {"entering": self.entering, "kept": self.kept, "average": self.average}
+        return {**counts, "flops": flops, "kv_bytes": self.kv_bytes, **({"note": self.note} if self.note else {})}
+
+
+def llm_flops(shape: Shape, entering: Sequence[int]) -> float:
+    """FLOPs of the language model's prefill when `entering[l]` visual tokens enter layer l."""
+    heads, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    weights = shape.width * (2 * heads + 2 * keys + 3 * shape.inner)
+    rows = [count + shape.text for count in entering]
+    head = shape.width * shape.vocabulary
+    return 2.0 * (sum(rows) * weights + 2 * sum(count * count for count in rows) * heads + head)
+
+
+def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
+    """FLOPs of tower and projector for all pictures when `per_block[b]` patches of each tile enter block b.
+
+    A method that merges patches inside a block does so between its attention and its MLP, as ToMe does.
+    """
+    width = shape.vision_width
+    total = per_block[0] * shape.patch_values * width + per_block[-1] * shape.projector
+    for patches, following in zip(per_block, [*per_block[1:], per_block[-1]], strict=True):
+        count, left = patches + shape.classes, following + shape.classes
+        total += 4 * count * width * width + 2 * count * count * width + 2 * left * width * shape.vision_inner
+    return 2.0 * total * shape.tiles * shape.pictures
+
+
+def kv_layers(shape: Shape, entering: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of keys and values each layer caches."""
+    each = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
+    return tuple(each * (count + shape.text) for count in entering)
+
+
+def kv_bytes(shape: Shape, entering: Sequence[int]) -> int:
+    """Bytes of the whole cache after the prefill."""
+    return sum(kv_layers(shape, entering))
+
+
+def account(method: Method, budget: Budget, shape: Shape) -> Account:
+    """What a prompt of this shape costs with a method. A budget of all tokens is the unpatched model.
+
+    Args:
+        method: what it does not know about its own cost stands in `note`.
+        budget: of one picture.
+        shape: of the model and the prompt; a picture has `shape.available` tokens.
+    """
+    reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
+    each = method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
+    layers = tuple(shape.pictures * count for count in each)
+    blocks = method.vision_tokens(budget, shape) if reduced else [shape.patches] * shape.blocks
+    own: float | None = 0.0
+    note = ""
+    if reduced:
+        try:
+            own = shape.pictures * method.flops(shape, budget)
+        except OptionError as error:
+            own, note = None, str(error)
+    flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), own)
+    return Account(layers, flops, kv_layers(shape, layers), note)
+
+
+def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Budget:
+    """The budget a method must be given so that it costs what a plain reduction to T tokens before the language model
+    costs: the nearest whole number of tokens, found by trying them all.
+
+    Args:
+        method: what is given the budget.
+        budget: T.
+        shape: of the model and a typical prompt.
+        by: `kept` (T as it is: by its own rule a method keeps T) | `entering` | `average` | `flops` (tower, language
+            model and the method's own work together).
+    Raises:
+        OptionError: where no budget comes within half a token of it, or for another `by`.
+    """
+    choose("match", by, MATCHES)
+    if by == "kept" or not method.reduces or budget.tokens >= shape.available:
+        return budget
+    plain = [shape.pictures * budget.tokens] * shape.layers
+    whole = vision_flops(shape, [shape.patches] * shape.blocks)
+    target = llm_flops(shape, plain) + whole if by == "flops" else float(plain[0])
+    reached = _reachable(method, budget, shape, by)
+    best = min(reached, key=lambda tokens: (abs(reached[tokens] - target), -tokens))
+    steps = [abs(reached[near] - reached[best]) for near in (best - 1, best + 1) if near in reached]
+    if abs(reached[best] - target) > max(steps, default=0.0) / 2:
+        raise OptionError(
+            f"match={by}: no budget of this method costs what {budget.tokens} tokens cost ({target:g}); the nearest is "
+            f"tokens={best} ({reached[best]:g}). Take match=kept, or another budget"
+        )
+    return Budget(best, budget.merged)
+
+
+def _reachable(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
+    """What every budget the method can have costs."""
+    reached: dict[int, float] = {}
+    why = "this method has no budget below all tokens"
+    for tokens in range(1, shape.available):
+        try:
+            found = account(method, Budget(tokens, budget.merged), shape)
+        except OptionError as error:  # a budget this method cannot have
+            why = str(error)
+            continue
+        if by == "flops" and found.flops.total is None:
+            raise OptionError(f"match=flops: {found.note}")
+        reached[tokens] = found.flops.total or 0.0 if by == "flops" else float(getattr(found, by))
+    if not reached:
+        raise OptionError(f"match={by}: {why}. Take match=kept")
+    return reached
+
+
+def paper_flops(shape: Shape, entering: Sequence[int], decoded: int = 20) -> float:
+    """The FLOPs column of the paper's efficiency tables: half the square of attention, no `lm_head`, no vision tower,
+    20 decoded tokens, 50 rows of text (reconstructed: baselines.md 0.5).
+    """
+    weights = 4 * shape.width**2 + 3 * shape.width * shape.inner
+    rows = [count + shape.text for count in entering]
+    return float(sum(2 * (count + decoded) * weights + 2 * count * count * shape.width for count in rows))

@@ -1,0 +1,93 @@
+"""Fusers: two saliencies in, one choice of K tokens out (paper section 3.3; method.md 4, 8)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from llava_consensus.reduction.ranking import indices, membership, rank
+
+
+def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
+    """s^(1/tau), normalised to sum 1: [B, N] -> [B, N]. A zero stays zero; an all-zero row becomes uniform."""
+    if tau != 1.0:  # divided by the largest first, so that a small tau does not underflow
+        peak = saliency.amax(-1, keepdim=True)
+        saliency = torch.where(peak > 0, saliency / peak, saliency).pow(1.0 / tau)
+    total = saliency.sum(-1, keepdim=True)
+    return torch.where(total > 0, saliency / total, torch.full_like(saliency, 1.0 / saliency.shape[-1]))
+
+
+def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
+    """alpha s_v + (1 - alpha) s_c: [B, N], [B, N] -> [B, N]."""
+    return alpha * vision + (1.0 - alpha) * cross
+
+
+def product(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
+    """s_v^alpha s_c^(1 - alpha), normalised to sum 1: high only where both sides agree. [B, N], [B, N] -> [B, N]."""
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.softmax(convex(vision.clamp_min(tiny).log(), cross.clamp_min(tiny).log(), alpha), dim=-1)
+
+
+def by_rank(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
+    """alpha r_v + (1 - alpha) r_c, normalised to sum 1, with r = N for the best token and 1 for the last: the scales of
+    the two sides do not matter. [B, N], [B, N] -> [B, N].
+    """
+    fused = convex(_points(vision), _points(cross), alpha)
+    return fused / fused.sum(-1, keepdim=True)
+
+
+def _points(saliency: Tensor) -> Tensor:
+    """N for the best token of each row down to 1 for the last: [B, N]."""
+    size = saliency.shape[-1]
+    steps = torch.arange(size, 0, -1, device=saliency.device, dtype=torch.float32)
+    return torch.empty_like(saliency, dtype=torch.float32).scatter(-1, rank(saliency), steps.expand(saliency.shape))
+
+
+def top(saliency: Tensor, count: int) -> Tensor:
+    """The `count` best tokens in ascending index order: [B, N] -> [B, count]."""
+    return rank(saliency)[:, :count].sort(dim=-1).values
+
+
+def recover(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor:
+    """The student's best K - m tokens, then the teacher's best not yet kept until m = floor(rate K) are added.
+
+    Args:
+        student, teacher: [B, N] saliencies.
+        count: K, at most N.
+        rate: r in [0, 1].
+    Returns:
+        [B, K] ascending indices.
+    """
+    handed = recovered(count, rate)
+    own = rank(student)[:, : count - handed]  # [B, K - m]
+    kept = membership(own, student.shape[1])
+    order = rank(teacher)  # [B, N]
+    fresh = ~kept.gather(1, order)
+    chosen = fresh & (fresh.cumsum(1) <= handed)
+    kept = kept.scatter(1, order, kept.gather(1, order) | chosen)
+    return indices(kept, count)
+
+
+def recovered(count: int, rate: float) -> int:
+    """m = floor(r K); a product that is whole but for rounding (0.3 x 10) counts as whole."""
+    return math.floor(rate * count + 1e-9)
+
+
+def agreement(vision: Tensor, cross: Tensor, count: int) -> Tensor:
+    """|top_v intersect top_c| / K for each row: [B, N], [B, N] -> [B] (method.md 8)."""
+    size = vision.shape[1]
+    both = membership(top(vision, count), size) & membership(top(cross, count), size)
+    return both.sum(1) / count
+
+
+def correction_factor(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor:
+    """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens the student does not keep: [B]
+    (method.md 8).
+    """
+    handed = recovered(count, rate)
+    if count == handed:
+        return torch.ones(len(student), device=student.device)
+    kept = membership(rank(student)[:, : count - handed], student.shape[1])
+    found = (~kept.gather(1, rank(teacher))).cumsum(1)  # new tokens in each prefix
+    prefix = (found < handed).sum(1) + (1 if handed else 0)
+    return (count - prefix) / (count - handed)

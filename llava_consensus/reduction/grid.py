@@ -1,0 +1,65 @@
+"""Even division of a unit's patches into T regions, for methods that look at no content.
+
+A unit is a rectangle of patches. It is cut into bands of rows, each band into cells of columns, so that there are
+exactly T cells, as square and as equal as T allows: 64 of 24 x 24 are cells of 3 x 3; 192 are 14 bands of 13 or 14
+cells. Integer arithmetic on the device; nothing waits for it.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.reduction.tokens import VisualTokens
+
+
+class Cells(NamedTuple):
+    """T cells of each unit, in raster order of their centres. Indices count the unit's own tokens."""
+
+    centre: Tensor  # [B, T] the patch in the middle, ascending
+    group: Tensor  # [B, N] the cell of each patch
+
+
+def divide(tokens: VisualTokens, count: int) -> Cells:
+    """`count` cells, at most N, for each unit; its patches are a rectangle in raster order."""
+    size = tokens.patch.shape[1]
+    side = tokens.side or size  # without a grid, the patches are one row
+    row, column = tokens.patch // side, tokens.patch % side
+    row, column = row - row.amin(1, keepdim=True), column - column.amin(1, keepdim=True)
+    height, width = row.amax(1, keepdim=True) + 1, column.amax(1, keepdim=True) + 1  # [B, 1]
+    bands = (count * height / width).sqrt().round().long()
+    bands = torch.minimum(bands, height).clamp_max(count).maximum((count + width - 1) // width)
+    slot = torch.arange(count, device=row.device).expand(len(row), -1)  # [B, T]
+    first, cells = _band(slot * bands // count, bands, count)
+    centre_row = _middle(slot * bands // count, bands, height)
+    centre_column = _middle(slot - first, cells, width)
+    first, cells = _band(row * bands // height, bands, count)
+    return Cells(centre_row * width + centre_column, first + column * cells // width)
+
+
+def _band(band: Tensor, bands: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first cell of a band and how many it has, `count` cells being spread evenly over the bands."""
+    first = (band * count + bands - 1) // bands
+    return first, ((band + 1) * count + bands - 1) // bands - first
+
+
+def _middle(cell: Tensor, cells: Tensor, length: Tensor) -> Tensor:
+    """The middle of one of the equal `cells` of a row or column; the lower one of two."""
+    start, stop = ((edge * length + cells - 1) // cells for edge in (cell, cell + 1))
+    return (start + stop - 1) // 2
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Rows and columns of the largest grid of at most `count` cells that is a square or one column more: 64 -> 8 x 8,
+    192 -> 13 x 14.
+    """
+    rows = math.isqrt(count)
+    return rows, rows + (rows * (rows + 1) <= count)
+
+
+def forbid_global(name: str, tile_budget: str) -> None:
+    """Raises OptionError for `tile_budget=global` in a method that treats every tile alike."""
+    if tile_budget == "global":
+        raise OptionError(f"tile_budget='global': {name} ranks nothing across tiles. Use tile_budget=per_tile")

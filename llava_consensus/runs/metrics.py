@@ -1,0 +1,62 @@
+"""What a finished run measured: the content of metrics.json, which follows from the answers alone but for times."""
+
+import logging
+import os
+import platform
+from collections import Counter
+
+from llava_consensus.errors import DataError
+from llava_consensus.files import Record
+from llava_consensus.runs import costs as ledger
+from llava_consensus.runs.configuration import Plan
+from llava_consensus.runs.store import Run
+
+log = logging.getLogger(__name__)
+
+
+def measure(plan: Plan, folder: Run) -> Record:
+    """What metrics.json says of the answers; it follows from them alone."""
+    answers = [folder.answers[index] for index in sorted(folder.answers)]
+    if not answers:
+        first = folder.errors[min(folder.errors)]["error"]
+        raise DataError(f"{folder.path}: not one picture can be read, so nothing was asked. The first error: {first}")
+    if folder.errors:
+        log.warning(
+            "%d questions were not asked, their pictures cannot be read: see %s",
+            len(folder.errors),
+            folder.path / "errors.jsonl",
+        )
+    report = plan.benchmark.score(answers, plan.data)
+    notes = Counter(note for answer in answers for note in answer["metadata"]["notes"])
+    kinds = ("before", "after", "structural")
+    return {
+        "score": report.get(plan.benchmark.metric),
+        "metric": plan.benchmark.metric,
+        "questions": len(plan.questions),
+        "answered": len(answers),
+        "errors": len(folder.errors),
+        "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
+        "account": ledger.of_run(answers, plan.match),
+        "notes": dict(sorted(notes.items())),
+        "report": report,
+        **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),
+    }
+
+
+def timing(asked: int, seconds: float, workers: int) -> Record:
+    speed = asked / seconds if seconds else None
+    return {"asked": asked, "seconds": seconds, "questions_per_second": speed, "workers": workers}
+
+
+def environment(plan: Plan) -> Record:
+    device = plan.device
+    if device.startswith("cuda"):
+        import torch
+
+        device = torch.cuda.get_device_name(device)
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "device": device,
+    }

@@ -1,0 +1,219 @@
+"""A run on disk: what was asked, what came back, and how to go on after a SIGKILL in the middle of a write.
+
+A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`:
+
+    config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
+    answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
+    errors.jsonl    one line per question that could not be asked, because its picture cannot be read
+    shards/         of a run with several workers: what they have finished, a file for each range of questions, written
+                    in one step; merged into the two files above, in the order of the questions, when all is there
+    metrics.json    written last; a run is complete when it is there
+    lock            held while a process works on the run; the operating system lets go of it when the process dies
+
+Only the end of a file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere
+else stops with file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.files import (
+    Record,
+    append,
+    parse,
+    read_json,
+    replace,
+    take_lock,
+    to_lines,
+    whole_lines,
+    write_json,
+)
+
+CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
+SHARDS = "shards"
+ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
+ERROR_KEYS = ("index", "question_id", "image", "error")
+
+
+def canonical(config: Mapping[str, Any]) -> str:
+    """The one JSON text of a configuration: equal for equal configurations, different for different ones."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """`<benchmark>-<method>-<tokens>-<hash>`; the hash is taken over the whole configuration."""
+    digest = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
+    return f"{config['benchmark']}-{config['method']}-{config['tokens']}-{digest}"
+
+
+def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
+    """One range of questions of the run in folder `run`, in one step; nothing where it is there already."""
+    path = run / SHARDS / f"{name}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        replace(path, to_lines((*answers, *errors)))
+
+
+def read_answers(path: Path) -> list[Record]:
+    """All lines of an answers file, whoever wrote it: LLaVA's own scripts too."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
+    lines = path.read_bytes().splitlines()
+    return [parse(path, number, line, ("question_id", "text")) for number, line in enumerate(lines, 1)]
+
+
+class Run:
+    """An open run: what it holds, and the only way to add to it. Made by `open_run`; holds its lock until closed."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.answers: dict[int, Record] = {}  # by question index, in file order
+        self.errors: dict[int, Record] = {}
+        self.repairs: list[str] = []  # what was dropped from a cut file, in words
+        self._lock = lock
+
+    @property
+    def done(self) -> set[int]:
+        """Indexes of the questions that need not be asked again."""
+        return self.answers.keys() | self.errors.keys()
+
+    def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
+        """Appends a batch; when this returns it is on the disk."""
+        append(self.path / ERRORS, errors)
+        append(self.path / ANSWERS, answers)
+        self.errors.update((record["index"], record) for record in errors)
+        self.answers.update((record["metadata"]["index"], record) for record in answers)
+
+    def add_shard(self, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
+        """Takes over what a worker has finished; `write_shard` makes the file, here or in the worker's process."""
+        write_shard(self.path, name, answers, errors)
+        self.errors.update((record["index"], record) for record in errors)
+        self.answers.update((record["metadata"]["index"], record) for record in answers)
+
+    def metrics(self) -> Record | None:
+        """What a complete run measured; None while the run is not complete."""
+        path = self.path / METRICS
+        return read_json(path, "Delete it; the same command makes it again.") if path.exists() else None
+
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """Completes the run, with its records in the order of the questions."""
+        for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
+            if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
+                replace(self.path / name, to_lines(records[index] for index in sorted(records)))
+        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
+        write_json(self.path / METRICS, metrics)
+
+    def close(self) -> None:
+        """Lets the next process have the run."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> Run:
+    """Opens the run of a configuration, new or begun, and takes its lock.
+
+    Args:
+        out: folder of all runs, made if absent.
+        config: the whole configuration, JSON values only.
+        indexes: the questions of the run; a record of any other question is damage.
+    Raises:
+        BusyError: another process works on this run.
+        DataError: the folder belongs to another configuration, a file is damaged, or `out` cannot be written.
+    """
+    path = out / run_name(config)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        run = Run(path, take_lock(path / LOCK, "this run"))
+        try:
+            _settle_config(path, json.loads(canonical(config)))
+            _load(run, indexes)
+        except BaseException:
+            run.close()
+            raise
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read and written ({error.strerror}). Choose another folder with --out"
+        ) from None
+    return run
+
+
+def _settle_config(path: Path, config: Record) -> None:
+    """Writes config.json into a new folder; in an old one it must be the same."""
+    file = path / CONFIG
+    if not file.exists():
+        stray = [name for name in (ANSWERS, ERRORS, METRICS) if (path / name).exists() and (path / name).stat().st_size]
+        if stray:
+            raise DataError(
+                f"{path}: has {', '.join(stray)} but no {CONFIG}, so nobody knows what was asked. Move the folder away"
+            )
+        write_json(file, config)
+        return
+    stored = read_json(file, "Move the folder away, or give another --out.")
+    if stored != config:
+        stored = stored if isinstance(stored, dict) else {}
+        keys = [key for key in sorted(stored.keys() | config.keys()) if stored.get(key) != config.get(key)]
+        differences = "; ".join(f"{key}: {stored.get(key)!r} there, {config.get(key)!r} asked for" for key in keys)
+        raise DataError(
+            f"{file}: made by another configuration ({differences}). Move the folder away, or give another --out"
+        )
+
+
+def _load(run: Run, indexes: Collection[int]) -> None:
+    """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
+    cut = []
+    for name, keys in ((ERRORS, ERROR_KEYS), (ANSWERS, ANSWER_KEYS)):
+        path = run.path / name
+        lines, end = whole_lines(path)
+        for number, line in enumerate(lines, 1):
+            record = parse(path, number, line, keys)
+            index = record["index"] if name == ERRORS else _index(path, number, record)
+            if index not in indexes:
+                raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
+            if index in run.answers or index in run.errors:
+                raise DataError(
+                    f"{path}, line {number}: question {index} is there a second time. Remove one of the two"
+                )
+            (run.errors if name == ERRORS else run.answers)[index] = record
+        if end is not None:
+            cut.append((path, end))
+    _load_shards(run, indexes)
+    for path, end in cut:
+        os.truncate(path, end)
+        run.repairs.append(f"{path}: the last line was cut in the middle of a write; dropped it, it is asked again")
+    if run.done != set(indexes):
+        (run.path / METRICS).unlink(missing_ok=True)
+
+
+def _load_shards(run: Run, indexes: Collection[int]) -> None:
+    """What workers had finished when the run was stopped. A merge that was cut short leaves it in both places."""
+    for path in sorted((run.path / SHARDS).glob("[0-9]*.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            failed = "error" in parse(path, number, line, ("question_id",))
+            record = parse(path, number, line, ERROR_KEYS if failed else ANSWER_KEYS)
+            index = record["index"] if failed else _index(path, number, record)
+            if index not in indexes:
+                raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the file")
+            (run.errors if failed else run.answers).setdefault(index, record)
+
+
+def _index(path: Path, number: int, record: Record) -> int:
+    metadata = record["metadata"]
+    if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
+        raise DataError(f"{path}, line {number}: no index in metadata. Remove the line; the question is asked again")
+    return metadata["index"]

@@ -1,0 +1,46 @@
+"""Engines: where the shards of a run are asked. ENGINES is the only list; an engine's own packages are imported when
+it is used.
+
+`for shard, result in conduct("local", workers=2, factory, shards): ...` yields shards as they are done, in any order.
+A shard whose worker dies is done again by another one. What a shard is, and what a worker does with it, the harness
+says.
+"""
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+
+from llava_consensus.errors import unknown_name
+from llava_consensus.runs.workers.base import Crew, Factory, Result, Shard
+from llava_consensus.runs.workers.schedule import schedule
+
+__all__ = ["ENGINES", "Factory", "Result", "Shard", "check_engine", "conduct"]
+
+ENGINES = {
+    "local": "llava_consensus.runs.workers.local",  # processes on this machine
+    "ray": "llava_consensus.runs.workers.ray",  # actors of a Ray cluster
+}
+
+
+def check_engine(name: str) -> None:
+    """Raises OptionError for an unknown engine, MissingDependency for one whose packages are not installed."""
+    if name not in ENGINES:
+        raise unknown_name("engine", name, ENGINES)
+    import_module(ENGINES[name]).check()
+
+
+def conduct(name: str, workers: int, factory: Factory, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
+    """Every shard with its result, as they are done.
+
+    Args:
+        name: of the engine.
+        workers: how many at once; never more than there are shards.
+        factory: makes a worker's function in the worker's own process, from the number of the worker.
+        shards: what is to be done.
+    Raises:
+        WorkerError: for a shard that killed several workers in a row.
+    """
+    crew: Crew = import_module(ENGINES[name]).Crew(factory, workers)
+    try:
+        yield from schedule(crew, shards, workers)
+    finally:
+        crew.dismiss()
