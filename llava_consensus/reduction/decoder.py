@@ -1,6 +1,6 @@
 """What methods that cut inside the language model share: when they cut, what they see there, and what they hand back.
 
-A host runs the decoder's layers and stops before each layer a `Stage` names; the method chooses among the visual
+A host runs the decoder's layers and stops before each layer a `Cut` names; the method chooses among the visual
 tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P pictures at one cut, v their
 visual tokens still there, n the ones they began with, L query rows, W length of the current sequence. Torch only.
 """
@@ -14,16 +14,17 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.scap import rotate
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Reduction, TextProbe, VisualTokens
+from llava_consensus.reduction.tokens import TextProbe
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
 
 
-class Stage(NamedTuple):
+class Cut(NamedTuple):
     """One cut of one picture."""
 
     layer: int  # the first decoder layer, from 0, that sees the shortened sequence
@@ -40,7 +41,7 @@ class DecoderView(NamedTuple):
     """P pictures at one cut, all of them with v visual tokens left of n."""
 
     tokens: int  # T of the budget
-    stage: Stage
+    cut: Cut
     hidden: Tensor  # [P, v, D] visual tokens as they enter the layer
     asked: Tensor  # [P, L, D] the asked rows as they enter the layer
     columns: Tensor  # [P, v] their places in the current sequence
@@ -50,8 +51,8 @@ class DecoderView(NamedTuple):
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
 
 
-class Cut(NamedTuple):
-    """What a method hands back. Indices count the v tokens of the view."""
+class Chosen(NamedTuple):
+    """What a method hands back: Indices count the v tokens of the view."""
 
     kept: Tensor  # [P, K] ascending
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
@@ -59,50 +60,63 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderMethod(Placement):
+class InDecoder(Method):
     """Base of the methods that act between decoder layers. `tokens` is T of one picture, whatever its tiles.
 
     A method says in `plan` where it cuts and how much, and in `select` which tokens stay. Newlines of tiled pictures
-    are no candidates. `positions=keep` leaves rotary positions as they were, and decoding goes on at the position
-    after the full prompt in every layer; `renumber` closes the gaps, and each layer goes on after its own cache.
+    are no candidates.
+
+    Args:
+        positions: `keep` leaves rotary positions as they were, and decoding goes on at the position after the full
+            prompt in every layer; `renumber` closes the gaps, and each layer goes on after its own cache.
+        answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
+    Raises:
+        OptionError: for a value that is none of these.
     """
 
-    tile_budget: str = "global"
+    positions: str = "renumber"
+    answer_rows: bool = False
 
-    seam: ClassVar[str] = "decoder"
-    rows: ClassVar[str] = "last"  # which rows `probe` has queries of: last (of the prompt) | text (after the picture)
-    looks: ClassVar[str] = "previous"  # whose queries and keys: previous | own (of the layer that is cut before)
+    place: ClassVar[Place] = Place.DECODER
+    asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the picture)
+    attention: ClassVar[str] = "previous"  # whose queries and keys: previous | own (of the layer that is cut before)
+
+    def __post_init__(self) -> None:
+        choose("positions", self.positions, ("renumber", "keep"))
+        if not isinstance(self.answer_rows, bool):
+            raise OptionError(f"answer_rows={self.answer_rows!r} must be true or false")
 
     @property
-    def alone(self) -> bool:
-        """Whether pictures must come one by one, because the count is read from the data."""
-        return False
+    def tile_budget(self) -> str:
+        """The tiles of a picture are ranked together."""
+        return "global"
+
+    @property
+    def reads_prompt(self) -> bool:
+        """The rows of the prompt choose what stays."""
+        return True
 
     @property
     def renumbers(self) -> bool:
         """Whether position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
-    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """Cuts of a picture of `available` tokens, more than T, by ascending layer."""
         raise NotImplementedError
 
-    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """Which of the v tokens stay."""
         raise NotImplementedError
-
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """Not for these methods: what they keep is chosen while the language model runs."""
-        raise OptionError(f"{type(self).__name__} acts between decoder layers, and this host has no seam there")
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
         counts = [available] * layers
-        for stage in self.stages(budget, available, layers):
-            counts[stage.layer :] = [stage.left] * (layers - stage.layer)
+        for cut in self.cuts(budget, available, layers):
+            counts[cut.layer :] = [cut.left] * (layers - cut.layer)
         return counts
 
-    def stages(self, budget: Budget, available: int, layers: int) -> list[Stage]:
+    def cuts(self, budget: Budget, available: int, layers: int) -> list[Cut]:
         """The plan; none where the budget is not below what there is.
 
         Raises:
@@ -112,21 +126,21 @@ class DecoderMethod(Placement):
             return []
         if layers < 2:
             raise OptionError(f"{type(self).__name__} cuts between decoder layers: this model has only {layers}")
-        unique = {stage.layer: stage for stage in self.plan(budget.tokens, available, layers)}  # the last one counts
+        unique = {cut.layer: cut for cut in self.plan(budget.tokens, available, layers)}  # the last one counts
         return [unique[layer] for layer in sorted(unique)]
 
-    def flops(self, shape: Shape, budget: Budget) -> float:
+    def flops(self, shape: Shape, budget: Budget) -> float | None:
         """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
         taken to stand after the picture.
         """
-        rows = 1 if self.rows == "last" else shape.text
+        rows = 1 if self.asks == "last" else shape.text
         left, spent = shape.patches, 0.0
-        for stage in self.stages(budget, shape.patches, shape.layers):
+        for cut in self.cuts(budget, shape.patches, shape.layers):
             spent += 2.0 * shape.heads * shape.head_width * rows * (left + shape.text)
-            if self.looks == "own":
+            if self.attention == "own":
                 spent += 2.0 * shape.width * shape.head_width * (shape.heads * rows)
                 spent += 2.0 * shape.width * shape.head_width * shape.kv_heads * (left + shape.text)
-            left = stage.left
+            left = cut.left
         return spent
 
 

@@ -1,97 +1,221 @@
-"""What a reduction method is."""
+"""What a reduction method is: a frozen dataclass of its options that derives from one of the bases below, one for each
+place where a method can act.
+
+    AtPicture    on the picture: the vision tower sees fewer patches
+    InTower      inside the vision tower: patches are merged between its blocks
+    AfterTower   behind the tower: the language model gets fewer tokens
+    InDecoder    between the layers of the language model (`decoder.py`)
+
+A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch only.
+"""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from enum import Enum
+from typing import ClassVar
+
+from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.merging import Bag
+from llava_consensus.reduction.output import regroup
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
+
+
+class Place(Enum):
+    """Where a method acts."""
+
+    PICTURE = "the picture"
+    TOWER = "inside the vision tower"
+    TOKENS = "behind the vision tower"
+    DECODER = "between decoder layers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Options every method shares: where its tokens go in the sequence and how tiles share the budget (method.md 6, 7).
+class Method:
+    """What hosts and the harness may ask of any method. The properties are options where a base makes them fields."""
 
-    Args:
-        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for
-            some methods `official` (as their authors order the tokens).
-        positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
-        tile_budget: `per_tile` | `global` (one ranking over all tiles of a picture).
-        vision_layer: block that gives saliency, features and keys; None is the block whose output feeds the projector.
-    Raises:
-        OptionError: for a value that is none of these.
-    """
-
-    order: str = "top_then_merged"
-    positions: str = "renumber"
-    tile_budget: str = "per_tile"
-    vision_layer: int | None = None
-
-    needs: ClassVar[frozenset[str]] = frozenset()
+    title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
+    place: ClassVar[Place] = Place.TOKENS
+    needs: ClassVar[frozenset[Need]] = frozenset()
     reduces: ClassVar[bool] = True
-    seam: ClassVar[str] = "assembled"
-    orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
-    attention_ahead: ClassVar[int] = 0
+    blocks_ahead: ClassVar[int] = 0  # the attention that is read is this many blocks behind the one with the features
+
+    @property
+    def order(self) -> str:
+        """How reduced tokens stand in the sequence."""
+        return "raster"
+
+    @property
+    def positions(self) -> str:
+        """`renumber` (0..S'-1) or `keep` (original positions; a merged token takes its anchor's)."""
+        return "renumber"
+
+    @property
+    def tile_budget(self) -> str:
+        """`per_tile` (equal shares) or `global` (one ranking over all tiles of a picture)."""
+        return "per_tile"
+
+    @property
+    def vision_layer(self) -> int | None:
+        """Vision block that is read; None is the one whose output feeds the projector."""
+        return None
+
+    @property
+    def answer_rows(self) -> bool:
+        """Whether rows with labels, the answer in training, count among the text rows that are asked."""
+        return False
 
     @property
     def adaptive(self) -> bool:
         """Whether the number of tokens depends on the picture: such units are reduced one by one."""
         return False
 
-    def entering(self, budget: "Budget", available: int, layers: int) -> list[int]:
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether what is left of a picture depends on the question asked about it."""
+        return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION})
+
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
         return [min(budget.tokens, available)] * layers
 
-    def vision_tokens(self, budget: "Budget", shape: "Shape") -> list[int]:
+    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """Patches of one tile that enter each vision block; fewer where a method merges between attention and MLP."""
         return [shape.patches] * shape.blocks
 
-    def flops(self, shape: "Shape", budget: "Budget") -> float:
-        """FLOPs of the method's own work for one picture, two for each multiply-add; none where there is none."""
-        return 0.0
+    def flops(self, shape: Shape, budget: Budget) -> float | None:
+        """FLOPs of the method's own work for one picture, two for each multiply-add; None where nobody has said."""
+        return None
 
-    def units(self, shape: "Shape", budget: "Budget") -> list[tuple["Budget", int]]:
+    def units(self, shape: Shape, budget: Budget) -> list[tuple[Budget, int]]:
         """Budget and size of each unit of one picture: its tiles, or all of it as one."""
         if shape.tiles == 1 or self.tile_budget == "global":
             return [(budget, shape.available)]
         return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The tokens that replace the N of each unit. Methods that act between decoder layers have no such step."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(Method):
+    """Base of the methods that act before the language model: where their tokens stand in its sequence.
+
+    Args:
+        order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for some
+            methods `official` (as their authors order the tokens).
+        positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
+    Raises:
+        OptionError: for a value that is none of these.
+    """
+
+    order: str = "top_then_merged"
+    positions: str = "renumber"
+
+    orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
+
     def __post_init__(self) -> None:
         choose("order", self.order, self.orders)
         choose("positions", self.positions, ("renumber", "keep"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AfterTower(Placed):
+    """Base of the methods behind the vision tower: they write `reduce`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiled(AfterTower):
+    """Base of the methods behind the tower that rank tokens, within a tile or over all tiles of a picture.
+
+    Args:
+        tile_budget: `per_tile` (each tile has its share of the budget) | `global` (one ranking over the picture).
+    Raises:
+        OptionError: for a value that is neither.
+    """
+
+    tile_budget: str = "per_tile"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         choose("tile_budget", self.tile_budget, ("per_tile", "global"))
-        if self.vision_layer is not None and (
-            not isinstance(self.vision_layer, int) or isinstance(self.vision_layer, bool)
-        ):
-            raise OptionError(
-                f"vision_layer={self.vision_layer!r} must be the whole number of a vision block, or left out"
-            )
 
 
-class Method(Protocol):
-    """A reduction method: a frozen dataclass of its options that declares what a host must collect for it."""
+@dataclass(frozen=True, kw_only=True)
+class ReadsTower(Tiled):
+    """Base of the methods behind the tower that read attention or features of one of its blocks.
 
-    needs: ClassVar[frozenset[str]]
-    reduces: ClassVar[bool]
+    Args:
+        vision_layer: that block, counted from 0, or from the end if negative; None is the one that feeds the projector.
+    Raises:
+        OptionError: for anything but a whole number.
+    """
 
-    seam: ClassVar[str]  # where it acts: picture | vision | assembled | decoder
-    attention_ahead: ClassVar[int]  # blocks between the one that gives the features and the one whose attention is read
+    vision_layer: int | None = None
 
-    @property
-    def order(self) -> str: ...
-    @property
-    def positions(self) -> str: ...
-    @property
-    def tile_budget(self) -> str: ...
-    @property
-    def vision_layer(self) -> int | None: ...
-    @property
-    def adaptive(self) -> bool: ...
-    def entering(self, budget: Budget, available: int, layers: int) -> list[int]: ...
-    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]: ...
-    def flops(self, shape: Shape, budget: Budget) -> float: ...
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_or_none("vision_layer", self.vision_layer, "the number of a vision block")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spread(Placed):
+    """What `InTower` and `AtPicture` share: the tower has left T tokens, spread over the patches they came from."""
+
+    order: str = "raster"
+
+    def left(self, budget: Budget, available: int) -> int:
+        """Tokens the tower leaves of a unit of `available`."""
+        return min(budget.tokens, available)
+
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The `budget.tokens` tokens that replace the N of each unit."""
-        ...
+        """One row for each token that the tower has left."""
+        if tokens.slot is None:
+            raise LookupError(f"{type(self).__name__} acts before the projector: the host did not let it")
+        count = self.left(budget, tokens.projected.shape[1])
+        return regroup(tokens.projected, tokens.of_tiles(tokens.slot), count, self.order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTower(_Spread):
+    """Base of the methods that merge tokens inside the vision tower, between attention and MLP of each block."""
+
+    place: ClassVar[Place] = Place.TOWER
+
+    @property
+    def masks(self) -> bool:
+        """Whether `bias` is used, which needs an attention kernel that takes an additive mask."""
+        return False
+
+    def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
+        """Patches to merge away in each block, `patches - tokens` in all. OptionError where that cannot be."""
+        raise NotImplementedError
+
+    def bias(self, bag: Bag) -> Tensor | None:
+        """Added to the logits of each key before the softmax: [U, t], or None."""
+        return None
+
+    def fold(self, bag: Bag, key: Tensor, count: int) -> Bag:
+        """The bag with `count` tokens fewer, given the block's keys [U, H, t, d]; token 0 is the class token."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtPicture(_Spread):
+    """Base of the methods that make the picture smaller before the vision tower sees it."""
+
+    place: ClassVar[Place] = Place.PICTURE
+
+    def picture(self, tokens: int) -> tuple[int, int]:
+        """Rows and columns of patches that a tile of this budget is shrunk to."""
+        raise NotImplementedError
+
+
+def whole_or_none(name: str, value: object, what: str) -> None:
+    """Raises OptionError unless `value` is a whole number or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} must be a whole number, {what}, or left out")

@@ -1,23 +1,37 @@
 """The nouns of the reduction, with their shapes: what a host hands to a method and what it gets back.
 
-Letters used everywhere: B units reduced together (a unit is one image, or one tile of it), N visual tokens of a unit, U
-distinct tiles seen by the vision tower, I prompts-with-image that were probed, L text rows, S length of the full input
-sequence, H heads, D width. Torch only.
+Letters used everywhere: B units reduced together (a unit is one picture, or one tile of it), N visual tokens of a unit,
+U distinct tiles seen by the vision tower, n rows a tile has in a vision block (its patches; a merger may make one token
+of several), I prompts that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 
+class Need(Enum):
+    """What a method can ask a host to collect. The value is the field of `VisualTokens` that holds it."""
+
+    ATTENTION = "attention"
+    FEATURES = "features"
+    CLASS_FEATURE = "class_feature"
+    PROJECTOR = "project"
+    QUESTION = "clip"
+    PROBE = "probe"
+    FINGERPRINT = "fingerprint"
+    WHOLE_PICTURES = "whole"
+
+
 class VisionAttention(NamedTuple):
     """Inputs to the attention of one vision block, before the scale is applied."""
 
-    query: Tensor  # [U, H, C + N, d]
-    key: Tensor  # [U, H, C + N, d]
+    query: Tensor  # [U, H, C + n, d]
+    key: Tensor  # [U, H, C + n, d]
     scale: float
     classes: int  # C: class tokens in front of the patches, 0 or 1
 
@@ -44,49 +58,70 @@ class TextProbe(NamedTuple):
 class ClipSides(NamedTuple):
     """Patches and question in the embedding space of the vision tower's own CLIP model."""
 
-    patches: Tensor  # [U, N_tile, P]
-    text: Tensor  # [B, M, P] segments of the question asked about each unit
-    real: Tensor  # [B, M] true where there is a segment
+    patches: Tensor  # [U, n, P]
+    text: Tensor  # [U, M, P] segments of the question asked about each tile
+    real: Tensor  # [U, M] true where there is a segment
+
+
+class WholePictures(NamedTuple):
+    """The U tiles are all tiles of the pictures that the units belong to, also those of other units."""
+
+    picture: Tensor  # [U] which picture a tile belongs to, as in `VisualTokens.picture`
+    present: Tensor  # [U, N_tile] true where a patch is a token of its picture; unpadding cuts others away
 
 
 class VisualTokens(NamedTuple):
-    """One batch of units to reduce; the optional parts are there when the method's `needs` names them."""
+    """One batch of units to reduce; the parts that default to None are there when the method's `needs` name them."""
 
     projected: Tensor  # [B, N, D] what the language model would have received
     tile: Tensor  # [B, N] which of the U tiles each token came from
-    patch: Tensor  # [B, N] which patch of that tile
+    patch: Tensor  # [B, N] which token of that tile
     tiles_per_unit: int = 1
-    side: int = 0  # patches in a row of a tile, 0 where they form no grid
-    slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, for seams in front of here
-    attention: VisionAttention | None = None  # needs "attention"
-    features: Tensor | None = None  # [U, N_tile, D_v] needs "features"
-    class_feature: Tensor | None = None  # [U, D_v] needs "class_feature"
-    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector, needs "project"
-    clip: ClipSides | None = None  # needs "question", and "features" with it
-    probe: TextProbe | None = None  # needs "probe"
-    probed: Tensor | None = None  # [B] which of the I probed prompts a unit belongs to
+    side: int = 0  # tokens in a row of a tile, 0 where they form no grid
+    members: Tensor | None = None  # [N_tile, m] the block rows each token was made of; None: one row each, in order
+    slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
+    picture: Tensor | None = None  # [B] which picture of the call a unit belongs to
+    prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
+    attention: VisionAttention | None = None
+    features: Tensor | None = None  # [U, n, D_v]
+    class_feature: Tensor | None = None  # [U, D_v]
+    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector
+    clip: ClipSides | None = None
+    probe: TextProbe | None = None
     fingerprint: Tensor | None = None  # [B] int64 of picture and prompt, the same in every batch
+    whole: WholePictures | None = None
+
+    def needed(self, need: Need) -> Any:
+        """What the host collected for a need that the method has declared.
+
+        Raises:
+            LookupError: where it is not there, which is a mistake of the method or of the host.
+        """
+        value = getattr(self, need.value)
+        if value is None:
+            raise LookupError(f"{need.name.lower()} was not collected: the method must name it in `needs`")
+        return value
 
     def of_tiles(self, values: Tensor) -> Tensor:
-        """Rows of a per-tile tensor [U, N_tile, ...] for these tokens: [B, N, ...]."""
+        """Rows of a tensor [U, n, ...] for these tokens, [B, N, ...]; of a token made of several rows, their mean."""
+        if self.members is not None and values.shape[1] != len(self.members):
+            values = values[:, self.members].mean(2)
         return values[self.tile, self.patch]
 
 
 class Reduction(NamedTuple):
-    """The reduced tokens and the bookkeeping of how they came about (method.md 6). Indices count the unit's own
-    tokens.
-    """
+    """The reduced tokens and the bookkeeping of how they came about. Indices count the unit's own tokens."""
 
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
     anchors: Tensor  # [B, M] ascending
     source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
     owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
-    vision: Tensor | None = None  # [B, N] s_v
-    cross: Tensor | None = None  # [B, N] s_c
-    fused: Tensor | None = None  # [B, N] s
-    stages: Stopwatch | None = None
+    vision: Tensor | None = None  # [B, N] saliency by the vision tower
+    cross: Tensor | None = None  # [B, N] saliency by the question
+    fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where two saliencies are fused
+    watch: Stopwatch | None = None  # how long each step took
     zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
 
 
