@@ -4,6 +4,7 @@
 
 from dataclasses import fields, is_dataclass
 from importlib.metadata import entry_points
+from inspect import isclass
 from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
@@ -25,11 +26,13 @@ from llava_consensus.methods.tome_post import ToMePost
 from llava_consensus.methods.uniform_grid import UniformGrid
 from llava_consensus.methods.visionzip import VisionZip
 from llava_consensus.methods.vispruner import VisPruner
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.decoder import InDecoder
+from llava_consensus.reduction.method import AfterTower, AtPicture, InTower, Method
 
 GROUP = "llava_consensus.methods"  # entry points of other packages
+BASES = (AtPicture, InTower, AfterTower, InDecoder)  # a method of another package derives from one of them
 
-METHODS: dict[str, Any] = {
+METHODS: dict[str, type[Method]] = {
     "consensusdrop": ConsensusDrop,
     "full": Full,
     # at the picture, or inside the vision tower
@@ -54,7 +57,7 @@ METHODS: dict[str, Any] = {
 }
 
 
-def method_class(name: str) -> Any:
+def method_class(name: str) -> type[Method]:
     """The class of a method: one of METHODS, or one that an installed package registers under the entry point
     `llava_consensus.methods` (docs/adding.md).
 
@@ -70,9 +73,18 @@ def method_class(name: str) -> Any:
         found = others[name].load()
     except (ImportError, AttributeError) as error:
         raise OptionError(f"method {name!r} of {others[name].value}: cannot be imported ({error})") from error
-    if not is_dataclass(found) or not hasattr(found, "reduce"):
-        raise OptionError(f"method {name!r} of {others[name].value}: must be a dataclass with a `reduce`")
+    _check_acts(f"method {name!r} of {others[name].value}", found)
     return found
+
+
+def _check_acts(where: str, found: Any) -> None:
+    """Raises OptionError unless `found` is a dataclass that derives from one of the bases and writes what that asks."""
+    if not isclass(found) or not issubclass(found, BASES) or not is_dataclass(found):
+        names = ", ".join(base.__name__ for base in BASES)
+        raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise OptionError(f"{where}: does nothing yet, write its `{'` and `'.join(missing)}` (docs/adding.md)")
 
 
 def known_methods() -> dict[str, str]:

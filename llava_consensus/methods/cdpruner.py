@@ -3,8 +3,8 @@ determinantal point process over the projected tokens, its kernel their cosines 
 the question in CLIP's embedding space, and greedy MAP inference with an incremental Cholesky factor. As in the
 authors' code, relevance is the NEGATED cosine (CLIP patches point away from what they show; where a tower's do not,
 take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
-relevance is scaled within a picture, not within a batch; past the rank of the kernel, where theirs repeats one token
-for ever, the tokens with most left go on; exactly T, none twice.
+relevance is scaled within a picture (over all its tiles, never over other frames), not within a batch; past the rank of
+the kernel, where theirs repeats one token for ever, the tokens with most left go on; exactly T, none twice.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from torch.nn.functional import normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite, within
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import assemble
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import ClipSides, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens, WholePictures
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 
 
 @dataclass(frozen=True, kw_only=True)
-class CDPruner(Placement):
+class CDPruner(ReadsTower):
     """Keep T tokens that are relevant to the question and unlike each other; needs a whole CLIP model.
 
     Args:
@@ -39,7 +39,8 @@ class CDPruner(Placement):
     theta: float | None = None
     relevance: str = "negated"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"features", "question"})
+    title: ClassVar[str] = "CDPruner"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,11 +63,11 @@ class CDPruner(Placement):
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged; `fused` is the relevance."""
-        if tokens.clip is None or tokens.probed is None:
-            raise ValueError("cdpruner needs the question in CLIP's space: the host did not collect it")
         with torch.no_grad():
-            sides = tokens.clip._replace(patches=tokens.of_tiles(tokens.clip.patches))
-            found = relevance(sides, tokens.probed, negated=self.relevance == "negated")
+            sides = tokens.needed(Need.QUESTION)
+            sides = sides._replace(patches=tokens.by_token(sides.patches))
+            scaled = relevance(sides, tokens.needed(Need.WHOLE_PICTURES), negated=self.relevance == "negated")
+            found = tokens.of_tiles(scaled)  # [B, N]
             weight = self._weight(found)
             direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
             kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
@@ -80,21 +81,23 @@ class CDPruner(Placement):
         return torch.exp(self.theta / (2 - 2 * self.theta) * (found - found.amax(1, keepdim=True)))
 
 
-def relevance(sides: ClipSides, picture: Tensor, negated: bool = True) -> Tensor:
-    """Relevance of every patch, scaled to (0, 1] over all units of its picture.
+def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> Tensor:
+    """Relevance of every token of every tile, scaled to (0, 1] over all tiles of its picture: [U, N_tile].
 
     Args:
-        sides: patches [B, N, P], and each unit's text [B, M, P] with `real` [B, M].
-        picture: [B] which picture a unit belongs to.
+        sides: patches [U, N_tile, P], and the text [U, M, P] of each tile with `real` [U, M].
+        whole: which tiles make a picture, and which of their tokens the picture has; the others (padding that anyres
+            cuts away) do not count for the scale, and their own values mean nothing.
         negated: whether patches point away from what they show.
     """
     patches, text = normalize(sides.patches.float(), dim=-1), normalize(sides.text.float(), dim=-1)
-    cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [B, N, M]
+    cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [U, N_tile, M]
     mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True))
     raw = -mean if negated else mean
-    same = picture[:, None] == picture[None]
-    low = torch.where(same, raw.amin(1), torch.inf).amin(1, keepdim=True)
-    high = torch.where(same, raw.amax(1), -torch.inf).amax(1, keepdim=True)
+    same = whole.picture[:, None] == whole.picture[None]  # [U, U]
+    lowest, highest = (raw.masked_fill(~whole.present, end) for end in (torch.inf, -torch.inf))
+    low = torch.where(same, lowest.amin(1), torch.inf).amin(1, keepdim=True)
+    high = torch.where(same, highest.amax(1), -torch.inf).amax(1, keepdim=True)
     return torch.where(high > low, (raw - low + 1e-6) / (high - low), torch.ones_like(raw))
 
 

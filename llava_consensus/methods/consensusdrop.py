@@ -1,5 +1,9 @@
-"""ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (the paper;
-settled in method.md).
+"""ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (paper section 3).
+
+The vision tower says how salient each patch is to itself (`saliency.py`), a probe of the language model's first layer
+how much the question's words look at it (`scap.py`, SCAP). A fuser makes one saliency of both (`fusers.py`); the best K
+tokens stay as they are, and the others are folded into M (`egtm.py`, EGTM). A prompt without text after its picture
+asks nothing, so the vision side decides alone.
 """
 
 from dataclasses import dataclass
@@ -11,27 +15,28 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction import egtm, fusers, saliency, scap
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, ensure_finite, within
+from llava_consensus.reduction.checks import boolean, choose, ensure_finite, within
 from llava_consensus.reduction.diversity import diverse
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import Folded, assemble, left_over, pick
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, TextProbe, VisualTokens
 
 FUSERS = {"convex": fusers.convex, "product": fusers.product, "rank": fusers.by_rank}
+FUSED = (("select", "diverse"), ("anchors", "salient"), ("fps_start", "salient"), ("weights", "saliency"))
 
 
 class Saliencies(NamedTuple):
-    """The three saliencies of a unit: [B, N] each, of which the fused one sums to 1."""
+    """The saliencies of the units, [B, N] each."""
 
     vision: Tensor
-    cross: Tensor
-    fused: Tensor
+    cross: Tensor | None  # None for prompts without text after the picture
+    fused: Tensor | None  # sums to 1; None in the recovery fuser, which ranks by each side in turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsensusDrop(Placement):
+class ConsensusDrop(ReadsTower):
     """Fuse vision-encoder saliency with query-aware saliency (SCAP), keep the best K tokens, merge the rest into M
     (EGTM).
 
@@ -50,8 +55,10 @@ class ConsensusDrop(Placement):
         debias: whether SCAP is divided by the pull of positions alone; needs scap_rope.
         anchors: `fps` (the paper) | `salient`, the best of what was not kept.
         weights: `mean` (the paper) | `saliency`, how the members of a merged token count.
+        answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     Raises:
-        OptionError: for a value outside its bound.
+        OptionError: for a value outside its bound, and for options that need a fused saliency together with
+            `fuser=recovery`, which has none.
     """
 
     vision_score: str = "class"
@@ -69,24 +76,28 @@ class ConsensusDrop(Placement):
     debias: bool = False
     anchors: str = "fps"
     weights: str = "mean"
+    answer_rows: bool = False
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "probe"})
+    title: ClassVar[str] = "ConsensusDrop"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROBE})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("vision_score", self.vision_score, ("class", "tokens"))
         choose("aggregate", self.aggregate, scap.AGGREGATES)
-        choose("fuser", self.fuser, ("convex", "recovery", "product", "rank"))
+        choose("fuser", self.fuser, (*FUSERS, "recovery"))
         choose("student", self.student, ("vision", "cross"))
         choose("fps_start", self.fps_start, egtm.STARTS)
         choose("select", self.select, ("top", "diverse"))
         choose("anchors", self.anchors, ("fps", "salient"))
         choose("weights", self.weights, ("mean", "saliency"))
         within("quality", self.quality, 0.0, float("inf"))
-        if self.select == "diverse" and self.fuser == "recovery":
-            raise OptionError(
-                "select='diverse' needs a fused saliency, which fuser='recovery' has not: take another fuser"
-            )
+        boolean("answer_rows", self.answer_rows)
+        for name, value in FUSED:
+            if getattr(self, name) == value and self.fuser == "recovery":
+                raise OptionError(
+                    f"{name}={value!r} needs a fused saliency, which fuser='recovery' has not: take another fuser"
+                )
         if self.debias and not self.scap_rope:
             raise OptionError("debias=True needs scap_rope=True: without rotation SCAP knows no positions")
         within("alpha", self.alpha, 0.0, 1.0)
@@ -118,75 +129,82 @@ class ConsensusDrop(Placement):
         return 2.0 * (probe + saliency + merging)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """K kept and M merged tokens of each unit, with the three saliencies. Gradients flow to the projected tokens
-        only.
-        """
-        stages = Stopwatch(tokens.projected.device)
+        """K kept and M merged tokens of each unit. Gradients flow to the projected tokens only."""
+        watch = Stopwatch(tokens.projected.device)
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
         with torch.no_grad():
-            found = self.saliencies(tokens, stages)
-            with stages.time("fusion"):
+            found = self.saliencies(tokens, watch)
+            with watch.time("fusion"):
                 kept = self._choose(tokens, found, count)  # [B, K]
-        with stages.time("merge"):
+        with watch.time("merge"):
             folded = self._fold(tokens, found.fused, left_over(kept, available), merged) if merged else None
-        with stages.time("output"):
+        with watch.time("output"):
             result = assemble(tokens.projected, kept, self.order, folded)
-        return result._replace(vision=found.vision, cross=found.cross, fused=found.fused, stages=stages)
+        return result._replace(vision=found.vision, cross=found.cross, fused=found.fused, watch=watch)
 
-    def saliencies(self, tokens: VisualTokens, stages: Stopwatch) -> Saliencies:
-        """Both sides and their fusion. A prompt without text after the image counts on the vision side alone
-        (method.md 3.4).
-        """
-        if tokens.attention is None or tokens.probe is None or tokens.probed is None or tokens.columns is None:
-            raise ValueError(
-                "ConsensusDrop needs the vision attention and the text probe: the host did not collect them"
-            )
-        with stages.time("saliency"):
-            score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
-            vision = tokens.of_tiles(score(tokens.attention))
-            if tokens.tiles_per_unit > 1:
-                vision = saliency.pool_tiles(vision, tokens.tile, tokens.tiles_per_unit)
-        with stages.time("scap"):
-            attention = scap.text_attention(tokens.probe, self.scap_rope)
-            row_mask = tokens.probe.row_mask
-            own, rows = attention[tokens.probed], row_mask[tokens.probed]
-            cross = scap.cross_saliency(own, rows, tokens.columns, self.aggregate)
-            if self.debias:
-                probes = tokens.probe.of_prompts(tokens.probed)
-                prior = scap.position_prior(probes, tokens.columns, self.aggregate)
-                cross = torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
-        with stages.time("fusion"):
-            asked = row_mask.any(1)[tokens.probed][:, None]
+    def saliencies(self, tokens: VisualTokens, watch: Stopwatch) -> Saliencies:
+        """Both sides and their fusion."""
+        with watch.time("saliency"):
+            vision = self._vision(tokens)
+        with watch.time("scap"):
+            cross = self._cross(tokens)
+        if self.fuser == "recovery":
+            return Saliencies(vision, cross, None)
+        with watch.time("fusion"):
             side_v = fusers.temperature(vision, self.tau_vision)
-            side_c = torch.where(asked, fusers.temperature(cross, self.tau_cross), side_v)
-            fuse = FUSERS.get(self.fuser, fusers.convex)
-            fused = ensure_finite("fused saliency", fuse(side_v, side_c, self.alpha))
-        return Saliencies(vision, torch.where(asked, cross, side_v), fused)
+            side_c = side_v if cross is None else fusers.temperature(cross, self.tau_cross)
+            fused = ensure_finite("fused saliency", FUSERS[self.fuser](side_v, side_c, self.alpha))
+        return Saliencies(vision, cross, fused)
+
+    def _vision(self, tokens: VisualTokens) -> Tensor:
+        """Saliency by the vision tower, on one scale for all tiles of a unit: [B, N]."""
+        score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
+        found = tokens.of_tiles(score(tokens.needed(Need.ATTENTION)))
+        if tokens.tiles_per_unit > 1:
+            found = saliency.pool_tiles(found, tokens.tile, tokens.tiles_per_unit)
+        return found
+
+    def _cross(self, tokens: VisualTokens) -> Tensor | None:
+        """Saliency by the question: [B, N]; None where no text follows the pictures."""
+        probe: TextProbe = tokens.needed(Need.PROBE)
+        if not probe.rows.shape[1]:
+            return None
+        assert tokens.prompt is not None and tokens.columns is not None  # they come with the probe
+        attention = scap.text_attention(probe, self.scap_rope)
+        rows = probe.row_mask[tokens.prompt]
+        cross = scap.cross_saliency(attention[tokens.prompt], rows, tokens.columns, self.aggregate)
+        if not self.debias:
+            return cross
+        prior = scap.position_prior(probe.of_prompts(tokens.prompt), tokens.columns, self.aggregate)
+        return torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
 
     def _choose(self, tokens: VisualTokens, found: Saliencies, count: int) -> Tensor:
         """The K kept tokens in ascending index order: [B, K]."""
-        if self.select == "diverse" and tokens.features is not None:
-            return diverse(found.fused, tokens.of_tiles(tokens.features), count, self.quality)
-        if self.fuser != "recovery":
-            return fusers.top(found.fused, count)
-        student, teacher = (found.vision, found.cross) if self.student == "vision" else (found.cross, found.vision)
+        if found.fused is None:
+            return self._recover(found.vision, found.cross, count)
+        if self.select == "diverse":
+            return diverse(found.fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
+        return fusers.top(found.fused, count)
+
+    def _recover(self, vision: Tensor, cross: Tensor | None, count: int) -> Tensor:
+        """The student's best, and among them what the teacher would miss; the vision side's best where it is alone."""
+        if cross is None:
+            return fusers.top(vision, count)
+        student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
         return fusers.recover(student, teacher, count, self.rate)
 
-    def _fold(self, tokens: VisualTokens, fused: Tensor, rest: Tensor, count: int) -> Folded:
+    def _fold(self, tokens: VisualTokens, fused: Tensor | None, rest: Tensor, count: int) -> Folded:
         """The `rest` [B, R] of each unit folded into `count` tokens."""
-        if tokens.features is None or tokens.attention is None:
-            raise ValueError("EGTM needs the features and keys of the vision tower: the host did not collect them")
-        tile, patch = tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)
         with torch.no_grad():
-            left = fused.gather(1, rest)
-            if self.anchors == "salient":
+            left = None if fused is None else fused.gather(1, rest)
+            if self.anchors == "salient" and left is not None:
                 anchors = fusers.top(left, count)
             else:
-                anchors = egtm.sample_anchors(tokens.features[tile, patch], count, self.fps_start, left)
-            keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)  # [U, N, d_k]
-            group = egtm.assign(keys[tile, patch], anchors)
+                features = pick(tokens.of_tiles(tokens.needed(Need.FEATURES)), rest)
+                anchors = egtm.sample_anchors(features, count, self.fps_start, left)
+            keys = pick(tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys()), rest)
+            group = egtm.assign(keys, anchors)
         weight = left if self.weights == "saliency" else None
-        return Folded(
-            egtm.merge(pick(tokens.projected, rest), group, count, weight), rest.gather(1, anchors), rest, group
-        )
+        merged = egtm.merge(pick(tokens.projected, rest), group, count, weight)
+        return Folded(merged, rest.gather(1, anchors), rest, group)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import ensure_finite
-from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, scaled
+from llava_consensus.reduction.checks import boolean, ensure_finite, whole_or_none
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, scaled
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.ranking import rank
 from llava_consensus.reduction.scap import rotate
@@ -29,7 +29,7 @@ PIVOTS = 4  # of each kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dart(DecoderMethod):
+class Dart(InDecoder):
     """DART: keep pivots by key norm and the tokens least similar to them.
 
     Args:
@@ -43,16 +43,15 @@ class Dart(DecoderMethod):
     layer: int | None = None
     exact: bool = True
 
-    rows: ClassVar[str] = "text"
+    title: ClassVar[str] = "DART"
+    asks: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.exact, bool):
-            raise OptionError(f"exact={self.exact!r} must be true or false")
-        if self.layer is not None and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
-            raise OptionError(f"layer={self.layer!r} must be a whole number, or left out")
+        boolean("exact", self.exact)
+        whole_or_none("layer", self.layer, "how many layers see everything")
 
-    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut before layer K.
 
         Raises:
@@ -62,7 +61,7 @@ class Dart(DecoderMethod):
         if not 1 <= cut < layers:
             raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
         kept = tokens if self.exact else PIVOTS + 2 * PIVOTS * (tokens // (2 * PIVOTS))
-        return [Stage(cut, min(kept, available))]
+        return [Cut(cut, min(kept, available))]
 
     def rounds(self, kept: int) -> list[int]:
         """How many tokens each of the eight pivots adds, after the image pivots."""
@@ -75,14 +74,14 @@ class Dart(DecoderMethod):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Cosines of eight pivots with every visual token."""
-        stages = self.stages(budget, shape.patches, shape.layers)
-        return 2.0 * 2 * PIVOTS * shape.patches * shape.width * len(stages)
+        cuts = self.cuts(budget, shape.patches, shape.layers)
+        return 2.0 * 2 * PIVOTS * shape.patches * shape.width * len(cuts)
 
     @torch.no_grad()
-    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """Image pivots and, round by round, the tokens least similar to one pivot."""
-        with stages.time("saliency"):
-            kept = view.stage.kept
+        with watch.time("saliency"):
+            kept = view.cut.kept
             norms = key_norms(view)  # [P, W]
             of_image = norms.gather(1, view.columns)
             of_text = norms.gather(1, view.probe.rows).masked_fill(~view.probe.row_mask, -1.0)
@@ -94,12 +93,12 @@ class Dart(DecoderMethod):
             asked = torch.nn.functional.normalize(view.norm(view.asked).float(), dim=-1)  # [P, L, D]
             pivots = torch.cat((_pick(states, image), _pick(asked, text)), dim=1)
             unlike = -(pivots @ states.transpose(1, 2))  # [P, pivots, v]
-        with stages.time("selection"):
+        with watch.time("selection"):
             chosen = torch.zeros_like(of_image).scatter(1, image, 1.0)
             for number, size in enumerate(self.rounds(kept)[-unlike.shape[1] :]):
                 fresh = rank(unlike[:, number].masked_fill(chosen > 0, float("-inf")))[:, :size]
                 chosen = chosen.scatter(1, fresh, 1.0)
-        return Cut(top(chosen, kept))
+        return Chosen(top(chosen, kept))
 
 
 def key_norms(view: DecoderView) -> Tensor:

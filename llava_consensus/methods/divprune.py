@@ -6,6 +6,7 @@ twice, where they repeat one once all distances left are zero; and newline token
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,15 +14,17 @@ from torch.nn.functional import normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import Tiled
 from llava_consensus.reduction.output import assemble
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivPrune(Placement):
+class DivPrune(Tiled):
     """Keep the T tokens that are farthest apart, by cosine distance of the projected tokens."""
+
+    title: ClassVar[str] = "DivPrune"
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs; each of the T steps only compares."""

@@ -6,48 +6,35 @@ interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import forbid_global, near_square
-from llava_consensus.reduction.method import Placement
-from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.grid import near_square
+from llava_consensus.reduction.method import AtPicture
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Downsample(Placement):
+class Downsample(AtPicture):
     """Shrink the picture until it has at most T patches, and run the vision tower on that."""
-
-    order: str = "raster"
-
-    seam: ClassVar[str] = "picture"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        forbid_global("downsample", self.tile_budget)
 
     def picture(self, tokens: int) -> tuple[int, int]:
         """Rows and columns of patches a tile of this budget is shrunk to."""
         return near_square(tokens)
 
-    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+    def left(self, budget: Budget, available: int) -> int:
         """Rows times columns, which is at most T."""
-        return [self._count(budget, available)] * layers
+        rows, columns = self.picture(budget.tokens)
+        return available if budget.tokens >= available else rows * columns
+
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        """The patches of the small picture, in every layer."""
+        return [self.left(budget, available)] * layers
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """The small picture in every block."""
         share, size = self.units(shape, budget)[0]
-        return [self._count(share, size)] * shape.blocks
+        return [self.left(share, size)] * shape.blocks
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The tokens of the small picture, which the host handed over spread over the full grid."""
-        if tokens.slot is None:
-            raise ValueError("downsample acts on the picture: the host did not shrink it")
-        size = tokens.projected.shape[1]
-        return regroup(tokens.projected, tokens.of_tiles(tokens.slot), self._count(budget, size), self.order)
-
-    def _count(self, budget: Budget, available: int) -> int:
-        rows, columns = self.picture(budget.tokens)
-        return available if budget.tokens >= available else rows * columns
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Nothing: resizing the pixels is no matrix product."""
+        return 0.0

@@ -10,16 +10,17 @@ at least 1.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.checks import choose, ensure_finite, whole_or_none
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastV(DecoderMethod):
+class FastV(InDecoder):
     """FastV: keep what the last prompt token attends to after decoder layer 2.
 
     Args:
@@ -33,13 +34,14 @@ class FastV(DecoderMethod):
     count: str = "kept"
     layer: int | None = None
 
+    title: ClassVar[str] = "FastV"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("count", self.count, ("kept", "eq"))
-        if self.layer is not None and (not isinstance(self.layer, int) or isinstance(self.layer, bool)):
-            raise OptionError(f"layer={self.layer!r} must be a whole number, or left out")
+        whole_or_none("layer", self.layer, "how many layers see everything")
 
-    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut before layer K.
 
         Raises:
@@ -49,7 +51,7 @@ class FastV(DecoderMethod):
         if not 1 <= cut < layers:
             raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
         if self.count == "kept":
-            return [Stage(cut, tokens)]
+            return [Cut(cut, tokens)]
         kept = (2 * (tokens * layers - cut * available) + layers - cut) // (2 * (layers - cut))  # nearest whole number
         if kept < 1:
             least = -(-(cut * available + layers - cut) // layers)
@@ -57,11 +59,11 @@ class FastV(DecoderMethod):
                 f"tokens={tokens} cannot be the mean over layers (count=eq): {cut} of {layers} layers see all "
                 f"{available} tokens. Give at least {least}, or count=kept"
             )
-        return [Stage(cut, kept)]
+        return [Cut(cut, kept)]
 
-    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """The tokens with the largest head-mean attention of the last prompt token."""
-        with stages.time("saliency"):
+        with watch.time("saliency"):
             rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
             saliency = ensure_finite("FastV's attention row", rows.mean((1, 2)))
-        return Cut(top(saliency, view.stage.kept))
+        return Chosen(top(saliency, view.cut.kept))

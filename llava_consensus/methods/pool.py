@@ -9,22 +9,18 @@ import torch
 
 from llava_consensus.reduction import egtm
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import divide, forbid_global
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.grid import divide
+from llava_consensus.reduction.method import AfterTower
 from llava_consensus.reduction.output import Folded, assemble
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool(Placement):
+class Pool(AfterTower):
     """Average the tokens of each of T equal cells of the picture, without looking at it."""
 
     order: str = "raster"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        forbid_global("pool", self.tile_budget)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""

@@ -19,15 +19,15 @@ from torch.nn.functional import normalize
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import Folded, arrange, left_over, pick
 from llava_consensus.reduction.ranking import rank
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import AHEAD, Reduction, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruMerge(Placement):
+class PruMerge(ReadsTower):
     """The most attended patches, each with its neighbours added, and one token for what was pruned.
 
     Args:
@@ -46,9 +46,10 @@ class PruMerge(Placement):
     neighbours: int = 32
     order: str = "official"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "project"})
+    title: ClassVar[str] = "PruMerge"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROJECTOR})
     orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
-    attention_ahead: ClassVar[int] = 1  # queries and keys of the block that reads the features
+    blocks_ahead: ClassVar[int] = 1  # queries and keys of the block that reads the features
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,21 +88,21 @@ class PruMerge(Placement):
         Raises:
             ValueError: for several units at once in the adaptive mode, whose lengths differ.
         """
-        if tokens.attention is None or tokens.features is None or tokens.project is None:
-            raise ValueError("PruMerge needs attention, features and projector: the host did not collect them")
         if self.adaptive and len(tokens.projected) > 1:
             raise ValueError("budget=adaptive leaves another number of tokens in every unit: reduce them one by one")
         with torch.no_grad():
-            saliency, keys = (tokens.of_tiles(part) for part in headless(tokens.attention))
+            saliency, keys = (tokens.of_tiles(part) for part in headless(tokens.needed(Need.ATTENTION)))
             kept = self.select(saliency, min(budget.tokens - 1, saliency.shape[1]))
             kept = kept if self.order == "official" else kept.sort(dim=1).values
-            features = ensure_finite("features of the vision tower", tokens.of_tiles(tokens.features).float())
+            features = ensure_finite(
+                "features of the vision tower", tokens.of_tiles(tokens.needed(Need.FEATURES)).float()
+            )
             rest = left_over(kept, saliency.shape[1])
             pruned = saliency.scatter(1, kept, 0)  # [B, N]
             weights = torch.cat((self._weights(saliency, keys, kept), pruned[:, None]), dim=1)
             merged = weights @ features  # [B, K + 1, D_v]
             merged = torch.cat((merged[:, :-1] + pick(features, kept), merged[:, -1:]), dim=1)
-        out = tokens.project(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
+        out = tokens.needed(Need.PROJECTOR)(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
         extra = Folded(out[:, kept.shape[1] :], pruned.argmax(1, keepdim=True), rest, torch.zeros_like(rest))
         count = kept.shape[1]
         result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra if rest.shape[1] else None)

@@ -10,6 +10,7 @@ never below one, and pictures of one batch do not share their outliers.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class PruMergePlus(PruMerge):
     """
 
     spread: str = "walk"
+
+    title: ClassVar[str] = "PruMerge+"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.stopwatch import Stopwatch
 
@@ -22,7 +22,7 @@ CUTS = (8, 16, 24)  # of 32 layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class PyramidDrop(DecoderMethod):
+class PyramidDrop(InDecoder):
     """PyramidDrop: keep fewer visual tokens after each quarter of the decoder, by the last prompt token's attention.
 
     Args:
@@ -33,13 +33,14 @@ class PyramidDrop(DecoderMethod):
 
     count: str = "kept"
 
-    looks: ClassVar[str] = "own"
+    title: ClassVar[str] = "PyramidDrop"
+    attention: ClassVar[str] = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("count", self.count, ("kept", "eq"))
 
-    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """Cuts with counts truncated to whole numbers, as the official code does.
 
         Raises:
@@ -50,7 +51,7 @@ class PyramidDrop(DecoderMethod):
         counts = [max(1, int(available * share**power + 1e-6)) for power in range(1, len(cuts) + 1)]
         if self.count == "kept":
             counts[-1] = tokens
-        return [Stage(cut, kept) for cut, kept in zip(cuts, counts, strict=True)]
+        return [Cut(cut, kept) for cut, kept in zip(cuts, counts, strict=True)]
 
     def _share(self, tokens: int, available: int, cuts: tuple[int, ...], layers: int) -> float:
         """l: what each cut leaves of what entered it."""
@@ -70,9 +71,9 @@ class PyramidDrop(DecoderMethod):
             low, high = (middle, high) if mean < tokens else (low, middle)
         return high
 
-    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """The tokens with the largest head-mean attention of the last prompt token."""
-        with stages.time("saliency"):
+        with watch.time("saliency"):
             rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
             saliency = ensure_finite("PyramidDrop's attention row", rows.mean((1, 2)))
-        return Cut(top(saliency, view.stage.kept))
+        return Chosen(top(saliency, view.cut.kept))

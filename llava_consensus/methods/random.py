@@ -9,13 +9,14 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import Tiled
 from llava_consensus.reduction.output import assemble
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random(Placement):
+class Random(Tiled):
     """T of N tokens drawn at random, none merged; the draw depends on the picture, the prompt and `seed`, never on the
     batch.
 
@@ -25,21 +26,21 @@ class Random(Placement):
 
     seed: int = 0
 
-    needs: ClassVar[frozenset[str]] = frozenset({"fingerprint"})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FINGERPRINT})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise OptionError(f"seed={self.seed!r} must be a whole number")
 
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Nothing: drawing numbers is no matrix product."""
+        return 0.0
+
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens at random."""
-        if tokens.fingerprint is None:
-            raise ValueError(
-                "random selection needs the fingerprint of picture and prompt: the host did not collect it"
-            )
         available = tokens.projected.shape[1]
-        noise = draw(tokens.fingerprint + self.seed * 0x5851F42D4C957F, available)
+        noise = draw(tokens.needed(Need.FINGERPRINT) + self.seed * 0x5851F42D4C957F, available)
         kept = top(noise, min(budget.tokens, available))
         return assemble(tokens.projected, kept, self.order)._replace(fused=noise)
 

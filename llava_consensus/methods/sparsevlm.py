@@ -21,7 +21,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite, within
-from llava_consensus.reduction.decoder import Cut, DecoderMethod, DecoderView, Stage, at_columns, attention_rows, scaled
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
 from llava_consensus.reduction.output import pick
 from llava_consensus.reduction.peaks import average, cluster
 from llava_consensus.reduction.ranking import rank
@@ -41,7 +41,7 @@ HEADS = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseVLM(DecoderMethod):
+class SparseVLM(InDecoder):
     """SparseVLM: cut in stages by the attention of the question's telling words, recycling dropped tokens.
 
     Args:
@@ -56,7 +56,8 @@ class SparseVLM(DecoderMethod):
     scale: float | None = None
     bias: float | None = None
 
-    rows: ClassVar[str] = "text"
+    title: ClassVar[str] = "SparseVLM"
+    asks: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +68,7 @@ class SparseVLM(DecoderMethod):
                 within(name, getattr(self, name), 0.0, float("inf"))
 
     @property
-    def alone(self) -> bool:
+    def adaptive(self) -> bool:
         """Version 1.0 reads its counts from the data, picture by picture."""
         return self.version == "1.0"
 
@@ -76,7 +77,7 @@ class SparseVLM(DecoderMethod):
         """Version 2.0 leaves positions, whatever `positions` says."""
         return self.version != "2.0" and super().renumbers
 
-    def plan(self, tokens: int, available: int, layers: int) -> list[Stage]:
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """The published schedule, or one cut that leaves T. Of version 1.0 the most that can stay."""
         cuts = scaled(CUTS[self.version], layers)
         listed = KEPT.get(self.version, {}).get(tokens) if available == PATCHES else None
@@ -87,13 +88,13 @@ class SparseVLM(DecoderMethod):
             cuts, counts = cuts[:1], [tokens if self.version == "2.0" else solve(tokens, available)]
         else:
             counts = list(listed)
-        stages, left = [], available
+        found, left = [], available
         for cut, count in dict(zip(cuts, counts, strict=True)).items():
             kept = min(count, left - 1)
             bare = self.version == "2.0" or (listed is None and kept == tokens)  # solve found no room for clusters
-            stages.append(Stage(cut, kept, 0 if bare else recycled(left - kept)[1]))
-            left = stages[-1].left
-        return stages
+            found.append(Cut(cut, kept, 0 if bare else recycled(left - kept)[1]))
+            left = found[-1].left
+        return found
 
     def rank_rule(self, tokens: int) -> tuple[float, float]:
         """Scale and bias of version 1.0."""
@@ -107,33 +108,33 @@ class SparseVLM(DecoderMethod):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Attention rows, and at every cut the raters, the distances and the means of recycled tokens."""
         spent, left = super().flops(shape, budget), shape.patches
-        for stage in self.stages(budget, shape.patches, shape.layers):
-            candidates = recycled(left - stage.kept)[0] if stage.merged else 0
-            spent += 2.0 * shape.width * (shape.patches * shape.text + candidates * (candidates + stage.merged))
+        for cut in self.cuts(budget, shape.patches, shape.layers):
+            candidates = recycled(left - cut.kept)[0] if cut.merged else 0
+            spent += 2.0 * shape.width * (shape.patches * shape.text + candidates * (candidates + cut.merged))
             if self.version == "2.0":
                 spent += 2.0 * shape.head_width * shape.text * left
-            left = stage.left
+            left = cut.left
         return spent
 
-    def select(self, view: DecoderView, stages: Stopwatch) -> Cut:
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """The tokens the raters attend to, and clusters of the best of the others."""
-        with stages.time("saliency"), torch.no_grad():
+        with watch.time("saliency"), torch.no_grad():
             attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
             asked = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
             if self.version == "2.0":
                 attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], asked)
             saliency = (attention.mean(1) * asked[..., None]).sum(1) / asked.sum(1, keepdim=True)  # [P, v]
             order, size = rank(ensure_finite("SparseVLM's attention rows", saliency)), saliency.shape[1]
-            count = self.count_by_rank(view.tokens, attention, asked) if self.alone else view.stage.kept
+            count = self.count_by_rank(view.tokens, attention, asked) if self.adaptive else view.cut.kept
         kept = order[:, :count].sort(dim=1).values
-        if view.stage.merged == 0 or count == size:
-            return Cut(kept)
+        if view.cut.merged == 0 or count == size:
+            return Chosen(kept)
         candidates, clusters = recycled(size - count)
-        with stages.time("recycling"):
+        with watch.time("recycling"):
             chosen = order[:, count : count + candidates]
             states = pick(view.hidden, chosen)
             group, centres = cluster(states.detach(), clusters)
-            return Cut(kept, average(states, group, clusters), chosen.gather(1, centres))
+            return Chosen(kept, average(states, group, clusters), chosen.gather(1, centres))
 
     def count_by_rank(self, tokens: int, attention: Tensor, asked: Tensor) -> int:
         """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""

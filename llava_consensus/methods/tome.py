@@ -13,41 +13,42 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import forbid_global
+from llava_consensus.reduction.checks import boolean
 from llava_consensus.reduction.merging import Bag, merge, pair
-from llava_consensus.reduction.method import Placement
-from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.method import InTower
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToMe(Placement):
+class ToMe(InTower):
     """Merge the most similar patches inside every vision block until T are left.
 
     Args:
         proportional: attend to a merged token in proportion to the patches in it; off is the authors' option for models
             trained with merging.
     Raises:
-        OptionError: for a value that is not a bool, and `tile_budget=global`.
+        OptionError: for a value that is not a bool.
     """
 
-    order: str = "raster"
     proportional: bool = True
 
-    seam: ClassVar[str] = "vision"
+    title: ClassVar[str] = "ToMe"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        forbid_global("tome", self.tile_budget)
-        if not isinstance(self.proportional, bool):
-            raise OptionError(f"proportional={self.proportional!r} must be true or false")
+        boolean("proportional", self.proportional)
+
+    @property
+    def masks(self) -> bool:
+        """Whether the sizes of merged tokens are added to the attention."""
+        return self.proportional
 
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
         """Patches to merge away in each block, `patches - tokens` in all, the larger numbers first.
 
         A block can merge away half of its patches at most, so the last blocks give what they can and the ones before
-        share the rest evenly (baselines.md 1.D: 192 of 576 in 23 blocks is 17 sixteen times, then 16).
+        share the rest evenly: 192 of 576 in 23 blocks is 17 sixteen
+        times, then 16.
 
         Raises:
             OptionError: for a budget that so many blocks cannot reach.
@@ -94,10 +95,3 @@ class ToMe(Placement):
         if budget.tokens >= shape.patches:
             return []
         return self.schedule(budget.tokens, shape.patches, shape.feature_blocks or shape.blocks - 1)
-
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The merged tokens, which the host handed over spread over the patches they came from."""
-        if tokens.slot is None:
-            raise ValueError("tome acts inside the vision tower: the host did not merge there")
-        count = min(budget.tokens, tokens.projected.shape[1])
-        return regroup(tokens.projected, tokens.of_tiles(tokens.slot), count, self.order)

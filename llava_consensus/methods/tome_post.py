@@ -14,14 +14,14 @@ from torch import Tensor
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import regroup
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToMePost(Placement):
+class ToMePost(ReadsTower):
     """Merge the most similar projected tokens two by two until T are left.
 
     Args:
@@ -34,7 +34,7 @@ class ToMePost(Placement):
     order: str = "raster"
     similarity: str = "key"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features"})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,10 +64,9 @@ class ToMePost(Placement):
         """What similarity is measured on: [B, N, d] float32."""
         if self.similarity == "projected":
             return tokens.projected.detach().float()
-        if tokens.attention is None or tokens.features is None:
-            raise ValueError("tome_post needs keys and features of the vision tower: the host did not collect them")
-        keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)
-        return tokens.of_tiles(keys if self.similarity == "key" else tokens.features.float())
+        if self.similarity == "feature":
+            return tokens.of_tiles(tokens.needed(Need.FEATURES).float())
+        return tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
 
 
 def merged(values: Tensor, points: Tensor, count: int) -> Bag:

@@ -4,21 +4,25 @@ saliency does not. The centres of the cells of `grid.py`; exactly T tokens for a
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import divide, forbid_global
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.grid import divide
+from llava_consensus.reduction.method import AfterTower
 from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformGrid(Placement):
+class UniformGrid(AfterTower):
     """Keep the patch in the middle of each of T equal cells of the picture, without looking at it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        forbid_global("uniform_grid", self.tile_budget)
+    title: ClassVar[str] = "uniform grid"
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Nothing: the places follow from the grid, and no token is multiplied."""
+        return 0.0
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The `budget.tokens` centres."""

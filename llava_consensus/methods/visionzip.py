@@ -19,17 +19,17 @@ from torch.nn.functional import one_hot, pad
 
 from llava_consensus.reduction import egtm
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.checks import boolean, choose, ensure_finite
 from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import Folded, arrange, left_over, pick
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionZip(Placement):
+class VisionZip(ReadsTower):
     """Dominant tokens by class attention, the class token among them, and contextual tokens by key similarity.
 
     Args:
@@ -46,12 +46,13 @@ class VisionZip(Placement):
     contextual: str = "sum"
     order: str = "official"
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features", "class_feature", "project"})
+    title: ClassVar[str] = "VisionZip"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
     orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("class_token", self.class_token, (True, False))  # type: ignore[arg-type]
+        boolean("class_token", self.class_token)
         choose("contextual", self.contextual, ("sum", "mean"))
 
     def counts(self, budget: Budget, available: int) -> tuple[int, int, int]:
@@ -71,32 +72,29 @@ class VisionZip(Placement):
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """Class token, dominant patches and contextual tokens of each unit."""
-        if tokens.attention is None or tokens.features is None or tokens.class_feature is None or not tokens.project:
-            raise ValueError("VisionZip needs attention, features, class token and projector: collect them")
         size = tokens.projected.shape[1]
         first, count, merged = self.counts(budget, size)
         with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.attention))
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
             kept = top(saliency, count)
             rest = left_over(kept, size)
             targets, group, contextual = self._merge(tokens, rest, merged)
-            leading = tokens.class_feature[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
-        made = tokens.project(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
+            leading = tokens.needed(Need.CLASS_FEATURE)[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
+        made = tokens.needed(Need.PROJECTOR)(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
         folded = Folded(made[:, first:], targets, rest, group) if merged else None
         result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
         return self._with_class(result._replace(vision=saliency), made[:, :first])
 
     def _merge(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Targets [B, M], the target each of the `rest` [B, R] joins [B, R], and the contextual tokens [B, M, D_v]."""
-        assert tokens.attention is not None and tokens.features is not None
-        tile, patch = tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)
-        features = ensure_finite("features of the vision tower", tokens.features[tile, patch].float())  # [B, R, D_v]
+        features = pick(tokens.of_tiles(tokens.needed(Need.FEATURES).float()), rest)  # [B, R, D_v]
+        ensure_finite("features of the vision tower", features)
         if not count:
             return rest[:, :0], torch.zeros_like(rest), features[:, :0]
         step = max(1, rest.shape[1] // count)
         places = torch.arange(0, rest.shape[1], step, device=rest.device)[:count].expand(len(rest), -1)
-        keys = tokens.attention.key[:, :, tokens.attention.classes :].float().mean(1)  # [U, N, d]
-        group = egtm.assign(keys[tile, patch], places)
+        keys = tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
+        group = egtm.assign(pick(keys, rest), places)
         joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
         number, own = joined.sum(-1, keepdim=True), pick(features, places)
         if self.contextual == "mean":

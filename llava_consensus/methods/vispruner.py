@@ -18,18 +18,18 @@ from torch.nn.functional import normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite, within
-from llava_consensus.reduction.method import Placement
-from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.method import ReadsTower
+from llava_consensus.reduction.output import assemble, pick
 from llava_consensus.reduction.ranking import rank
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 ROUND = 8  # tokens that leave in one round
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisPruner(Placement):
+class VisPruner(ReadsTower):
     """The most attended patches and, of the others, those that are least alike.
 
     Args:
@@ -40,7 +40,8 @@ class VisPruner(Placement):
 
     ratio: float = 0.5
 
-    needs: ClassVar[frozenset[str]] = frozenset({"attention", "features"})
+    title: ClassVar[str] = "VisPruner"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,16 +56,14 @@ class VisPruner(Placement):
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """T tokens of each unit, none merged."""
-        if tokens.attention is None or tokens.features is None:
-            raise ValueError("VisPruner needs attention and features: the host did not collect them")
         with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.attention))
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
             order = rank(saliency)  # [B, N]
             wanted = min(budget.tokens, saliency.shape[1])
             attended = int(wanted * self.ratio)
             kept, rest = order[:, :attended], order[:, attended:]
-            features = ensure_finite("features of the vision tower", tokens.features).float()
-            direction = normalize(features, dim=-1)[tokens.tile.gather(1, rest), tokens.patch.gather(1, rest)]
+            features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
+            direction = normalize(pick(tokens.of_tiles(features.float()), rest), dim=-1)
             left = thin(direction @ direction.transpose(1, 2), wanted - attended)
             kept = torch.cat((kept, rest.gather(1, left)), dim=1).sort(dim=1).values
         return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)

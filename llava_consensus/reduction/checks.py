@@ -24,6 +24,18 @@ def within(name: str, value: object, low: float, high: float, open_low: bool = F
         raise OptionError(f"{name}={value!r} must be a number {bound}")
 
 
+def boolean(name: str, value: object) -> None:
+    """Raises OptionError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be true or false")
+
+
+def whole_or_none(name: str, value: object, what: str) -> None:
+    """Raises OptionError unless `value` is a whole number or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} must be a whole number, {what}, or left out")
+
+
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it."""
     fine = torch.isfinite(values).all()

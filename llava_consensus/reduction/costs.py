@@ -149,9 +149,11 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
     note = ""
     if reduced:
         try:
-            own = shape.pictures * method.flops(shape, budget)
+            own = method.flops(shape, budget)
+            note = "" if own is not None else f"{type(method).__name__} does not say what its own work costs"
         except OptionError as error:
             own, note = None, str(error)
+        own = None if own is None else shape.pictures * own
     flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), own)
     return Account(layers, flops, kv_layers(shape, layers), note)
 

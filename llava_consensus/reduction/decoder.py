@@ -5,6 +5,7 @@ tokens still there, from the attention of a few query rows. Letters as in `token
 visual tokens still there, n the ones they began with, L query rows, W length of the current sequence. Torch only.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.checks import boolean, choose
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.scap import rotate
 from llava_consensus.reduction.shape import Shape
@@ -52,7 +53,7 @@ class DecoderView(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a method hands back: Indices count the v tokens of the view."""
+    """What a method hands back. Indices count the v tokens of the view."""
 
     kept: Tensor  # [P, K] ascending
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
@@ -60,7 +61,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InDecoder(Method):
+class InDecoder(Method, ABC):
     """Base of the methods that act between decoder layers. `tokens` is T of one picture, whatever its tiles.
 
     A method says in `plan` where it cuts and how much, and in `select` which tokens stay. Newlines of tiled pictures
@@ -83,8 +84,7 @@ class InDecoder(Method):
 
     def __post_init__(self) -> None:
         choose("positions", self.positions, ("renumber", "keep"))
-        if not isinstance(self.answer_rows, bool):
-            raise OptionError(f"answer_rows={self.answer_rows!r} must be true or false")
+        boolean("answer_rows", self.answer_rows)
 
     @property
     def tile_budget(self) -> str:
@@ -101,13 +101,13 @@ class InDecoder(Method):
         """Whether position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
+    @abstractmethod
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """Cuts of a picture of `available` tokens, more than T, by ascending layer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """Which of the v tokens stay."""
-        raise NotImplementedError
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
@@ -129,7 +129,7 @@ class InDecoder(Method):
         unique = {cut.layer: cut for cut in self.plan(budget.tokens, available, layers)}  # the last one counts
         return [unique[layer] for layer in sorted(unique)]
 
-    def flops(self, shape: Shape, budget: Budget) -> float | None:
+    def flops(self, shape: Shape, budget: Budget) -> float:
         """Attention of the asked rows at every cut, queries times keys, softmax not counted. All text of the shape is
         taken to stand after the picture.
         """

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
 from llava_consensus.reduction.tokens import VisualTokens
 
 
@@ -57,9 +56,3 @@ def near_square(count: int) -> tuple[int, int]:
     """
     rows = math.isqrt(count)
     return rows, rows + (rows * (rows + 1) <= count)
-
-
-def forbid_global(name: str, tile_budget: str) -> None:
-    """Raises OptionError for `tile_budget=global` in a method that treats every tile alike."""
-    if tile_budget == "global":
-        raise OptionError(f"tile_budget='global': {name} ranks nothing across tiles. Use tile_budget=per_tile")

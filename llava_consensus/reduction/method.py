@@ -9,15 +9,15 @@ place where a method can act.
 A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch only.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.checks import choose, whole_or_none
 from llava_consensus.reduction.merging import Bag
 from llava_consensus.reduction.output import regroup
 from llava_consensus.reduction.shape import Shape
@@ -124,8 +124,12 @@ class Placed(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AfterTower(Placed):
+class AfterTower(Placed, ABC):
     """Base of the methods behind the vision tower: they write `reduce`."""
+
+    @abstractmethod
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """The tokens that replace the N of each unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +185,7 @@ class _Spread(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InTower(_Spread):
+class InTower(_Spread, ABC):
     """Base of the methods that merge tokens inside the vision tower, between attention and MLP of each block."""
 
     place: ClassVar[Place] = Place.TOWER
@@ -191,31 +195,25 @@ class InTower(_Spread):
         """Whether `bias` is used, which needs an attention kernel that takes an additive mask."""
         return False
 
+    @abstractmethod
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:
         """Patches to merge away in each block, `patches - tokens` in all. OptionError where that cannot be."""
-        raise NotImplementedError
 
     def bias(self, bag: Bag) -> Tensor | None:
         """Added to the logits of each key before the softmax: [U, t], or None."""
         return None
 
+    @abstractmethod
     def fold(self, bag: Bag, key: Tensor, count: int) -> Bag:
         """The bag with `count` tokens fewer, given the block's keys [U, H, t, d]; token 0 is the class token."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtPicture(_Spread):
+class AtPicture(_Spread, ABC):
     """Base of the methods that make the picture smaller before the vision tower sees it."""
 
     place: ClassVar[Place] = Place.PICTURE
 
+    @abstractmethod
     def picture(self, tokens: int) -> tuple[int, int]:
         """Rows and columns of patches that a tile of this budget is shrunk to."""
-        raise NotImplementedError
-
-
-def whole_or_none(name: str, value: object, what: str) -> None:
-    """Raises OptionError unless `value` is a whole number or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise OptionError(f"{name}={value!r} must be a whole number, {what}, or left out")

@@ -35,6 +35,10 @@ class VisionAttention(NamedTuple):
     scale: float
     classes: int  # C: class tokens in front of the patches, 0 or 1
 
+    def patch_keys(self) -> Tensor:
+        """Keys of the patches, mean over heads, in float32: [U, n, d]."""
+        return self.key[:, :, self.classes :].float().mean(1)
+
 
 class TextProbe(NamedTuple):
     """Inputs to the attention of the language model's first layer, for the text rows only, before rotation and
@@ -103,11 +107,15 @@ class VisualTokens(NamedTuple):
             raise LookupError(f"{need.name.lower()} was not collected: the method must name it in `needs`")
         return value
 
+    def by_token(self, values: Tensor) -> Tensor:
+        """Rows of a tensor [U, n, ...] for each token of each tile, [U, N_tile, ...]; of several rows, their mean."""
+        if self.members is None or values.shape[1] == len(self.members):
+            return values
+        return values[:, self.members].float().mean(2)
+
     def of_tiles(self, values: Tensor) -> Tensor:
         """Rows of a tensor [U, n, ...] for these tokens, [B, N, ...]; of a token made of several rows, their mean."""
-        if self.members is not None and values.shape[1] != len(self.members):
-            values = values[:, self.members].mean(2)
-        return values[self.tile, self.patch]
+        return self.by_token(values)[self.tile, self.patch]
 
 
 class Reduction(NamedTuple):
