@@ -11,9 +11,10 @@ from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.base import Host
+    from llava_consensus.hosts.attachment import Attachment
+    from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 
-__all__ = ["HOSTS", "HostEntry", "check", "load", "wrap"]
+__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "check", "load", "wrap"]
 
 
 class HostEntry(NamedTuple):
@@ -34,6 +35,14 @@ HOSTS: dict[str, HostEntry] = {
     )
 }
 DEFAULT = "llava"  # for checkpoints that do not say which class they are of
+
+
+def __getattr__(name: str) -> Any:
+    """Classes that need torch, imported when they are asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "attachment" if name == "Attachment" else "base"
+    return getattr(import_module(f"{__name__}.{room}"), name)
 
 
 def wrap(model: Any) -> "Host":

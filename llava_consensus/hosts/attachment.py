@@ -43,7 +43,7 @@ GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTU
 class Model(Protocol):
     """What a host supplies of its model. All of it is a view of `module` that costs nothing to make."""
 
-    module: nn.Module
+    module: Any
 
     @property
     def tower(self) -> Tower | None: ...

@@ -94,7 +94,7 @@ class Tower(Protocol):
     tokens: int  # N visual tokens of one tile
     side: int  # tokens in a row of a tile, 0 where they form no grid
     classes: int  # C, class tokens in front of the patches in the blocks
-    blocks: Sequence[nn.Module]
+    blocks: Sequence[Any]
     feature_block: int  # the one whose output feeds the projector
     members: Tensor | None  # [N, m] the block rows each token is made of; None: one each, in order
     offers: frozenset[Need]  # what it can give of what methods ask for
@@ -121,8 +121,8 @@ class Tower(Protocol):
 class Decoder(Protocol):
     """The language side of a model: a view of its inner model that costs nothing to make."""
 
-    module: nn.Module  # the inner model, whose forward runs the layers
-    layers: Sequence[nn.Module]
+    module: Any  # the inner model, whose forward runs the layers
+    layers: Sequence[Any]
     kernel: str  # of attention: sdpa, eager, ...
     reach: int  # positions the model was made for
 
@@ -130,8 +130,8 @@ class Decoder(Protocol):
         """The norm behind the last layer."""
         ...
 
-    def first_layer(self, embeds: Tensor) -> Tensor:
-        """Embeddings [R, S, D] as the attention of layer 0 reads them: behind its norm."""
+    def normed(self, layer: int, hidden: Tensor) -> Tensor:
+        """States [R, S, D] as the attention of a layer reads them: behind its norm."""
         ...
 
     def query(self, layer: int, normed: Tensor) -> Tensor:
@@ -153,10 +153,6 @@ class Decoder(Protocol):
 
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers."""
-
-    def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """States as the attention of a layer reads them."""
-        ...
 
     def taps(self, layer: int) -> list[Tap]:
         """Where `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer are read while it runs."""

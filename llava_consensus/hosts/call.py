@@ -42,7 +42,8 @@ class Call:
     mask: Tensor | None = None  # [R, columns] of the decoder's forward under way
 
 
-_CALLS: ContextVar[Mapping[int, Call]] = ContextVar("llava_consensus_calls", default={})  # by id of their attachment
+_NONE: Mapping[int, Call] = {}
+_CALLS: ContextVar[Mapping[int, Call]] = ContextVar("llava_consensus_calls", default=_NONE)  # by attachment
 _CALLED: ContextVar[nn.Module | None] = ContextVar("llava_consensus_called", default=None)  # model whose forward runs
 
 

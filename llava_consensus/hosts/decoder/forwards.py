@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import CutDecoder, PictureOutcome
 from llava_consensus.hosts.decoder.rows import (
     Group,
     Rows,
@@ -23,7 +24,6 @@ from llava_consensus.hosts.decoder.rows import (
     text_of,
 )
 from llava_consensus.hosts.sequence.layout import Layout, Unit
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome
 from llava_consensus.reduction.decoder import Cut, DecoderView
 from llava_consensus.reduction.tokens import TextProbe
 

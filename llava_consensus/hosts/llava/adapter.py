@@ -9,7 +9,7 @@ from functools import partial, wraps
 from typing import Any
 
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
@@ -19,7 +19,6 @@ from llava_consensus.hosts.llava.shape import most_tiles
 from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
 from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
 from llava_consensus.reduction.method import Method, Place
-
 
 
 class LlavaTower(ClipBlocks):
@@ -48,9 +47,9 @@ class LlavaModel:
     """A view of a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM`, see `attachment.Model`."""
 
     def __init__(self, module: Any) -> None:
-        self.module = module
+        self.module: Any = module
 
-    def of(self, module: nn.Module) -> "LlavaModel":
+    def of(self, module: Any) -> "LlavaModel":
         """The same view of a replica."""
         return LlavaModel(module)
 

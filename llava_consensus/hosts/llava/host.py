@@ -124,7 +124,10 @@ class LlavaHost:
             answers: dict[int, Answer] = {}
             for rows in self._groups(attachment, encoded, ids):
                 found = self._answer_group(
-                    attachment, [encoded[row] for row in rows], [ids[row] for row in rows], [prompts[row] for row in rows]
+                    attachment,
+                    [encoded[row] for row in rows],
+                    [ids[row] for row in rows],
+                    [prompts[row] for row in rows],
                 )
                 answers.update(zip(rows, found, strict=True))
         return [answers[row] for row in range(len(prompts))]
@@ -254,8 +257,8 @@ def _check_encoded(one: Encoded, attachment: Attachment) -> None:
     inside = attachment.method.place in (Place.TOWER, Place.PICTURE)
     if one.method != attachment.method or (inside and one.budget != attachment.budget):
         raise ValueError(
-            f"a picture was encoded for {one.method} and {one.budget}, but {attachment.method} with {attachment.budget} "
-            "is attached: encode it again"
+            f"a picture was encoded for {one.method} and {one.budget}, but {attachment.method} with "
+            f"{attachment.budget} is attached: encode it again"
         )
 
 

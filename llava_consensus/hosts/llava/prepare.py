@@ -7,13 +7,13 @@ made of the rest. Nothing of LLaVA is copied.
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.sequence.layout import Layout, RowKinds
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.tower.inside import acts_inside
@@ -95,7 +95,7 @@ def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, .
         return _reduced(attachment, call, official, given, layout)
     own: dict[str, Any] = {"config": changed(model.config, call.settings)} if call.settings else {}
     if call.encoded is not None or acts_inside(attachment.method):
-        own["encode_images"] = lambda pixels: torch.cat([one.projected for one in attachment.encode(pixels, given.tiles)])
+        own["encode_images"] = lambda pixels: joined(attachment.encode(pixels, given.tiles))
     result = official(View(model, **own) if own else model, *given)
     attachment.arm(call, layout, result[4], limit=None if cuts else getattr(model.config, LIMIT, None))
     return result
@@ -105,11 +105,12 @@ def _reduced(
     attachment: "Attachment", call: "Call", official: Official, given: Arguments, layout: Layout
 ) -> tuple[Any, ...]:
     """The six results after the visual rows of the full sequence were reduced. Truncation judges the reduced length."""
-    model, tiles = attachment.here.module, []
+    model: Any = attachment.here.module
+    tiles: list[Tiles] = []
 
     def encode(pixels: Tensor) -> Tensor:
         tiles.extend(attachment.encode(pixels, given.tiles))
-        return torch.cat([one.projected for one in tiles])
+        return joined(tiles)
 
     config = changed(model.config, call.settings, {LIMIT: None})
     _, _, _, cache, embeds, labels = official(View(model, config=config, encode_images=encode), *given)
@@ -120,7 +121,7 @@ def _reduced(
     out = attachment.reduce(call, full, layout, tiles, prompt_fingerprints(given), limit)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
-    positions = out.positions
+    positions: Tensor | None = out.positions
     if attachment.method.positions == "renumber":
         positions = _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, given.position_ids)
     mask = _like(out.real, given.attention_mask)
@@ -150,10 +151,9 @@ def row_kinds(official: Official, model: Any, given: Arguments, config: Any) -> 
     )
     ids = given.input_ids.cpu()
     mask = torch.ones_like(ids) if given.attention_mask is None else given.attention_mask.cpu()
-    labels = None if given.labels is None else given.labels.cpu()
-    _, _, real, _, rows, labels = official(
-        stand_in, ids, None, mask, None, labels, given.without_pixels, given.image_sizes
-    )
+    targets = None if given.labels is None else given.labels.cpu()
+    found = official(stand_in, ids, None, mask, None, targets, given.without_pixels, given.image_sizes)
+    _, _, real, _, rows, labels = found
     answer = None if labels is None else labels != IGNORE
     return _kinds(rows[..., 0].long(), real.bool(), given.tiles, tower.num_patches, answer)
 
@@ -169,6 +169,11 @@ def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: T
     picture = torch.where(rows == -1, picture.gather(1, before), picture)
     tile = torch.where(rows > 0, flat - first[picture.clamp_min(0)], -1)
     return RowKinds(real, picture, tile, torch.where(rows > 0, (rows - 1) % patches, -1), answer)
+
+
+def joined(tiles: list[Tiles]) -> Tensor:
+    """Projected tokens of all pictures, tile by tile: [T, N, D]."""
+    return torch.cat([one.projected for one in tiles])
 
 
 def prompt_fingerprints(given: Arguments) -> Tensor:

@@ -143,7 +143,7 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder) -> TextProbe:
     batch = torch.tensor([picture.row for picture in pictures], device=device)
     rows = rows.to(device)
     with torch.no_grad():
-        normed = decoder.first_layer(full.embeds)
+        normed = decoder.normed(0, full.embeds)
         query = decoder.query(0, normed[batch[:, None], rows])
         key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
     if not len(batch) == len(normed) == 1:  # one prompt is not copied

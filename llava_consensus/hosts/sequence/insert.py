@@ -1,4 +1,4 @@
-"""Reductions as rows of a sequence: which rows leave, what takes their place and where, and what became of each picture."""
+"""Reductions as rows of a sequence: which rows leave, what takes their place, and what became of each picture."""
 
 from typing import NamedTuple
 

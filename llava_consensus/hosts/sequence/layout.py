@@ -13,7 +13,9 @@ from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
 
-Budgets = Callable[[int, int], list[Budget]]  # tiles and visual tokens of a picture -> one for all, or one for each tile
+Budgets = Callable[
+    [int, int], list[Budget]
+]  # tiles and visual tokens of a picture -> one for all, or one for each tile
 
 
 class RowKinds(NamedTuple):

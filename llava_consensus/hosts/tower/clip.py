@@ -5,7 +5,6 @@ one: the parts of a block, and the embeddings of a smaller picture.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 import transformers
 from torch import Tensor, nn
 
@@ -40,7 +39,7 @@ class ClipBlocks:
     def __init__(self, module: Any, feature_block: int) -> None:
         self.module, self.feature_block = module, feature_block
         inner = getattr(module, "vision_model", module)
-        self.blocks: Sequence[nn.Module] = list(inner.encoder.layers)
+        self.blocks: Sequence[Any] = list(inner.encoder.layers)
         self.last_norm = inner.post_layernorm
         self.embeddings, self.kernel = inner.embeddings, getattr(module.config, "_attn_implementation", "eager")
 
@@ -95,5 +94,3 @@ def _states(output: Any) -> Tensor:
 def hidden_state_block(select_layer: int, blocks: int) -> int:
     """Index of the block whose output is `hidden_states[select_layer]`, which has one entry more than blocks."""
     return select_layer + blocks if select_layer < 0 else select_layer - 1
-
-

@@ -66,8 +66,8 @@ class ClipText:
         """
         if questions is None or len(questions) != rows:
             raise OptionError(
-                f"this method reads the question: say it around the call, `with attached.asking([...]):`, {rows} texts, "
-                "one for each prompt"
+                "this method reads the question: say it around the call, `with attached.asking([...]):`, "
+                f"{rows} texts, one for each prompt"
             )
         patches = self.projection(norm(features).float())
         texts = [self.embed(question) for question in questions]

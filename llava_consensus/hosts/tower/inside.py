@@ -64,8 +64,8 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
     if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None:
         raise OptionError(
-            f"{type(method).__name__} acts on {method.place.value} and is adapted to CLIP towers, whose patches are the "
-            "tokens of the language model. Take a method that acts behind the tower"
+            f"{type(method).__name__} acts at {method.place.value} and is adapted to CLIP towers, whose patches are "
+            "the tokens of the language model. Take a method that acts behind the tower"
         )
     if method.place is not Place.TOWER:
         return
@@ -176,5 +176,3 @@ def _spread(side: int, rows: int, columns: int, device: torch.device) -> Tensor:
     """The cell of a grid of rows x columns that each patch of side x side lies in: [N]."""
     place = torch.arange(side, device=device)
     return ((place * rows // side)[:, None] * columns + place * columns // side).flatten()
-
-
