@@ -28,7 +28,7 @@ BUDGETS: dict[str, tuple[int, ...]] = {
     "llava-1.5-13b": (576, 192, 128, 64, 32),
     "llava-next-7b": (2880, 640, 320, 160),
 }
-TABLES = (  # of the paper, with the sizes and the rows of text its columns mean (baselines.md 0.5)
+TABLES = (  # of the paper, with the sizes and the rows of text its columns mean (docs/accounting.md)
     ("llava_1_5_7b", "llava-1.5-7b", 66),
     ("efficiency_llava_1_5_7b", "llava-1.5-7b", 50),
     ("efficiency_llava_1_5_13b", "llava-1.5-13b", 50),

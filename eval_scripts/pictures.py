@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL.Image import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.cli.answer import picture
+from llava_consensus.cli.ask import draw_kept
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
@@ -35,7 +35,7 @@ def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens
     """What a method keeps for a question, and the answer it leads to."""
     with host.attach(method, Budget(tokens)):
         (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
-    return f"{name}: {text.split(chr(10))[0]} {answer.text}", picture(host, image, answer)
+    return f"{name}: {text.split(chr(10))[0]} {answer.text}", draw_kept(host, image, answer)
 
 
 def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple[str, Image]]:

@@ -13,33 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, config, make_data, make_model
+from fakes import FakeHost, config, make_model, make_place
 
-from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.runs import loop as harness
-from llava_consensus.runs.asking import Pictures
+from llava_consensus.runs import loop
 from llava_consensus.runs.configuration import prepare
-from llava_consensus.runs.loop import Interrupted, Pace, RunResult
+from llava_consensus.runs.encodings import EncodingCache
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import Interrupted, RunResult
+from llava_consensus.runs.pictures import open_image
 from llava_consensus.runs.store import open_run, read_answers
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
 
-@pytest.fixture(autouse=True)
-def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    make_model(tmp_path / "data" / "model")
-    return make_data(tmp_path / "data")
+    return make_place(tmp_path / "data")
 
 
 def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
     loader = lambda *_: host or FakeHost()  # noqa: E731
-    return harness.run(config(data, data / "model", **changes), out, Pace(batch, progress=False), loader)
+    return loop.run(config(data, data / "model", **changes), out, Execution(batch, progress=False), loader)
 
 
 def no_load(*_: str) -> Any:
@@ -76,7 +71,7 @@ def test_the_account_of_a_run_measured_beside_analytic(data: Path, tmp_path: Pat
         assert found["entering"] == found["kept"] == found["average"] == count == found["measured"]["kept"]
         assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
         assert found["flops"]["total"] > found["flops"]["llm"] > 0 and found["match"] == "kept"
-        assert found["tokens"] == 64
+        assert found["tokens"] == count
 
 
 def test_a_budget_meant_by_its_flops_is_another_run(
@@ -95,14 +90,14 @@ def test_a_budget_meant_by_its_flops_is_another_run(
 
 def test_complete_run_loads_nothing(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
-    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert again.metrics == first.metrics and again.asked == 0
 
 
 def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
     (first.path / "metrics.json").unlink()
-    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert steady(again.metrics) == steady(first.metrics)
 
 
@@ -251,7 +246,6 @@ def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.Log
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
-        ({"benchmark": "fak"}, OptionError, "Did you mean 'fake'"),
         ({"method": "consensus_drop"}, OptionError, "Did you mean 'consensusdrop'"),
         ({"options": {"alpa": 1}}, OptionError, "alpha"),
         ({"options": {"alpha": 2}}, OptionError, "alpha=2"),
@@ -274,7 +268,7 @@ def test_bad_input_stops_before_weights(
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(error, match=why):
-        harness.run(config(data, data / "model", **change), out, host_loader=no_load)
+        loop.run(config(data, data / "model", **change), out, host_loader=no_load)
     assert not out.exists()
 
 
@@ -299,9 +293,9 @@ def test_missing_pictures_folder_and_empty_questions(data: Path) -> None:
         prepare(config(data, data / "model"))
 
 
-def test_pictures_forgets_what_is_no_longer_needed(data: Path) -> None:
+def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:
     paths = [(data / "eval" / "fake" / "images" / f"{n}.png",) for n in (0, 1, 0, 2, 3, 1)]
     host = FakeHost()
-    pictures = Pictures(host, paths, capacity=2)
-    assert [pictures.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
-    assert host.encoded == [0, 1, 2, 3] and not pictures._held
+    cache = EncodingCache(host, paths, lambda path: [open_image(path)], capacity=2)
+    assert [cache.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
+    assert host.encoded == [0, 1, 2, 3] and not cache._held
