@@ -5,10 +5,11 @@ imported when it is used.
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.hosts.base import Answer, Attachment, Encoded, Host, Prompt
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 
-__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "load", "wrap"]
+__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "check", "load", "wrap"]
 
 
 class HostEntry(NamedTuple):
@@ -40,6 +41,16 @@ def wrap(model: Any) -> Host:
             return import_module(entry.module).wrap(model)
     known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
     raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+
+
+def check(model: str, conversation: str | None = None, dtype: str = "auto") -> dict[str, Any]:
+    """Checks everything about a model's name that needs no weights; returns what belongs in a run's description."""
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    check_checkpoint(model)
+    if conversation not in (None, "vicuna_v1", "llava_v1"):
+        check_conversation(conversation)
+    return {"conversation": conversation or "vicuna_v1"}
 
 
 def load(model: str, device: str = "auto", dtype: str = "auto") -> Host:

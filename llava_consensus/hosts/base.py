@@ -22,7 +22,7 @@ class Prompt:
     """
 
     text: str
-    conversation: str = "vicuna_v1"
+    conversation: str | None = None  # the host's default
     max_new_tokens: int = 128
     min_new_tokens: int = 0
 
