@@ -45,7 +45,7 @@ def test_eval_compares_with_all_tokens(place: list[str], capsys: pytest.CaptureF
     assert "% of it kept)" in capsys.readouterr().out
 
 
-def test_complete_run_is_read_again(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_a_complete_run_reads_it(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(place) == cli.main(place) == 0
     output = capsys.readouterr()
     assert output.out.count("fake: accuracy") == 2 and "complete already" in output.err
@@ -76,7 +76,7 @@ def test_unreadable_pictures_are_counted(place: list[str], tmp_path: Path, capsy
         (["--data", "nowhere"], 3, "questions.jsonl"),
     ],
 )
-def test_bad_arguments(
+def test_eval_with_bad_arguments(
     place: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, why: str
 ) -> None:
     assert cli.main([*place, *arguments]) == code
@@ -96,7 +96,9 @@ def test_tokens_must_be_a_number(place: list[str], capsys: pytest.CaptureFixture
     assert caught.value.code == 2
 
 
-def test_interrupt(place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_says_how_far_it_came(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     host = FakeHost()
     host.interrupt_after = 16
     monkeypatch.setattr(hosts, "load", lambda *_: host)
@@ -192,7 +194,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
 
 
-def test_ask(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
+    place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
     model = ["--model", str(tmp_path / "model"), "--repeats", "2"]
     kept = tmp_path / "kept.png"

@@ -54,7 +54,7 @@ def test_the_first_round_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.first.total, found.token_ms, found.own_ms) == (200.0, 10.0, 0.0)
 
 
-def test_first_token_of_each_side() -> None:
+def test_first_tokens_are_timed_in_turns() -> None:
     host = Spy()
     sides = [(make("full"), Budget(1)), (make("random"), Budget(64))]
     assert len(first_token(host, [PICTURE], Prompt("what"), sides, repeats=1)) == 2
@@ -139,7 +139,9 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_account_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_account_script_agrees_with_the_model_and_the_paper(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = script("account.py", monkeypatch, capsys, "--device", "cpu")
     assert {row["method"] for row in found["model"]["rows"]} == set(METHODS)
     assert all(row["measured"]["equal"] for row in found["model"]["rows"])
@@ -152,7 +154,9 @@ def test_account_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert cells["llava_1_5_7b", "kv_mb", "FastV", 192]["verdict"].startswith("cannot: no one rule")
 
 
-def test_bench_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_script_writes_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     PICTURE.resize((192, 192)).save(tmp_path / "one.jpg")
     file = tmp_path / "deep" / "bench.json"
     arguments = ["--images", str(tmp_path), "--methods", "random", "--repeats", "1", "--length", "2", "--device", "cpu"]
