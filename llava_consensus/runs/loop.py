@@ -30,7 +30,7 @@ from llava_consensus.runs.workers import Shard, conduct
 
 log = logging.getLogger(__name__)
 
-SHARD = 4  # batches
+BATCHES = 4  # in a shard
 
 
 class Interrupted(ConsensusError):
@@ -128,7 +128,7 @@ def _together(
     plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader
 ) -> Iterator[int]:
     """By several workers, each shard stored in one step; yields how many questions it was."""
-    shards = cut(pending, SHARD * execution.batch)
+    shards = cut(pending, BATCHES * execution.batch)
     factory = WorkerFactory(plan, folder.path.resolve(), execution.batch, execution.workers, load)
     for shard, result in conduct(execution.engine, execution.workers, factory, shards):
         folder.add_shard(shard.name, *result)
