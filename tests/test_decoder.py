@@ -16,9 +16,9 @@ from test_llava_host import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.llava.prepare import PREPARE
-from llava_consensus.reduction.method import Place
 from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
 DECODER = [name for name, method in METHODS.items() if method.place is Place.DECODER]
