@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from llava_consensus import cli
-from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.benchmarks import make
 from llava_consensus.cli.arguments import OUT
 
 DATA = Path("playground/mini")
@@ -15,7 +15,7 @@ DATA = Path("playground/mini")
 
 def main() -> int:
     """Asks the first question of the mini GQA."""
-    gqa = BENCHMARKS["gqa"]
+    gqa = make("gqa")
     question = next(one for one in gqa.load(DATA) if one.images)
     picture = DATA / "eval" / gqa.folder / gqa.images / question.images[0]
     print(f"{picture}\n{question.text}\n", flush=True)

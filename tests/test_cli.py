@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, make_data, make_model
+from fakes import Fake, FakeHost, make_data, make_model
 
 from llava_consensus import cli, hosts
 from llava_consensus.benchmarks import BENCHMARKS
@@ -21,7 +21,7 @@ from llava_consensus.runs.sweep import parse_options
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of an evaluation of the fake benchmark on a fake host."""
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+    monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
     data = make_data(tmp_path / "data")

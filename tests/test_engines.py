@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, Loader, config, make_data, make_model
+from fakes import Fake, FakeHost, Loader, config, make_data, make_model
 
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.files import read_lines
 from llava_consensus.runs import loop as harness
 from llava_consensus.runs import sweep
 from llava_consensus.runs.loop import Pace, RunResult
@@ -31,7 +32,7 @@ FILES = ("config.json", "answers.jsonl", "errors.jsonl")
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+    monkeypatch.setitem(BENCHMARKS, "fake", Fake)
 
 
 @pytest.fixture
@@ -107,11 +108,13 @@ def test_two_workers_one_killed_give_the_bytes_of_one_process(engine: str, data:
     marker = tmp_path / "killed"
     together = go(data, tmp_path / "together", 2, Loader(marker), engine)
     assert marker.exists() and together.asked == 40
-    assert content(together) == content(alone) and len(together.metrics["report"]["extracted"]) == 35
+    assert content(together) == content(alone) and len(read_lines(together.path / "scores.jsonl", ("correct",))) == 35
     assert {key: together.metrics[key] for key in ("score", "tokens", "errors")} == {
         key: alone.metrics[key] for key in ("score", "tokens", "errors")
     }
-    assert sorted(path.name for path in together.path.iterdir()) == sorted([*FILES, "metrics.json", "lock"])
+    assert sorted(path.name for path in together.path.iterdir()) == sorted(
+        [*FILES, "scores.jsonl", "metrics.json", "lock"]
+    )
 
 
 def _slowly(data: Path, out: Path) -> None:

@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, config, make_data, make_model
+from fakes import Fake, FakeHost, config, make_data, make_model
 
 from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
+from llava_consensus.files import read_answers, read_lines
 from llava_consensus.runs import loop as harness
 from llava_consensus.runs.asking import Pictures
 from llava_consensus.runs.configuration import prepare
 from llava_consensus.runs.loop import Interrupted, Pace, RunResult
-from llava_consensus.runs.store import open_run, read_answers
+from llava_consensus.runs.store import open_run
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+    monkeypatch.setitem(BENCHMARKS, "fake", Fake)
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path
     assert [one["index"] for one in errors] == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
     assert list(errors[0]) == ["index", "question_id", "image", "error"] and errors[0]["image"] == "1.png"
     assert result.metrics["errors"] == 10 and result.metrics["answered"] == 10 and host.encoded == [0, 2]
-    assert len(result.metrics["report"]["extracted"]) == 10, "an error is not a wrong answer"
+    assert len(read_lines(result.path / "scores.jsonl", ("correct",))) == 10, "an error is not a wrong answer"
     assert go(data, tmp_path).asked == 0
     (result.path / "errors.jsonl").unlink()
     assert go(data, tmp_path).asked == 10, "without errors.jsonl they are asked again"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import FAKE, FakeHost, config, make_data, make_model
+from fakes import Fake, FakeHost, config, make_data, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -160,9 +160,7 @@ def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The fake benchmark with four videos instead of pictures."""
-    from dataclasses import replace
-
-    monkeypatch.setitem(BENCHMARKS, "fake", replace(FAKE, frames=8))
+    monkeypatch.setitem(BENCHMARKS, "fake", type("FakeVideos", (Fake,), {"frames": 8}))
     make_model(tmp_path / "data" / "model")
     data = make_data(tmp_path / "data")
     for path in (data / "eval" / "fake" / "images").iterdir():

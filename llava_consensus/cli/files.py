@@ -45,9 +45,9 @@ def add(command: Command) -> None:
 def score(arguments: argparse.Namespace) -> Iterator[str]:
     """The report of an answer file: for people, or the whole of it as JSON."""
     from llava_consensus import benchmarks
-    from llava_consensus.runs.store import read_answers
+    from llava_consensus.files import read_answers
 
-    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
+    benchmark = benchmarks.make(arguments.name, **choices(arguments.benchmark_option))
     report = benchmark.score(read_answers(arguments.answers), Path(arguments.data))
     if arguments.json:
         yield json.dumps(report, indent=1)
@@ -92,9 +92,9 @@ def export(arguments: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus import benchmarks
     from llava_consensus.benchmarks import submission
-    from llava_consensus.runs.store import read_answers
+    from llava_consensus.files import read_answers
 
-    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
+    benchmark = benchmarks.make(arguments.name, **choices(arguments.benchmark_option))
     if benchmark.export is None:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
         raise OptionError(f"{benchmark.name} has no submission, `score` is all it needs. Those that have: {able}")
@@ -119,7 +119,7 @@ def check_data(arguments: argparse.Namespace) -> Iterator[str]:
 
     unready = []
     for name in arguments.names or benchmarks.BENCHMARKS:
-        benchmark = benchmarks.get(name, choices(arguments.benchmark_option))
+        benchmark = benchmarks.make(name, **choices(arguments.benchmark_option))
         yield f"{name}: {benchmark.licence or 'licence not noted'}"
         ready = True
         for one in check(benchmark, Path(arguments.data)):

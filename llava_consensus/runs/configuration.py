@@ -17,13 +17,13 @@ from typing import Any
 from llava_consensus import benchmarks
 from llava_consensus.benchmarks import Benchmark, Question
 from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.files import Record
 from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
-from llava_consensus.runs.store import Record
 
 MINI = Path("playground/mini")  # the generated data
 LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
@@ -102,7 +102,7 @@ class Plan:
 
 def prepare(config: RunConfig) -> Plan:
     """Checks everything that needs no weights, and writes down the whole configuration."""
-    benchmark = benchmarks.get(config.benchmark, config.choices)
+    benchmark = benchmarks.make(config.benchmark, **config.choices)
     method = make(config.method, **config.options)
     budget = Budget(config.tokens, config.merged)
     for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
@@ -132,7 +132,7 @@ def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
         raise DataError(f"{data / 'eval'}: not generated yet. Type: make data (or python -m playground.mini.build)")
     questions = benchmark.load(data)[: config.limit]
     if not questions:
-        raise DataError(f"{folder / benchmark.questions}: no questions in it")
+        raise DataError(f"{folder / benchmark.question_file}: no questions in it")
     as_files = benchmark.picture is None and any(question.images for question in questions)
     if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
@@ -172,7 +172,7 @@ def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record
         "data": _place(config.data),
         "questions": _fingerprint(path for path in files if path.is_file()),
         "limit": config.limit,
-        "conversation": config.conversation or benchmark.conversation,
+        "conversation": config.conversation or ("llava_v1" if benchmark.frames else "vicuna_v1"),
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from llava_consensus.files import Record
 from llava_consensus.hosts.base import Host, Prefill, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import account, match
@@ -18,7 +19,6 @@ from llava_consensus.reduction.shape import Shape
 
 log = logging.getLogger(__name__)
 
-Record = dict[str, Any]
 TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
 COUNTS = ("entering", "kept", "average")
 PARTS = ("llm", "vision", "method", "total")

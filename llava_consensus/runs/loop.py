@@ -90,10 +90,9 @@ def run(config: RunConfig, out: Path, pace: Pace | None = None, host_loader: Hos
         stored = folder.metrics()
         if stored is not None and not pending:
             log.info("%s: complete already, nothing was asked", folder.path)
-            if stored.get("choices", {}) != dict(plan.benchmark.chosen):  # asked the same, scored another way
-                stored = metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")}
-                folder.finish(stored)
-            return RunResult(folder.path, stored, 0)
+            if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:  # asked the same, score again
+                folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
+            return RunResult(folder.path, folder.metrics() or {}, 0)
         if pending and done:
             log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
         seconds = 0.0
