@@ -118,7 +118,8 @@ def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.Capt
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
-    assert report == metrics["report"]
+    scores = answers.with_name("scores.jsonl").read_text().splitlines()
+    assert report == metrics["report"] | {"extracted": [json.loads(line) for line in scores]}
     assert cli.main(["score", "fake", "--answers", "nowhere", "--data", str(tmp_path / "data")]) == 3
 
 

@@ -48,15 +48,6 @@ def overlay(
     return picture.crop(box)
 
 
-def tally(kept: Indices, anchors: Indices, owner: Indices) -> str:
-    """The same in words: `54 kept, 512 merged into 10 anchors, 0 dropped` (the anchors not counted as merged)."""
-    kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
-    dropped = int((owner < 0).sum())
-    merged = owner.size - dropped - kept.size - anchors.size
-    noun = "anchor" if anchors.size == 1 else "anchors"
-    return f"{kept.size} kept, {merged} merged into {anchors.size} {noun}, {dropped} dropped"
-
-
 def contact_sheet(panels: Sequence[tuple[str, Image.Image]], columns: int, legend: bool = True) -> Image.Image:
     """Panels of equal width in rows, each under its caption, with the key to the overlay's colours at the foot."""
     if not panels or columns < 1:

@@ -16,7 +16,8 @@ import numpy as np
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 
-Record = Mapping[str, Any]
+Report = Mapping[str, Any]  # what a scorer says
+Row = Mapping[str, Any]  # one of its answers as scored
 Score = Callable[[np.ndarray], np.ndarray]  # sums [..., C] -> scores [...]
 
 
@@ -89,7 +90,7 @@ STATISTICS = {
 }
 
 
-def sample(report: Record, score: float | None) -> Sample | None:
+def sample(report: Report, score: float | None) -> Sample | None:
     """The units of a score; None where the report has no rows, no known statistic, or rows that make another number."""
     rows = counted(report)
     if score is None or not rows:
@@ -99,14 +100,14 @@ def sample(report: Record, score: float | None) -> Sample | None:
     return made if made is not None and abs(float(made.score(made.sums.sum(axis=0))) - score) <= near else None
 
 
-def counted(report: Record) -> list[Record]:
+def counted(report: Report) -> list[Row]:
     """The rows that enter the headline; none unless each of them says whether it is correct."""
     groups = report.get("counted")
     rows = [row for row in report.get("extracted", ()) if groups is None or row.get("group") in groups]
     return rows if all(row.get("correct") is not None for row in rows) else []
 
 
-def _sample(rows: Sequence[Record], name: str) -> Sample | None:
+def _sample(rows: Sequence[Row], name: str) -> Sample | None:
     """One line of sums for each unit, in the order of their first rows."""
     statistic = STATISTICS.get(name)
     if statistic is None:
@@ -134,7 +135,7 @@ def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
     return len(numbers), codes
 
 
-def _unit(row: Record, name: str) -> Hashable:
+def _unit(row: Row, name: str) -> Hashable:
     """What a row is drawn with. A picture of MME may be in two tasks: it is two units, as the official pairs are."""
     unit = row.get("unit")
     if unit is None:
@@ -142,7 +143,7 @@ def _unit(row: Record, name: str) -> Hashable:
     return (row.get("group"), unit) if name == "mme" else ("unit", unit)
 
 
-def common(first: Record, second: Record) -> tuple[Sample, Sample] | None:
+def common(first: Report, second: Report) -> tuple[Sample, Sample] | None:
     """Samples of two reports over the questions both answered; None where their scores cannot be made from rows."""
     name = first.get("statistic", "mean")
     if name != second.get("statistic", "mean"):
