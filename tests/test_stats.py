@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_data
-from test_table import store
+from run_folders import store
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import make

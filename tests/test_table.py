@@ -4,9 +4,9 @@ import csv
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_folders import BASE, TITLES, store
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS
@@ -21,66 +21,14 @@ from llava_consensus.report.table import (
     Catalogue,
     Facts,
     full_score,
-    made,
+    in_sections,
     read_rows,
     replace_block,
 )
 
 PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
-TITLES = {"fastv": "FastV", "dart": "DART"}
 KNOWN = Catalogue(TITLES, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
 NINE = {one.column: name for name, one in BENCHMARKS.items() if one.column in paper.averaged()}
-BASE: dict[str, Any] = {
-    "benchmark": "gqa",
-    "method": "consensusdrop",
-    "tokens": 64,
-    "merged": None,
-    "options": {"alpha": 0.7},
-    "changed": {},
-    "model": "checkpoints/llava-mini",
-    "weights": "abc",
-    "data": "playground/mini",
-    "questions": "def",
-    "limit": None,
-    "conversation": "vicuna_v1",
-    "max_new_tokens": 128,
-    "dtype": "auto",
-    "device": "cpu",
-    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
-}
-
-
-def told(method: str, benchmark: str) -> dict[str, Any]:
-    """What a finished run says of itself for tables."""
-    found = BENCHMARKS[benchmark]
-    titles = {"method": TITLES.get(method, method), "benchmark": found.title}
-    return {"titles": titles, "scale": found.scale, "column": found.column}
-
-
-def store(out: Path, right: list[float] | None, score: float | None = None, **changes: Any) -> Path:
-    """Writes a run as the harness does; `right` is the correctness of each answer, None an incomplete run."""
-    more = {key: changes.pop(key) for key in ("account", "questions_asked", "statistic") if key in changes}
-    config = {**BASE, **changes}
-    folder = out / str(len(list(out.glob("*")))).zfill(3)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "answers.jsonl").write_text('{"a": 1}\n' * 3)
-    if right is not None:
-        after = 576 if config["method"] == "full" else min(576, config["tokens"])
-        report = {"extracted": [{"index": index, "correct": value} for index, value in enumerate(right)]}
-        metrics = {
-            "score": 100 * sum(right) / len(right) if score is None else score,
-            "metric": "accuracy",
-            "questions": more.get("questions_asked", len(right)),
-            "answered": len(right),
-            "errors": 0,
-            "tokens": {"before": 576.0, "after": float(after), "structural": 0.0},
-            "account": more.get("account"),
-            **told(config["method"], config["benchmark"]),
-            "report": report | ({"statistic": more["statistic"]} if "statistic" in more else {}),
-        }
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-    return folder
 
 
 @pytest.fixture
@@ -98,7 +46,7 @@ def out(tmp_path: Path) -> Path:
 
 def only(out: Path) -> Section:
     """The one section of a folder."""
-    (section,) = made(read_rows(out, KNOWN))
+    (section,) = in_sections(read_rows(out, KNOWN))
     return section
 
 
@@ -295,16 +243,16 @@ def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
 
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
-    assert table.markdown(made(rows[:2] + rows[:1:-1])) == table.markdown(made(rows))
+    assert table.markdown(in_sections(rows[:2] + rows[:1:-1])) == table.markdown(in_sections(rows))
 
 
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
-    text = table.markdown(made(read_rows(out)))
+    text = table.markdown(in_sections(read_rows(out)))
     assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
-    full = [section.full for section in made(read_rows(out)) if section.full]
+    full = [section.full for section in in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
@@ -316,27 +264,27 @@ def test_full_score_is_of_the_same_setting(out: Path) -> None:
 
 
 def test_scores_are_read_from_their_file(out: Path) -> None:
-    before = table.markdown(made(read_rows(out)))
+    before = table.markdown(in_sections(read_rows(out)))
     for path in out.glob("*/metrics.json"):
         metrics = json.loads(path.read_text())
         extracted = metrics["report"].pop("extracted")
         write_metrics(path.parent, metrics, extracted)
-    assert table.markdown(made(read_rows(out))) == before
+    assert table.markdown(in_sections(read_rows(out))) == before
     (out / "003" / "scores.jsonl").write_text("[]\n")
     with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
-        table.markdown(made(read_rows(out)))
+        table.markdown(in_sections(read_rows(out)))
 
 
 def test_the_full_model_has_no_budget(out: Path) -> None:
-    before = table.markdown(made(read_rows(out)))
+    before = table.markdown(in_sections(read_rows(out)))
     for path in out.glob("*/config.json"):
         config = json.loads(path.read_text())
         if config["method"] == "full":
             path.write_text(json.dumps(config | {"tokens": None}))
-    assert table.markdown(made(read_rows(out))) == before
+    assert table.markdown(in_sections(read_rows(out))) == before
     for path in (out / "000", out / "001"):
         (path / "metrics.json").unlink()
-    text = table.markdown(made(read_rows(out)))
+    text = table.markdown(in_sections(read_rows(out)))
     assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
 
 
@@ -370,7 +318,7 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_complete_lines_alone(out: Path) -> None:
-    found = made(read_rows(out))
+    found = in_sections(read_rows(out))
     brief, whole = table.FORMATS["brief"](found), table.FORMATS["markdown"](found)
     assert "| ConsensusDrop | 50.0 |" in brief and "| random |" not in brief and "| random |" in whole
     assert "are left out" in brief and "are left out" not in whole
@@ -402,15 +350,17 @@ def test_the_papers_numbers_are_the_printed_ones() -> None:
 def test_the_papers_block_stands_beside_ours(out: Path) -> None:
     (block,) = layout.printed(only(out))
     assert block.head[:10] == ("method", *(BENCHMARKS[name].title for name in NINE.values()))
-    (plain,) = made(read_rows(out))
+    (plain,) = in_sections(read_rows(out))
     assert layout.printed(plain)[0].head[:4] == ("method", "vqav2", "GQA", "sqa_img"), "what no run says is plain"
-    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(made(read_rows(out)))
+    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(
+        in_sections(read_rows(out))
+    )
     store(out, [1, 0], benchmark="tgif")
     assert [one.title for one in layout.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
 
 
 def test_csv_has_every_cell(out: Path) -> None:
-    rows = list(csv.DictReader(table.FORMATS["csv"](made(read_rows(out))).splitlines()))
+    rows = list(csv.DictReader(table.FORMATS["csv"](in_sections(read_rows(out))).splitlines()))
     ours = [row for row in rows if row["source"] == "ours"]
     assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
     (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
@@ -421,7 +371,7 @@ def test_csv_has_every_cell(out: Path) -> None:
 
 
 def test_latex(out: Path) -> None:
-    text = table.FORMATS["latex"](made(read_rows(out)))
+    text = table.FORMATS["latex"](in_sections(read_rows(out)))
     assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 4
     for line in text.split("\n"):
         if line.endswith(r"\\") and "multicolumn" not in line:
@@ -432,7 +382,7 @@ def test_latex(out: Path) -> None:
 
 def test_nothing_measured(tmp_path: Path) -> None:
     for form in ("markdown", "brief"):
-        assert "No results yet" in table.FORMATS[form](made(read_rows(tmp_path / "nowhere")))
+        assert "No results yet" in table.FORMATS[form](in_sections(read_rows(tmp_path / "nowhere")))
 
 
 def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     """
     from llava_consensus.report import costs, table
 
-    found = table.made(table.read_rows(arguments.out, _known()))
+    found = table.in_sections(table.read_rows(arguments.out, _known()))
     bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []

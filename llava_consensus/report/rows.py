@@ -1,7 +1,7 @@
 """Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
 
     row = read_row(Path("results/gqa-random-64-3f"))   # one run; `table.read_rows` reads all of a folder
-    for group in sections(rows): ...                   # runs that differ in method, budget and benchmark only
+    for group in by_setting(rows): ...                   # runs that differ in method, budget and benchmark only
 
 Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
 """
@@ -154,7 +154,7 @@ def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
-def sections(rows: Iterable[Row]) -> list[list[Row]]:
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
 
     Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another

@@ -1,6 +1,6 @@
 """What a score is made of: the rows that its scorer says it counted, as sums that can be drawn again. numpy only.
 
-    made = sample(metrics["report"], metrics["score"])   # None if the rows do not make up the score
+    found = sample(metrics["report"], metrics["score"])   # None if the rows do not make up the score
 
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that are drawn together:
@@ -95,9 +95,9 @@ def sample(report: Report, score: float | None) -> Sample | None:
     rows = counted(report)
     if score is None or not rows:
         return None
-    made = _sample(rows, report.get("statistic", "mean"))
+    found = _sample(rows, report.get("statistic", "mean"))
     near = TOLERANCE * max(1.0, abs(score)) + (0.5 * 10.0 ** -report["rounded"] if "rounded" in report else 0.0)
-    return made if made is not None and abs(float(made.score(made.sums.sum(axis=0))) - score) <= near else None
+    return found if found is not None and abs(float(found.score(found.sums.sum(axis=0))) - score) <= near else None
 
 
 def counted(report: Report) -> list[Row]:
@@ -155,10 +155,12 @@ def common(first: Report, second: Report) -> tuple[Sample, Sample] | None:
         {**mine[index], "extracted": other[index].get("extracted"), "correct": other[index]["correct"]}
         for index in both
     ]
-    made = (_sample([mine[index] for index in both], name), _sample(theirs, name)) if both else (None, None)
-    return None if made[0] is None or made[1] is None else (made[0], made[1])
+    found = (_sample([mine[index] for index in both], name), _sample(theirs, name)) if both else (None, None)
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def is_plain_mean(made: Sample) -> bool:
+def is_plain_mean(found: Sample) -> bool:
     """Whether the score is a mean over single units, each right or wrong."""
-    return made.score is _mean and bool((made.sums[:, 1] == 1).all()) and bool(np.isin(made.sums[:, 0], (0, 1)).all())
+    return (
+        found.score is _mean and bool((found.sums[:, 1] == 1).all()) and bool(np.isin(found.sums[:, 0], (0, 1)).all())
+    )

@@ -36,16 +36,16 @@ class Comparison(NamedTuple):
     draws: np.ndarray  # [resamples, 2], both scores, for what is made of several benchmarks
 
 
-def draws(made: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
+def draws(found: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
     """Scores [count] of resamples; the same for the same sample and name, independent for different names."""
     random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    lines, numbers = np.unique(np.column_stack([made.strata, made.sums]), axis=0, return_counts=True)
-    total = np.zeros((count, made.sums.shape[1]))
+    lines, numbers = np.unique(np.column_stack([found.strata, found.sums]), axis=0, return_counts=True)
+    total = np.zeros((count, found.sums.shape[1]))
     for stratum in np.unique(lines[:, 0]):
         here = lines[:, 0] == stratum
         units = int(numbers[here].sum())
         total += random.multinomial(units, numbers[here] / units, size=count) @ lines[here, 1:]
-    return made.score(total)
+    return found.score(total)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

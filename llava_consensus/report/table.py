@@ -18,7 +18,7 @@ from llava_consensus.report.columns import Table
 from llava_consensus.report.costs import Bench
 from llava_consensus.report.judged import join, read_judged
 from llava_consensus.report.markdown import BEGIN, END, replace_block
-from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, full_score, read_row, sections
+from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, by_setting, full_score, read_row
 from llava_consensus.report.section import Section
 
 __all__ = [  # what others use: they need not know in which file it is
@@ -33,7 +33,7 @@ __all__ = [  # what others use: they need not know in which file it is
     "Section",
     "Variant",
     "full_score",
-    "made",
+    "in_sections",
     "read_row",
     "read_rows",
     "replace_block",
@@ -58,9 +58,9 @@ def read_rows(out: Path, known: Catalogue | None = None) -> list[Row]:
     return [one for row in begun for one in join(row, judged)]
 
 
-def made(rows: Iterable[Row]) -> list[Section]:
+def in_sections(rows: Iterable[Row]) -> list[Section]:
     """Runs in sections, those of all questions before those of the first few."""
-    return sorted(map(Section, sections(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
+    return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
 
 
 def markdown(found: Iterable[Section], bench: Bench = ()) -> str:
