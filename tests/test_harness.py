@@ -107,6 +107,22 @@ def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path)
     assert steady(again.metrics) == steady(first.metrics)
 
 
+def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    path = first.path / "scores.jsonl"
+    scores = read_lines(path, ("index", "correct"))
+    assert len(scores) == 20 and "extracted" not in first.metrics["report"]
+    assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
+    path.unlink()
+    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+    old = {**first.metrics, "report": {**first.metrics["report"], "extracted": scores}}  # as it was written before
+    (first.path / "metrics.json").write_text(json.dumps(old))
+    path.unlink()
+    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+
+
 def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
     results = [go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99)]
     assert len({result.path.name for result in results}) == 1

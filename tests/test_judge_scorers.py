@@ -53,7 +53,7 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     text = texts["few_shot_table"] + "\n" + " | ".join([*cells.values(), ""])
     calls = [
         {
-            "model": GRADER.judge,
+            "model": GRADER.official_judge,
             **turn.options,
             "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
         }

@@ -68,7 +68,7 @@ Verdicts = Mapping[str, Sequence[Verdict]]  # by sample, one per run
 class Grader(ABC):
     """How the answers to one benchmark are judged."""
 
-    judge: ClassVar[str]  # the official judge
+    official_judge: ClassVar[str]  # the model that gave the published grades
     reply_tokens: ClassVar[int]  # of a reply, for the estimate
     script: ClassVar[str]  # the official script that holds the prompt, and where it is
     wording: ClassVar[Prompt]  # the prompt in this project's own words

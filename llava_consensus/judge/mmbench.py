@@ -57,7 +57,7 @@ WORDING = Prompt(
 class MMBenchGrader(Grader):
     """VLMEvalKit's option matching, in English and Chinese."""
 
-    judge = "gpt-3.5-turbo-0125"
+    official_judge = "gpt-3.5-turbo-0125"
     reply_tokens = 1
     script = "vlmeval/dataset/utils/multiple_choice.py of github.com/open-compass/VLMEvalKit"
     wording = WORDING

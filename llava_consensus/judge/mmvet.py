@@ -48,7 +48,7 @@ WORDING = Prompt(
 class MMVetGrader(Grader):
     """MM-Vet's evaluator: a grade from 0 to 1 out of a table that the judge completes."""
 
-    judge = "gpt-4-0613"
+    official_judge = "gpt-4-0613"
     reply_tokens = 3
     script = "mm-vet_evaluator.py of github.com/yuweihao/MM-Vet"
     wording = WORDING

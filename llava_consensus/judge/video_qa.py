@@ -49,7 +49,7 @@ WORDING = Prompt(
 class VideoQAGrader(Grader):
     """Video-ChatGPT's protocol: a dictionary with yes or no and a score from 0 to 5."""
 
-    judge = "gpt-3.5-turbo"  # an alias that moves, so that numbers of different dates differ
+    official_judge = "gpt-3.5-turbo"  # an alias that moves, so that numbers of different dates differ
     reply_tokens = 20
     script = "videollava/eval/video/eval_video_qa.py of github.com/PKU-YuanGroup/Video-LLaVA"
     wording = WORDING

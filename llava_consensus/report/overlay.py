@@ -4,7 +4,7 @@ A patch kept as it is stays bright inside a white outline; a merged patch is dim
 that stands for it, and a dot in that colour marks the anchor itself; a dropped patch is nearly black. The model saw
 the picture padded to a square (`image_aspect_ratio=pad`): the grid is laid over that square, then the padding is cut
 off again; an anchor that lies in the padding is a ring at the nearest edge.
-Reads plain indices (see `tokens.Reduction`), no model and no torch:
+Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 
     picture = overlay(image, reduction.kept[0], reduction.anchors[0], reduction.owner[0], grid=24)
     contact_sheet([("ConsensusDrop, 64 of 576", picture)], columns=1).save("kept.png")
