@@ -155,6 +155,8 @@ def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> Non
         make("vqav2", spilt="val")
     with pytest.raises(OptionError, match="has no options"):
         make("pope", split="val")
+    with pytest.raises(OptionError, match="unknown option of vqav2"):
+        make("vqav2", **{"name": "val"})
 
 
 def test_real_validation_questions(tmp_path: Path) -> None:

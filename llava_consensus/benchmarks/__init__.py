@@ -41,7 +41,7 @@ BENCHMARKS: dict[str, type[Benchmark]] = {
 __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "make"]
 
 
-def make(name: str, **options: Any) -> Benchmark:
+def make(name: str, /, **options: Any) -> Benchmark:
     """The benchmark called `name` with these options; a value counts as its text, so that 2017 is "2017".
 
     Raises:
