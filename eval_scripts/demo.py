@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from llava_consensus import cli
-from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.benchmarks import make
 from llava_consensus.runs import DATA, OUT
 
 
 def main() -> int:
     """Asks the first question of the mini GQA."""
-    gqa = BENCHMARKS["gqa"]
+    gqa = make("gqa")
     data = Path(DATA)
     question = next(one for one in gqa.load(data) if one.images)
     picture = data / "eval" / gqa.folder / gqa.images / question.images[0]

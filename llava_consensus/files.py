@@ -1,7 +1,8 @@
-"""Files that survive a kill: appended to with one write, replaced in one step, locked while a process works with them.
+"""Files of results: read in one way, appended to with one write, replaced in one step, locked while in use.
 
-Only the end of a file that is appended to can be cut, so `whole_lines` tells a cut last line from damage. Used by
-`records.py` (a run) and `judge/store.py` (what a judge was asked).
+Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
+tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run.
+Used by every room that reads or writes JSON.
 """
 
 import fcntl
@@ -13,7 +14,17 @@ from typing import Any
 
 from llava_consensus.errors import BusyError, DataError
 
-Record = dict[str, Any]
+Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
+
+CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
+ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, whoever wrote it
+FETCH = "It is damaged or cut off: fetch it again"
+MEND = "Mend or remove the line; nothing was changed"
+
+
+def canonical(content: Mapping[str, Any]) -> str:
+    """The one JSON text of an object: equal for equal objects, different for different ones."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def take_lock(path: Path, what: str) -> int:
@@ -75,20 +86,40 @@ def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
     return whole, end if end < len(data) else None
 
 
-def parse(path: Path, number: int, line: bytes, keys: Sequence[str]) -> Record:
-    """A line as a record that has the keys, or a DataError naming file, line and what is wrong."""
+def parse(path: Path, number: int, line: bytes, keys: Sequence[str], remedy: str = MEND) -> Record:
+    """A line of a file as an object that has the keys.
+
+    Raises:
+        DataError: it is none; names file, line, what is wrong and the remedy.
+    """
+    place = f"{path}, line {number}"
+    start = repr(line[:60].decode(errors="replace"))
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{path}, line {number}: damaged ({error}). Mend or remove the line; nothing was changed"
-        ) from None
+        record = _loads(line)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place}: damaged, not UTF-8 text (byte {error.start}): {start}. {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: damaged, not JSON ({error}): {start}. {remedy}") from None
     missing = [key for key in keys if key not in record] if isinstance(record, dict) else list(keys)
-    if missing:
-        raise DataError(
-            f"{path}, line {number}: no {', '.join(missing)} in it. Mend or remove the line; nothing was changed"
-        )
+    if missing or not isinstance(record, dict):
+        raise DataError(f"{place}: expected an object with {', '.join(missing)}, found {start}. {remedy}")
     return record
+
+
+def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Record]:
+    """All lines of a file of JSON lines, each an object that has the keys.
+
+    Raises:
+        DataError: the file cannot be read, or a line is none; see `parse`.
+    """
+    return [parse(path, number, line, keys, remedy) for number, line in enumerate(_read(path).splitlines(), start=1)]
+
+
+def read_answers(path: Path) -> list[Record]:
+    """All lines of an answers file, whoever wrote it: LLaVA's own scripts too."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
+    return read_lines(path, ANSWER_FIELDS, MEND)
 
 
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
@@ -96,17 +127,47 @@ def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def read_json(path: Path, remedy: str) -> Any:
-    """The content of a JSON file, or a DataError that ends with the remedy."""
+def read_text(path: Path) -> str:
+    """A file as UTF-8 text, or a DataError that names it."""
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
+
+
+def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
+    """The content of a JSON file.
+
+    Args:
+        remedy: what a user can do about a file that is none; ends the message.
+        kind: dict or list, if the content must be one.
+    Raises:
+        DataError: the file cannot be read, is not JSON, or holds another kind of value.
+    """
+    try:
+        value = _loads(_read(path))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}). {remedy}") from None
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error}). {remedy}") from None
+    if kind is not None and not isinstance(value, kind):
+        raise DataError(f"{path}: expected a JSON {kind.__name__}, found {type(value).__name__}. {remedy}")
+    return value
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step: a reader sees the old file or the new one, never a part."""
     replace(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> None:
+    """What a run measured: each answer as it was scored, a line each, then metrics.json.
+
+    metrics.json is written last, so that a run which has one has the scores that belong to it.
+    """
+    (folder / METRICS).unlink(missing_ok=True)
+    replace(folder / SCORES, to_lines(scores))
+    write_json(folder / METRICS, metrics)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -127,6 +188,20 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(f"missing file: {path}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _loads(data: bytes) -> Any:
+    """JSON as UTF-8, with or without a byte order mark."""
+    return json.loads(data.decode("utf-8-sig"))
 
 
 def _is_json(line: bytes) -> bool:

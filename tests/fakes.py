@@ -15,7 +15,7 @@ from zlib import crc32
 
 from PIL import Image
 
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
+from llava_consensus.benchmarks.base import Benchmark, DataFile
 from llava_consensus.hosts.base import Answer, Prefill
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -25,31 +25,25 @@ from llava_consensus.runs.configuration import RunConfig
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
 
-def load(data: Path) -> list[Question]:
-    return load_questions(data / "eval" / "fake", FILES)
+@dataclass(frozen=True, kw_only=True)
+class Fake(Benchmark):
+    """A benchmark without data of its own."""
 
+    name = "fake"
+    title = "Fake"
+    line = "nothing real"
+    folder = "fake"
+    images = "images"
+    files = FILES
+    metric = "accuracy"
+    max_new_tokens = 8
 
-def score(records: Sequence[Mapping[str, Any]], data: Path) -> dict[str, Any]:
-    """Two answers in three are right, by their checksum: any fixed function of the text does."""
-    right = [float(crc32(one["text"].encode()) % 3 > 0) for one in records]
-    extracted = [{"index": r["metadata"]["index"], "correct": value} for r, value in zip(records, right, strict=True)]
-    return {"accuracy": 100 * sum(one["correct"] for one in extracted) / len(extracted), "extracted": extracted}
-
-
-FAKE = Benchmark(
-    name="fake",
-    line="nothing real",
-    folder="fake",
-    questions="questions.jsonl",
-    images="images",
-    files=FILES,
-    metric="accuracy",
-    paper=None,
-    max_new_tokens=8,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-)
+    def score(self, records: Sequence[Mapping[str, Any]], data: Path) -> dict[str, Any]:
+        """Two answers in three are right, by their checksum: any fixed function of the text does."""
+        right = [float(crc32(one["text"].encode()) % 3 > 0) for one in records]
+        indexes = [one["metadata"]["index"] for one in records]
+        extracted = [{"index": index, "correct": value} for index, value in zip(indexes, right, strict=True)]
+        return {"accuracy": 100 * sum(right) / len(extracted), "extracted": extracted}
 
 
 class FakeAttachment:
@@ -157,7 +151,7 @@ def config(
     **changes: Any,
 ) -> RunConfig:
     """The configuration most tests use, of names and numbers, on the fake benchmark where they do not say another."""
-    given = {"benchmark": FAKE, "data": data, "model": str(model), "device": "cpu", **changes}
+    given = {"benchmark": Fake(), "data": data, "model": str(model), "device": "cpu", **changes}
     return RunConfig(method=make(method, **(options or {})), budget=Budget(tokens, merged), **given)
 
 

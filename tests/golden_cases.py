@@ -1,30 +1,51 @@
-"""Cases scored by the official code, in ../shared/data (not part of the repository): read, compared, counted."""
+"""Cases scored by the official code, and real files of benchmarks, in `tests/data`: read, compared, counted."""
 
+import atexit
+import gzip
 import json
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(__file__).parent / "data"
+UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples"  # files without a licence
 
 
 def golden(name: str) -> list[dict[str, Any]]:
-    """All cases of a file; the test is skipped where it is absent."""
-    path = SHARED / "scorers" / f"{name}.json"
-    if not path.is_file():
-        pytest.skip(f"golden cases are not here: {path}")
-    return json.loads(path.read_text())
+    """All cases of a file."""
+    return json.loads((DATA / "scorers" / f"{name}.json").read_text())
 
 
 def sample(name: str) -> Path:
-    """A real file of a benchmark; the test is skipped where it is absent."""
-    path = SHARED / "samples" / name
+    """A real file of a benchmark, or a folder of them."""
+    path = DATA / "samples" / name
+    return _unpacked(path) if any(path.rglob("*.gz")) else path
+
+
+def unshipped(name: str) -> Path:
+    """A real file that may not be passed on; the test is skipped where it is absent."""
+    path = UNSHIPPED / name
     if not path.exists():
-        pytest.skip(f"sample data is not here: {path}")
+        pytest.skip(f"no licence to ship {name}, and it is not at {path}")
     return path
+
+
+@cache
+def _unpacked(folder: Path) -> Path:
+    """A copy of a folder with its packed files unpacked, for as long as the tests run."""
+    target = Path(tempfile.mkdtemp(prefix="samples-"))
+    atexit.register(shutil.rmtree, target, ignore_errors=True)
+    for path in folder.rglob("*.gz"):
+        plain = target / path.relative_to(folder).with_suffix("")
+        plain.parent.mkdir(parents=True, exist_ok=True)
+        plain.write_bytes(gzip.decompress(path.read_bytes()))
+    return target
 
 
 def compare(name: str, check: Callable[[dict[str, Any], Any], bool], kinds: set[str] | None = None) -> None:

@@ -1,7 +1,6 @@
 """Scorers of questions with options, and of yes and no: ScienceQA, MME, MMBench, SEED-Bench against the official ones.
 
-Golden cases lie in ../shared/data/scorers (not part of the repository); without them those tests are skipped and the
-small cases here still run. `pytest tests/test_choice_scorers.py -rP` prints how many cases were compared.
+The cases are in tests/data/scorers. `pytest tests/test_choice_scorers.py -rP` prints how many cases were compared.
 """
 
 import json
@@ -9,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_cases import compare, sample
+from golden_cases import compare, unshipped
 
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import mmbench, mme, seed, sqa
 
@@ -73,12 +72,14 @@ def test_mme_golden_cases() -> None:
 
 
 def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None:
-    source, folder = sample("mme"), tmp_path / "eval" / "MME"
+    source, folder = unshipped("mme"), tmp_path / "eval" / "MME"
     (folder / "eval_tool").mkdir(parents=True)
     (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
     (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")
-    records = [{"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in get("mme").load(tmp_path)]
-    report = get("mme").score(records, tmp_path)
+    records = [
+        {"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in make("mme").load(tmp_path)
+    ]
+    report = make("mme").score(records, tmp_path)
     assert report["complete"] and report["counts"]["answered"] == 2374
     assert report["perception"] == 500 and report["cognition"] == 200  # each picture has one yes and one no
 
@@ -86,7 +87,7 @@ def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None
 def test_seed_golden_cases(tmp_path: Path) -> None:
     folder = tmp_path / "eval" / "seed_bench"
     folder.mkdir(parents=True)
-    benchmark = get("seed")
+    benchmark = make("seed")
 
     def check(inputs: dict[str, Any], official: Any) -> bool:
         annotation = inputs["annotation"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, make_data, make_model
+from fakes import Fake, FakeHost, make_data, make_model
 
 from llava_consensus import cli, hosts, make
 from llava_consensus.benchmarks import BENCHMARKS
@@ -22,7 +22,7 @@ from llava_consensus.report.table import BEGIN, END
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of an evaluation of the fake benchmark on a fake host."""
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
+    monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
     data = make_data(tmp_path / "data")
@@ -170,7 +170,8 @@ def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.Capt
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
-    assert report == metrics["report"]
+    scores = answers.with_name("scores.jsonl").read_text().splitlines()
+    assert report == metrics["report"] | {"extracted": [json.loads(line) for line in scores]}
     assert cli.main(["score", "fake", "--answers", "nowhere", "--data", str(tmp_path / "data")]) == 3
 
 

@@ -1,4 +1,4 @@
-"""`score`, `export` and `check-data` on answer files: real ones where ../shared has them, and ways to be wrong."""
+"""`score`, `export` and `check-data` on answer files: real ones, and ways to be wrong."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from golden_cases import sample
 from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2, write_lines
 
 from llava_consensus import cli
-from llava_consensus.benchmarks import BENCHMARKS, get
+from llava_consensus.benchmarks import BENCHMARKS, make
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.loop import run
 
@@ -20,13 +20,13 @@ from llava_consensus.runs.loop import run
 def data(tmp_path: Path) -> Path:
     """The benchmarks without a judge, tiny, in one folder."""
     folder = tmp_path / "data"
-    for make in (make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2):
-        make(folder)
+    for make_tiny in (make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2):
+        make_tiny(folder)
     return folder
 
 
 def answer_file(path: Path, name: str, data: Path, text: str = "A") -> Path:
-    questions = get(name).load(data)
+    questions = make(name).load(data)
     rows: list[dict[str, Any]] = []
     for one in questions:
         rows.append({"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text})
@@ -176,7 +176,7 @@ def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(
     model = make_model(tmp_path / "model")
 
     def of(**choices: str) -> Any:
-        asked = config(data, model, benchmark=get("vqav2", choices))
+        asked = config(data, model, benchmark=make("vqav2", **choices))
         return run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
 
     first, older, back, whole = of(), of(rules="2017"), of(), of(split="test")

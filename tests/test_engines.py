@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, Loader, config, make_place
+from fakes import Fake, FakeHost, Loader, config, make_place
 
+from llava_consensus.benchmarks import Question
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.files import read_lines
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs import loop
@@ -105,11 +107,13 @@ def test_two_workers_one_killed_give_the_bytes_of_one_process(engine: str, data:
     marker = tmp_path / "killed"
     together = go(data, tmp_path / "together", 2, Loader(marker), engine)
     assert marker.exists() and together.asked == 40
-    assert content(together) == content(alone) and len(together.metrics["report"]["extracted"]) == 35
+    assert content(together) == content(alone) and len(read_lines(together.path / "scores.jsonl", ("correct",))) == 35
     assert {key: together.metrics[key] for key in ("score", "tokens", "errors")} == {
         key: alone.metrics[key] for key in ("score", "tokens", "errors")
     }
-    assert sorted(path.name for path in together.path.iterdir()) == sorted([*FILES, "metrics.json", "lock"])
+    assert sorted(path.name for path in together.path.iterdir()) == sorted(
+        [*FILES, "scores.jsonl", "metrics.json", "lock"]
+    )
 
 
 def _slowly(data: Path, out: Path) -> None:
@@ -181,8 +185,13 @@ def test_sweep_checks_first_loads_once_and_goes_on_past_a_failure(data: Path, tm
 
 def test_a_sweep_reads_the_questions_of_a_benchmark_once(data: Path) -> None:
     reads: list[Path] = []
-    read = FAKE.load
-    counted = replace(FAKE, load=lambda place: reads.append(place) or read(place))
+
+    class Counted(Fake):
+        def load(self, data: Path) -> list[Question]:
+            reads.append(data)
+            return super().load(data)
+
+    counted = Counted()
     full = config(data, data / "model", method="full", benchmark=counted)
     grid = cells([full], [make("consensusdrop"), make("random")], [Budget(64), Budget(32)])
     assert len(grid) == 5 and reads == [data]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from test_table import store
+from run_folders import store
 
 from llava_consensus.errors import DataError, MissingDependency
 from llava_consensus.report import figures
-from llava_consensus.report.table import Section, made, read_rows
+from llava_consensus.report.table import Section, in_sections, read_rows
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def sections(tmp_path: Path) -> list[Section]:
             for tokens in (32, 64):
                 right = min(9, place + tokens // 32)
                 store(out, [1] * right + [0] * (10 - right), method=method, tokens=tokens, benchmark=name)
-    return made(read_rows(out))
+    return in_sections(read_rows(out))
 
 
 def test_pictures_are_drawn(sections: list[Section], tmp_path: Path) -> None:

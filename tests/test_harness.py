@@ -17,6 +17,7 @@ import pytest
 from fakes import FakeHost, config, make_model, make_place
 
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
+from llava_consensus.files import read_answers, read_lines
 from llava_consensus.methods import make
 from llava_consensus.runs import loop
 from llava_consensus.runs.configuration import prepare
@@ -24,7 +25,7 @@ from llava_consensus.runs.encodings import EncodingCache
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.loop import Interrupted, RunResult
 from llava_consensus.runs.pictures import open_image
-from llava_consensus.runs.store import open_run, read_answers, run_name
+from llava_consensus.runs.store import open_run, run_name
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
@@ -103,6 +104,22 @@ def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path)
     assert steady(again.metrics) == steady(first.metrics)
 
 
+def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    path = first.path / "scores.jsonl"
+    scores = read_lines(path, ("index", "correct"))
+    assert len(scores) == 20 and "extracted" not in first.metrics["report"]
+    assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
+    path.unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+    old = {**first.metrics, "report": {**first.metrics["report"], "extracted": scores}}  # as it was written before
+    (first.path / "metrics.json").write_text(json.dumps(old))
+    path.unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+
+
 def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
     results = [go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99)]
     assert len({result.path.name for result in results}) == 1
@@ -178,7 +195,7 @@ def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path
     assert [one["index"] for one in errors] == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
     assert list(errors[0]) == ["index", "question_id", "image", "error"] and errors[0]["image"] == "1.png"
     assert result.metrics["errors"] == 10 and result.metrics["answered"] == 10 and host.encoded == [0, 2]
-    assert len(result.metrics["report"]["extracted"]) == 10, "an error is not a wrong answer"
+    assert len(read_lines(result.path / "scores.jsonl", ("correct",))) == 10, "an error is not a wrong answer"
     assert go(data, tmp_path).asked == 0
     (result.path / "errors.jsonl").unlink()
     assert go(data, tmp_path).asked == 10, "without errors.jsonl they are asked again"

@@ -21,8 +21,8 @@ from judged_data import make_mmvet, make_msvd
 pytest.importorskip("openai")
 
 from llava_consensus import cli
-from llava_consensus.cli import judge as command
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
+from llava_consensus.judge import summary
 from llava_consensus.judge.client import JudgeError
 from llava_consensus.judge.client import Server as Asked
 from llava_consensus.judge.cost import Cost, Prices
@@ -195,7 +195,7 @@ def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
     answers(wanted.answers, {})
     metrics = judge(wanted)
     assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
-    assert good.total == 0 and next(iter(command._summary(metrics))) == "mmvet: total none, 0 of 5 questions graded"
+    assert good.total == 0 and next(summary.lines(metrics)) == "mmvet: total none, 0 of 5 questions graded"
 
 
 # A server that misbehaves

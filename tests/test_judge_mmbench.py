@@ -1,7 +1,4 @@
-"""MMBench with a judge: who is asked about what, and the official result of every recorded group.
-
-Golden groups lie in ../shared/data/scorers (not part of the repository); without them that test is skipped.
-"""
+"""MMBench with a judge: who is asked about what, and the official result of every recorded group."""
 
 import json
 from pathlib import Path
@@ -13,10 +10,9 @@ from judge_server import Act, Server
 from tiny_data import make_mmbench
 
 from llava_consensus import benchmarks, cli
-from llava_consensus.judge import prompts
+from llava_consensus.judge import graders, prompts
 from llava_consensus.judge.client import Server as Asked
 from llava_consensus.judge.grading import Grading, JudgeConfig
-from llava_consensus.judge.mmbench import MMBench
 from llava_consensus.judge.store import Reply
 
 COLUMNS = ("index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "split")
@@ -35,7 +31,8 @@ def write(data: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_groups_equal_the_official_ones(tmp_path: Path) -> None:
     matching = json.loads(sample("judge_prompts.json").read_text())["mmbench_option_matching"]
-    panel, prompt = MMBench("mmbench"), prompts.own(prompts.MMBENCH)
+    grader = graders.get("mmbench")
+    prompt = grader.prompt()
     config = JudgeConfig("mmbench", Path(), tmp_path, Asked("judge", "http://127.0.0.1:1/v1"))
     judged = 0
 
@@ -45,19 +42,20 @@ def test_groups_equal_the_official_ones(tmp_path: Path) -> None:
         records = write(tmp_path, inputs["rows"])
         if inputs["exact_matching"]:
             return (
-                panel.without(benchmarks.get("mmbench").score(records, tmp_path))["by_rules"] == 100 * expected["hit"]
+                grader.unjudged(benchmarks.make("mmbench").score(records, tmp_path))["by_rules"]
+                == 100 * expected["hit"]
             )
-        samples, _ = panel.samples(records, tmp_path)
+        samples, _ = grader.samples(records, tmp_path)
         replies, verdicts, asked = list(inputs["judge_replies"]), {}, []
         for one in sorted(samples, key=lambda one: int(one.key)):
-            grading = Grading(panel, prompt, one, 0, config)
+            grading = Grading(grader, prompt, one, 0, config)
             while grading.outcome is None:
                 asked.append(one)
                 text = replies.pop(0) if replies else "Z"
                 grading.hear(Reply(text, False, "judge", 1, 1, False))
             verdicts[one.key] = [grading.verdict]
         judged += bool(asked)
-        hit = panel.report(samples, verdicts, tmp_path, 1)["accuracy"]  # type: ignore[arg-type]
+        hit = grader.report(samples, verdicts, tmp_path, 1)["accuracy"]  # type: ignore[arg-type]
         texts = []
         for one in asked[: len(expected["judge_prompts"])]:
             text = str(matching["chinese" if prompts.CHINESE.search(one.fields["question"]) else "english"])

@@ -1,7 +1,4 @@
-"""The judge's prompts: read out of a script without executing it, equal to the official ones, or in our own words.
-
-The official texts lie in ../shared/data (not part of the repository); tests on them are skipped where that is absent.
-"""
+"""The judge's prompts: read out of a script without executing it, equal to the official ones, or in our own words."""
 
 import json
 from pathlib import Path
@@ -11,8 +8,10 @@ import pytest
 from golden_cases import golden, sample
 
 from llava_consensus.errors import DataError
-from llava_consensus.judge import prompts
-from llava_consensus.judge.prompts import MM_VET, MMBENCH, VIDEO_QA
+from llava_consensus.judge import graders
+from llava_consensus.judge.grader import Grader
+
+MM_VET, VIDEO_QA, MMBENCH = (graders.get(name) for name in ("mmvet", "msvd", "mmbench"))
 
 FIELDS = {"question": "{ground_truth}", "answer": "it's %s", "options": "A. b\n", "prediction": 'two\nlines "quoted"'}
 
@@ -50,13 +49,13 @@ def mmbench_script(english: str, chinese: str) -> str:
 def test_a_script_is_read_and_not_executed(tmp_path: Path) -> None:
     path = tmp_path / "evaluator.py"
     path.write_text(mm_vet_script("A table of {things}\n---\n", "\nAgain: "))
-    prompt = prompts.from_script(path, MM_VET)
+    prompt = MM_VET.prompt(path)
     text = 'A table of {things}\n---\n\n{ground_truth} | it\'s %s | two\nlines "quoted" | '
     assert prompt.fill(FIELDS) == [{"role": "user", "content": text}]
     assert prompt.fill(FIELDS, again=True) == [{"role": "user", "content": text + "\nAgain: "}]
     assert prompt.describe() == {"origin": "evaluator.py", "sha256": prompt.sha256, "official": None}
     path.write_text(video_script("Be {strict}.", "Q: {question}\nA: {answer}\nP: {prediction}\nSay {'pred': 1}."))
-    messages = prompts.from_script(path, VIDEO_QA).fill(FIELDS)
+    messages = VIDEO_QA.prompt(path).fill(FIELDS)
     assert messages[0] == {"role": "system", "content": "Be {strict}."}
     expected = "Q: {ground_truth}\nA: it's %s\nP: two\nlines \"quoted\"\nSay {'pred': 1}."
     assert messages[1] == {"role": "user", "content": expected}
@@ -66,12 +65,12 @@ def test_official_prompts_are_known_by_their_hash(tmp_path: Path) -> None:
     texts = json.loads(sample("judge_prompts.json").read_text())
     path = tmp_path / "script.py"
     path.write_text(mm_vet_script(texts["mm_vet"]["few_shot_table"], texts["mm_vet"]["retry_suffix"]))
-    prompt = prompts.from_script(path, MM_VET)
+    prompt = MM_VET.prompt(path)
     assert prompt.describe()["official"] == "MM-Vet at acde843"
     slots = {"question": "{question}", "answer": "{ground_truth}", "prediction": "{prediction}"}
     assert prompt.fill(slots)[0]["content"] == texts["mm_vet"]["user_message_template"]
     path.write_text(video_script(*(one["content"] for one in texts["video_qa"]["messages"])))
-    prompt = prompts.from_script(path, VIDEO_QA)
+    prompt = VIDEO_QA.prompt(path)
     assert prompt.describe()["official"] == "Video-LLaVA at 984e65b"
     cases = [case for case in golden("video_qa") if case["inputs"]["kind"] == "request"]
     for case in cases:
@@ -88,7 +87,7 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
         matching = {name: str(text).replace(f"{{{slot}}}", "{}") for name, text in matching.items()}
     path = tmp_path / "multiple_choice.py"
     path.write_text(mmbench_script(matching["english"], matching["chinese"]))
-    prompt = prompts.from_script(path, MMBENCH)
+    prompt = MMBENCH.prompt(path)
     assert prompt.describe()["official"] == "VLMEvalKit at e4e0263"
     fields = {"question": "Which", "options": "A. {}\n", "prediction": "%s"}
     for question, language in (("Which", "english"), ("哪个", "chinese")):
@@ -96,7 +95,7 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
         assert prompt.fill(fields)[0]["content"] == matching[language].format(*fields.values())
 
 
-@pytest.mark.parametrize("kind", [MM_VET, VIDEO_QA, MMBENCH])
+@pytest.mark.parametrize("grader", [MM_VET, VIDEO_QA, MMBENCH])
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -112,18 +111,18 @@ def test_options_are_matched_in_the_language_of_the_question(tmp_path: Path) -> 
         ("def build_prompt(): return '{} {}'\ndef build_prompt_cn(): return '{} {} {}'", "no such prompt"),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, kind: str, content: str | None, words: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, grader: Grader, content: str | None, words: str) -> None:
     path = tmp_path / "script.py"
     if content is not None:
         path.write_text(content)
     with pytest.raises(DataError, match=words) as caught:
-        prompts.from_script(path, kind)
+        grader.prompt(path)
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "third"), [(MM_VET, "answer"), (VIDEO_QA, "answer"), (MMBENCH, "options")])
-def test_our_own_words_have_every_slot_once(kind: str, third: str) -> None:
-    prompt = prompts.own(kind)
+@pytest.mark.parametrize(("grader", "third"), [(MM_VET, "answer"), (VIDEO_QA, "answer"), (MMBENCH, "options")])
+def test_our_own_words_have_every_slot_once(grader: Grader, third: str) -> None:
+    prompt = grader.prompt()
     for messages in filter(None, (prompt.messages, prompt.chinese)):
         slots = [piece for _, pieces in messages for piece in pieces[1::2]]
         assert sorted(slots) == sorted(["prediction", "question", third])
@@ -136,12 +135,12 @@ def test_our_own_words_are_not_the_official_ones() -> None:
     texts = json.loads(sample("judge_prompts.json").read_text())
     official = texts["mm_vet"]["few_shot_table"] + " ".join(one["content"] for one in texts["video_qa"]["messages"])
     official += texts["mmbench_option_matching"]["english"]
-    for kind in (MM_VET, VIDEO_QA, MMBENCH):
-        ours = " ".join(one["content"] for one in prompts.own(kind).fill({**FIELDS, "answer": ""})).split()
+    for grader in (MM_VET, VIDEO_QA, MMBENCH):
+        ours = " ".join(one["content"] for one in grader.prompt().fill({**FIELDS, "answer": ""})).split()
         runs = (" ".join(ours[at : at + 8]) for at in range(len(ours) - 7))
         assert [run for run in runs if run in official] == []
 
 
 def test_half_characters_are_replaced() -> None:
-    filled = prompts.own(VIDEO_QA).fill({**FIELDS, "prediction": "a\ud83d"})
+    filled = VIDEO_QA.prompt().fill({**FIELDS, "prediction": "a\ud83d"})
     assert "Answer of the model: a?" in filled[1]["content"]

@@ -1,7 +1,6 @@
 """Scorers of judged benchmarks against the official ones, and matches that need no judge.
 
-Golden cases lie in ../shared/data/scorers (not part of the repository); without them those tests are skipped and the
-small cases here still run. `pytest tests/test_judge_scorers.py -rP` prints how many cases were compared.
+The cases are in tests/data/scorers. `pytest tests/test_judge_scorers.py -rP` prints how many cases were compared.
 """
 
 import csv
@@ -15,14 +14,17 @@ from golden_cases import compare, golden, sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llava_consensus.judge import graders
+from llava_consensus.judge.grader import Heard, Outcome, Sample, Turn
 from llava_consensus.scorers import match, mm_vet, video_qa
 
+GRADER = graders.get("mmvet")
 LIMIT, BROKEN = "<<RATE LIMIT>>", "<<OTHER ERROR>>"
 
 
-def dialogue(replies: list[str | None]) -> tuple[mm_vet.Grade | None, list[mm_vet.Turn]]:
+def dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
     """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
-    grading, turns = mm_vet.grading(), []
+    grading, turns = GRADER.dialogue(Sample(0, "v1_0", {})), []
     turn, limited, at = next(grading), False, 0
     while True:
         turns.append(turn)
@@ -34,7 +36,7 @@ def dialogue(replies: list[str | None]) -> tuple[mm_vet.Grade | None, list[mm_ve
             limited = True
             continue
         try:
-            turn, limited = grading.send(mm_vet.Heard(reply, limited)), False
+            turn, limited = grading.send(Heard(reply, limited)), False
         except StopIteration as end:
             return end.value, turns
 
@@ -51,9 +53,8 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     text = texts["few_shot_table"] + "\n" + " | ".join([*cells.values(), ""])
     calls = [
         {
-            "model": mm_vet.JUDGE,
-            "max_tokens": mm_vet.MAX_TOKENS,
-            "temperature": turn.temperature,
+            "model": GRADER.official_judge,
+            **turn.options,
             "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
         }
         for turn in turns
@@ -63,7 +64,7 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     if grade is None:
         return True
     theirs = official["grade"]
-    return [grade.content] == theirs["content"] and same_number(grade.score, theirs["score"][0])
+    return [grade.content] == theirs["content"] and same_number(grade.value, theirs["score"][0])
 
 
 def check_run(inputs: dict[str, Any], official: Any) -> bool:
@@ -77,7 +78,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
             if len(grades.get(key, [])) <= run:
                 grade, _ = dialogue([next(replies)])
                 assert grade is not None
-                grades.setdefault(key, []).append(grade.score)
+                grades.setdefault(key, []).append(grade.value)
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
     ours = mm_vet.evaluate(capabilities, grades, inputs["num_run"], decimals)
@@ -175,8 +176,8 @@ def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
 
 def test_mm_vet_gives_up_after_six_replies() -> None:
     grade, turns = dialogue(["no"])
-    assert grade == mm_vet.Grade(0.0, "no", read=False)
-    assert [turn.temperature for turn in turns] == [0.0, 0.0, 0.5, 1.0, 1.5, 2.0]
+    assert grade == Outcome(0.0, "no", read=False)
+    assert [turn.options["temperature"] for turn in turns] == [0.0, 0.0, 0.5, 1.0, 1.5, 2.0]
     assert [turn.again for turn in turns] == [False, True, True, True, True, True]
 
 

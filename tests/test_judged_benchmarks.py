@@ -12,7 +12,7 @@ import pytest
 from golden_cases import sample
 from judged_data import VIDEO, make_mmvet, make_msvd
 
-from llava_consensus.benchmarks import get, video_qa
+from llava_consensus.benchmarks import make, video_qa
 from llava_consensus.benchmarks.judged import agreement
 from llava_consensus.errors import DataError
 
@@ -32,7 +32,7 @@ def msvd(tmp_path: Path) -> Path:
 def answers_to(name: str, data: Path, texts: dict[int, str] | None = None) -> Rows:
     return [
         {"question_id": one.question_id, "prompt": one.text, "text": (texts or {}).get(one.index, "dog")}
-        for one in get(name).load(data)
+        for one in make(name).load(data)
     ]
 
 
@@ -43,11 +43,11 @@ def change(path: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def test_judged_sets_are_asked_as_the_official_ones() -> None:
-    sets = [get(name) for name in ("tgif", "msvd", "msrvtt")]
-    assert [(one.frames, one.conversation, one.max_new_tokens) for one in sets] == [(8, "llava_v1", 1024)] * 3
+    sets = [make(name) for name in ("tgif", "msvd", "msrvtt")]
+    assert [(one.frames, one.max_new_tokens) for one in sets] == [(8, 1024)] * 3
     assert [one.images for one in sets] == ["mp4", "videos", "videos/all"]
-    mmvet = get("mmvet")
-    assert (mmvet.frames, mmvet.conversation, mmvet.max_new_tokens, mmvet.paper) == (0, "vicuna_v1", 1024, 31.1)
+    mmvet = make("mmvet")
+    assert (mmvet.frames, mmvet.max_new_tokens, mmvet.paper) == (0, 1024, 31.1)
     assert all(one.licence and one.export for one in (mmvet, *sets))
 
 
@@ -55,21 +55,21 @@ def test_judged_sets_are_asked_as_the_official_ones() -> None:
 
 
 def test_mmvet_questions_and_matches(mmvet: Path) -> None:
-    questions = get("mmvet").load(mmvet)
+    questions = make("mmvet").load(mmvet)
     assert [(one.text, one.images) for one in questions][1] == ("Which animal?", ("v1_1.png",))
     answers = answers_to("mmvet", mmvet, {0: "-5 and -1", 2: "to the left of it", 3: "STOP."})
-    report = get("mmvet").score(answers[::-1], mmvet)
+    report = make("mmvet").score(answers[::-1], mmvet)
     assert report["total"] is None and report["judge"] is None and report["complete"]
     assert report["exact"] == pytest.approx(40) and report["contains"] == pytest.approx(80)
     assert report["extracted"][3] == {"index": 3, "extracted": "stop", "exact": True, "correct": True}
     assert json.loads(json.dumps(report)) == report
-    nothing = get("mmvet").score([], mmvet)
+    nothing = make("mmvet").score([], mmvet)
     assert nothing["exact"] is None and nothing["contains"] is None and nothing["counts"]["missing"] == 5
 
 
 def test_mmvet_export_is_the_official_file(mmvet: Path, tmp_path: Path) -> None:
     answers = answers_to("mmvet", mmvet, {4: "é\n"})[:0:-1]
-    export, target = get("mmvet").export, tmp_path / "model.json"
+    export, target = make("mmvet").export, tmp_path / "model.json"
     assert export is not None
     counts = export([*answers, answers[0], {"question_id": 77, "text": "?"}], mmvet, target)
     assert counts == {"answers": 6, "missing": [0], "duplicate": [4], "unknown": [77], "written": 4}
@@ -90,7 +90,7 @@ def test_mmvet_export_is_the_official_file(mmvet: Path, tmp_path: Path) -> None:
 def test_mmvet_gold_of_another_kind_is_refused(mmvet: Path, edit: Any, words: str) -> None:
     change(mmvet / "eval/mm-vet/mm-vet.json", edit)
     with pytest.raises(DataError, match=words) as caught:
-        get("mmvet").score([], mmvet)
+        make("mmvet").score([], mmvet)
     assert "mm-vet.json" in str(caught.value)
 
 
@@ -101,7 +101,7 @@ def test_real_mmvet_questions_join_their_capabilities(tmp_path: Path) -> None:
     known = json.loads((sample("mm_vet") / "capabilities.json").read_text())
     gold = {key: {"question": "", "answer": "yes", "capability": one} for key, one in known.items()}
     (folder / "mm-vet.json").write_text(json.dumps(gold))
-    report = get("mmvet").score(answers_to("mmvet", tmp_path, {3: "Yes."}), tmp_path)
+    report = make("mmvet").score(answers_to("mmvet", tmp_path, {3: "Yes."}), tmp_path)
     assert report["counts"] == {"asked": 218, "answered": 218, "missing": 0, "duplicate": 0, "unknown": 0}
     assert report["exact"] == pytest.approx(100 / 218)
 
@@ -110,43 +110,43 @@ def test_real_mmvet_questions_join_their_capabilities(tmp_path: Path) -> None:
 
 
 def test_videos_are_found_by_name(msvd: Path) -> None:
-    questions = get("msvd").load(msvd)
+    questions = make("msvd").load(msvd)
     assert [one.images[0] for one in questions[:3]] == ["clip0.avi", "clip1.mkv", "clip2.mp4"]
     assert questions[4].question_id == "v_clip1_4" and questions[4].text == "what does number 4 do?"
 
 
 def test_video_matches_and_export(msvd: Path, tmp_path: Path) -> None:
     answers = answers_to("msvd", msvd, {1: "Act 1.", 5: "they act 5 times", 2: "act 22"})[::-1]
-    report = get("msvd").score(answers, msvd)
+    report = make("msvd").score(answers, msvd)
     assert report["accuracy"] is None and report["average_score"] is None and report["complete"]
     assert report["exact"] == pytest.approx(100 / 6) and report["contains"] == pytest.approx(200 / 6)
-    export, target = get("msvd").export, tmp_path / "merge.jsonl"
+    export, target = make("msvd").export, tmp_path / "merge.jsonl"
     assert export is not None
     found = export(answers[:4], msvd, target)
     assert found["missing"] == ["v_clip0_0", "v_clip1_1"] and found["written"] == 4 and not found["unknown"]
     first = {"id": "v_clip2_2", "question": "what does number 2 do?", "answer": "act 2", "pred": "act 22"}
     assert target.read_text().split("\n")[0] == json.dumps(first)
-    again = get("msvd").score(video_qa.read_predictions(target), msvd)
+    again = make("msvd").score(video_qa.read_predictions(target), msvd)
     assert again["counts"]["answered"] == 4 and not again["complete"]
 
 
 def test_the_first_thousand_are_asked_and_complete(tmp_path: Path) -> None:
     data = make_msvd(tmp_path, 1003)
-    assert len(get("msvd").load(data)) == 1000
-    everything = get("msvd", {"questions": "all"})
+    assert len(make("msvd").load(data)) == 1000
+    everything = make("msvd", questions="all")
     assert len(everything.load(data)) == 1003 and everything.asking == {"questions": "all"}
-    assert (get("msvd").count, everything.count, get("tgif", {"questions": "all"}).count) == (1000, 13157, 13691)
+    assert (make("msvd").count, everything.count, make("tgif", questions="all").count) == (1000, 13157, 13691)
     answers = answers_to("msvd", data)
-    report = get("msvd").score(answers, data)
+    report = make("msvd").score(answers, data)
     assert report["complete"] and report["counts"]["asked"] == 1000
-    assert get("msvd").score(answers[:-1], data)["counts"]["missing"] == 1
+    assert make("msvd").score(answers[:-1], data)["counts"]["missing"] == 1
     later = [{"question_id": "v_clip0_1002", "text": "act 1002"}]
-    report = get("msvd").score(answers + later, data)
+    report = make("msvd").score(answers + later, data)
     assert report["counts"]["asked"] == 1003 and report["counts"]["missing"] == 2
 
 
 def test_predictions_of_several_chunks_are_refused(msvd: Path, tmp_path: Path) -> None:
-    export, target = get("msvd").export, tmp_path / "merge.jsonl"
+    export, target = make("msvd").export, tmp_path / "merge.jsonl"
     assert export is not None
     export(answers_to("msvd", msvd), msvd, target)
     rows = [json.loads(line) for line in target.read_text().splitlines()]
@@ -154,7 +154,7 @@ def test_predictions_of_several_chunks_are_refused(msvd: Path, tmp_path: Path) -
         row["answer"] = other["answer"]
     target.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match=r"'v_clip0_3' was paired with the answer 'act 0'.*several chunks"):
-        get("msvd").score(video_qa.read_predictions(target), msvd)
+        make("msvd").score(video_qa.read_predictions(target), msvd)
 
 
 @pytest.mark.parametrize(
@@ -171,21 +171,21 @@ def test_predictions_of_several_chunks_are_refused(msvd: Path, tmp_path: Path) -
 def test_video_files_that_disagree_are_refused(msvd: Path, file: str, edit: Any, words: str) -> None:
     change(msvd / VIDEO / file, edit)
     with pytest.raises(DataError, match=words) as caught:
-        get("msvd").score([], msvd)
+        make("msvd").score([], msvd)
     assert file in str(caught.value)
 
 
 def test_answers_without_ids_are_taken_by_position(msvd: Path) -> None:
     change(msvd / VIDEO / "test_a.json", lambda rows: [{"answer": one["answer"]} for one in rows])
-    assert get("msvd").score(answers_to("msvd", msvd, {0: "act 0"}), msvd)["exact"] == pytest.approx(100 / 6)
+    assert make("msvd").score(answers_to("msvd", msvd, {0: "act 0"}), msvd)["exact"] == pytest.approx(100 / 6)
 
 
 def test_the_real_layout_is_read(tmp_path: Path) -> None:
     source, folder = sample("video_qa") / "video_llava_layout_example", tmp_path / VIDEO
     folder.parent.mkdir(parents=True)
     folder.symlink_to(source)
-    answers = answers_to("msvd", tmp_path, {1: "rifle"})
-    report = get("msvd").score(answers, tmp_path)
+    answers = answers_to("msvd", tmp_path, {1: "guitar"})
+    report = make("msvd").score(answers, tmp_path)
     assert report["counts"]["asked"] == 5 and report["complete"] and report["exact"] == pytest.approx(20)
 
 
@@ -200,11 +200,11 @@ def test_damaged_prediction_files_name_the_line(tmp_path: Path, line: str) -> No
 @pytest.mark.parametrize("name", ["mmvet", "msvd"])
 def test_missing_files_are_named_with_their_source(name: str, request: pytest.FixtureRequest) -> None:
     data = request.getfixturevalue(name)
-    for file in get(name).files:
-        (data / "eval" / get(name).folder / file.path).unlink()
+    for file in make(name).files:
+        (data / "eval" / make(name).folder / file.path).unlink()
     with pytest.raises(DataError) as caught:
-        get(name).load(data)
-    assert all(file.path in str(caught.value) and file.source in str(caught.value) for file in get(name).files)
+        make(name).load(data)
+    assert all(file.path in str(caught.value) and file.source in str(caught.value) for file in make(name).files)
 
 
 def test_agreement_is_by_question() -> None:

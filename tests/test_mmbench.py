@@ -11,7 +11,7 @@ from fakes import FakeHost, config, make_model
 from golden_cases import golden, sample
 from tiny_data import make_mmbench
 
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.loop import run
@@ -33,11 +33,11 @@ def answers(texts: dict[int, str]) -> list[dict[str, Any]]:
 
 
 def test_asked_as_llava_does(data: Path) -> None:
-    first, *_, last = get("mmbench").load(data)
+    first, *_, last = make("mmbench").load(data)
     assert first.prompt == "What is it?\nA. cat\nB. dog\nC. bird" and first.question_id == 5
     assert first.text == f"{first.prompt}\nAnswer with the option's letter from the given choices directly."
     assert last.prompt == "提示\n图中？\nA. 狗\nB. 猫" and last.question_id == 1000006
-    assert get("mmbench_cn").load(data)[-1].text == f"{last.prompt}\n请直接回答选项字母。"
+    assert make("mmbench_cn").load(data)[-1].text == f"{last.prompt}\n请直接回答选项字母。"
 
 
 def test_options_end_where_llavas_script_ends_them(data: Path) -> None:
@@ -47,7 +47,7 @@ def test_options_end_where_llavas_script_ends_them(data: Path) -> None:
 
     text = table(data).read_text().replace("\tdog\tbird", "\tNone\tbird").replace("\tbird\tcat", "\tN/A\tcat")
     table(data).write_text(text)
-    for question, (_, row) in zip(get("mmbench").load(data), pandas.read_table(table(data)).iterrows(), strict=True):
+    for question, (_, row) in zip(make("mmbench").load(data), pandas.read_table(table(data)).iterrows(), strict=True):
         options = official.get_options(row, official.all_options)
         lines = (question.prompt or "").split("\n")
         shown = lines[len(lines) - len(options) :]
@@ -56,16 +56,16 @@ def test_options_end_where_llavas_script_ends_them(data: Path) -> None:
 
 
 def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) -> None:
-    questions = get("mmbench").load(data)
+    questions = make("mmbench").load(data)
     assert [one.images for one in questions] == [("5",)] * 3 + [("6",)] * 2
     host = FakeHost()
-    asked = config(data, make_model(tmp_path / "model"), benchmark=get("mmbench"))
+    asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
     result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: host)
     assert sorted(host.encoded) == [0, 255] and result.metrics["answered"] == 5
     assert "choices" not in json.loads((result.path / "config.json").read_text())
     recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
     assert recorded["prompt"] == questions[0].prompt
-    read = get("mmbench").picture
+    read = make("mmbench").picture
     assert read is not None
     with pytest.raises(ImageError, match="no picture named '7'"):
         read(data, "7")
@@ -78,7 +78,7 @@ def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_pat
         cells[9] = "x" * 101
         lines[number] = "\t".join(cells)
     table(data).write_text("\n".join(lines))
-    asked = config(data, make_model(tmp_path / "model"), benchmark=get("mmbench"))
+    asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
     result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
     assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
 
@@ -89,24 +89,24 @@ def test_a_short_picture_names_the_row_that_has_it(data: Path) -> None:
     cells[9] = "6"
     lines[2] = "\t".join(cells)
     table(data).write_text("\n".join(lines))
-    names = [one.images[0] for one in get("mmbench").load(data)]
+    names = [one.images[0] for one in make("mmbench").load(data)]
     assert names == ["5", "1000005", "5", "1000005", "1000005"]  # the first row that has it
 
 
 def test_circular_accuracy(data: Path) -> None:
-    report = get("mmbench").score(answers(RIGHT), data)
+    report = make("mmbench").score(answers(RIGHT), data)
     assert report["accuracy"] == report["single"] == 100.0 and (report["questions"], report["whole"]) == (2, 2)
     assert report["splits"] == [{"split": "dev", "Overall": 1.0, "CP": 1.0, "LR": 1.0, "action": 1.0, "ocr": 1.0}]
-    one_wrong = get("mmbench").score(answers({**RIGHT, 2000005: "It is a dog"}), data)
+    one_wrong = make("mmbench").score(answers({**RIGHT, 2000005: "It is a dog"}), data)
     assert one_wrong["accuracy"] == 50.0 and one_wrong["single"] == 80.0
     assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False, "unit": 5}
-    unread = get("mmbench").score(answers({**RIGHT, 6: "?"}), data)
+    unread = make("mmbench").score(answers({**RIGHT, 6: "?"}), data)
     assert unread["accuracy"] == 50.0 and unread["undecided"] == 1 and "v0.2" in unread["rules"]
-    part = get("mmbench").score(answers({5: "A", 6: "A", 1000006: "B"}), data)
+    part = make("mmbench").score(answers({5: "A", 6: "A", 1000006: "B"}), data)
     assert (part["accuracy"], part["questions"], part["whole"], part["complete"]) == (100.0, 2, 1, False)
-    nothing = get("mmbench").score([], data)
+    nothing = make("mmbench").score([], data)
     assert nothing["accuracy"] is None and json.loads(json.dumps(nothing)) == nothing
-    chinese = get("mmbench_cn").score(answers(RIGHT), data)
+    chinese = make("mmbench_cn").score(answers(RIGHT), data)
     assert chinese["benchmark"] == "mmbench_cn" and chinese["accuracy"] == 100.0
 
 
@@ -114,7 +114,7 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
     lines = [line.split("\t") for line in table(data).read_text().splitlines()]
     test = table(data).with_name("mmbench_test_20230712.tsv")
     test.write_text("\n".join("\t".join(cells[:7] + cells[8:]) for cells in lines))
-    benchmark = get("mmbench", {"split": "test"})
+    benchmark = make("mmbench", split="test")
     report = benchmark.score(answers(RIGHT), data)
     assert report["accuracy"] is None and report["complete"] and report["split"] == "test"
     assert report["extracted"][0] == {"index": 0, "extracted": "A"}
@@ -123,7 +123,7 @@ def test_without_published_answers_there_is_no_score(data: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mmbench", "mmbench_cn"])
 def test_sheet_opened_again_column_by_column(data: Path, tmp_path: Path, name: str) -> None:
-    export = get(name).export
+    export = make(name).export
     assert export
     found = export(answers({5: "A", 6: "C. 鸟", 99: "?"}) + answers({5: "B"}), data, tmp_path / "o.xlsx")
     assert found == {"answers": 4, "written": 5, "duplicate": [5], "unknown": [99]} | {
@@ -142,7 +142,7 @@ def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
     path = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
     path.parent.mkdir(parents=True)
     path.write_text(case["inputs"]["tsv"])
-    export = get("mmbench").export
+    export = make("mmbench").export
     assert export
     export(case["inputs"]["results"], tmp_path, tmp_path / "o.xlsx")
     sheet = pandas.read_excel(tmp_path / "o.xlsx")
@@ -166,11 +166,11 @@ def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
 def test_damaged_tables_are_named(data: Path, damage: Any, words: str) -> None:
     table(data).write_text(damage(table(data).read_text()))
     with pytest.raises(DataError, match=words):
-        get("mmbench").load(data)
+        make("mmbench").load(data)
 
 
 def test_what_no_sheet_can_hold_is_said(data: Path, tmp_path: Path) -> None:
-    export = get("mmbench").export
+    export = make("mmbench").export
     assert export
     with pytest.raises(DataError, match="control character"):
         export(answers({5: "A\x01"}), data, tmp_path / "o.xlsx")
@@ -189,4 +189,4 @@ def test_prompts_of_llavas_own_answers(tmp_path: Path) -> None:
     target.parent.mkdir(parents=True)
     pandas.DataFrame(rows).to_csv(target, sep="\t", index=False)
     recorded = [json.loads(line)["prompt"] for line in path.open()]
-    assert [one.prompt for one in get("mmbench").load(tmp_path)] == recorded
+    assert [one.prompt for one in make("mmbench").load(tmp_path)] == recorded

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from llava_consensus.report.overlay import contact_sheet, overlay, tally
+from llava_consensus.report.overlay import contact_sheet, overlay
 
 GRAY = 160
 
@@ -75,10 +75,6 @@ def test_any_shape_works(size: tuple[int, int], grid: tuple[int, int], seed: int
     owner[kept], owner[anchors] = np.arange(kept.size), kept.size + np.arange(anchors.size)
     picture = overlay(Image.new("RGB", size), kept, anchors, owner, grid)
     assert picture.mode == "RGB" and min(picture.size) >= 1 and max(picture.size) <= 1200
-
-
-def test_tally_counts_every_patch() -> None:
-    assert tally([1, 3], [0], [2, 0, 2, 1, 2, -1]) == "2 kept, 2 merged into 1 anchor, 1 dropped"
 
 
 def test_contact_sheet_lays_out_rows_and_wraps_captions() -> None:

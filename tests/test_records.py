@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llava_consensus.errors import BusyError, DataError
-from llava_consensus.files import write_json
-from llava_consensus.runs.store import ANSWER_KEYS, Run, open_run, read_answers, run_name
+from llava_consensus.files import read_answers, write_json
+from llava_consensus.runs.store import ANSWER_KEYS, Run, open_run, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)

@@ -1,7 +1,6 @@
 """Scorers against the official ones: cases they scored, their scripts in the installed llava package, real answers.
 
-Golden cases lie in ../shared/data/scorers (not part of the repository); without them those tests are skipped and the
-small cases here still run. `pytest tests/test_scorers.py -rP` prints how many cases were compared.
+The cases are in tests/data/scorers. `pytest tests/test_scorers.py -rP` prints how many cases were compared.
 """
 
 import importlib.util
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_data import make_pope, make_textvqa
 
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError
 from llava_consensus.scorers import gqa, mean, pope, vqa_text
 
@@ -91,7 +90,7 @@ def test_textvqa_golden_files_end_to_end(tmp_path: Path) -> None:
         (folder / "llava_textvqa_val_v051_ocr.jsonl").write_text("\n".join(map(json.dumps, asked)))
         (folder / "TextVQA_0.5.1_val.json").write_text(json.dumps({"data": inputs["annotations"]}))
         try:
-            report = get("textvqa").score(inputs["results"], tmp_path)
+            report = make("textvqa").score(inputs["results"], tmp_path)
         except DataError:
             return "raises" in official
         printed = f"Samples: {report['counts']['answered']}\nAccuracy: {report['accuracy']:.2f}%\n"
@@ -114,7 +113,7 @@ def test_real_answers_of_llava_13b_on_textvqa(tmp_path: Path) -> None:
     (folder / "llava_textvqa_val_v051_ocr.jsonl").symlink_to(source / "llava_textvqa_val_v051_ocr.jsonl")
     (folder / "TextVQA_0.5.1_val.json").symlink_to(source / "textvqa_val_v051_answers.json")
     records = [json.loads(line) for line in (source / "llava-v1.5-13b_answers.jsonl").open()]
-    report = get("textvqa").score(records, tmp_path)
+    report = make("textvqa").score(records, tmp_path)
     assert f"{report['accuracy']:.2f}" == "61.25" and report["complete"]
     assert report["counts"] == {"asked": 5000, "answered": 5000, "missing": 0, "duplicate": 0, "unknown": 0}
 
@@ -124,8 +123,8 @@ def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "llava_pope_test.jsonl").symlink_to(source / "llava_pope_test.jsonl")
     (folder / "coco").symlink_to(source / "labels")
-    records = [{"question_id": one.question_id, "text": "Yes"} for one in get("pope").load(tmp_path)]
-    report = get("pope").score(records, tmp_path)
+    records = [{"question_id": one.question_id, "text": "Yes"} for one in make("pope").load(tmp_path)]
+    report = make("pope").score(records, tmp_path)
     counts = {name: one["TP"] + one["FP"] for name, one in report["categories"].items()}
     assert counts == {"adversarial": 3000, "random": 2910, "popular": 3000}
     assert report["yes_ratio"] == 100 and report["complete"]
@@ -145,7 +144,7 @@ def official_script(name: str, *arguments: object) -> str:
 
 def test_official_pope_script_agrees(tmp_path: Path, pope_data: Path) -> None:
     texts = ("Yes", "No", "yes, there is", "No, there is not", "There is no dog.", "no", "", "NO", "not. yes")
-    questions = get("pope").load(pope_data)
+    questions = make("pope").load(pope_data)
     answers = [{"question_id": one.question_id, "text": texts[one.index % len(texts)]} for one in questions]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, answers)))
     folder = pope_data / "eval" / "pope"
@@ -155,7 +154,7 @@ def test_official_pope_script_agrees(tmp_path: Path, pope_data: Path) -> None:
         f"--question-file={folder / 'llava_pope_test.jsonl'}",
         f"--result-file={tmp_path / 'a.jsonl'}",
     )
-    report = get("pope").score(answers, pope_data)
+    report = make("pope").score(answers, pope_data)
     blocks = dict(re.findall(r"Category: (\w+),(.*?)={5}", out, re.DOTALL))
     assert set(blocks) == set(report["categories"]) == {"random", "popular", "adversarial"}
     for category, block in blocks.items():
@@ -169,7 +168,7 @@ def test_official_pope_script_agrees(tmp_path: Path, pope_data: Path) -> None:
 @pytest.mark.slow
 def test_official_textvqa_script_agrees(tmp_path: Path, textvqa_data: Path) -> None:
     texts = ("Dakota", "the 2", "none", "It's 1,000", "U.S.A.", "left/right")
-    questions = get("textvqa").load(textvqa_data)
+    questions = make("textvqa").load(textvqa_data)
     answers = [
         {"question_id": one.question_id, "prompt": one.text, "text": texts[one.index % len(texts)]} for one in questions
     ]
@@ -178,7 +177,7 @@ def test_official_textvqa_script_agrees(tmp_path: Path, textvqa_data: Path) -> N
     out = official_script(
         "eval_textvqa.py", f"--annotation-file={annotations}", f"--result-file={tmp_path / 'a.jsonl'}"
     )
-    report = get("textvqa").score(answers, textvqa_data)
+    report = make("textvqa").score(answers, textvqa_data)
     assert f"Samples: {len(answers)}\nAccuracy: {report['accuracy']:.2f}%\n" in out
     assert 0 < report["accuracy"] < 100
 

@@ -11,7 +11,7 @@ import pytest
 from golden_cases import sample
 from tiny_data import make_sqa, write_lines
 
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError
 
 SUFFIX = "\nAnswer with the option's letter from the given choices directly."
@@ -23,7 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def answers(data: Path, texts: str) -> list[dict[str, Any]]:
-    asked = get("sqa").load(data)
+    asked = make("sqa").load(data)
     return [
         {"question_id": one.question_id, "prompt": one.prompt, "text": text}
         for one, text in zip(asked, texts, strict=False)
@@ -31,26 +31,26 @@ def answers(data: Path, texts: str) -> list[dict[str, Any]]:
 
 
 def test_asked_as_llava_does(data: Path) -> None:
-    plain, picture, *_ = get("sqa").load(data)
+    plain, picture, *_ = make("sqa").load(data)
     assert plain.text == plain.prompt == f"Which is 4?\nA. one\nB. two\nC. three{SUFFIX}" and plain.images == ()
     assert picture.text == f"Context: a hint\nWhich is 5?\nA. one\nB. two\nC. three{SUFFIX}"
     assert picture.prompt == f"<image>\n{picture.text}" and picture.images == ("5/image.png",)
 
 
 def test_accuracy_over_all_and_over_pictures(data: Path) -> None:
-    report = get("sqa").score(answers(data, "ABAA"), data)
+    report = make("sqa").score(answers(data, "ABAA"), data)
     assert (report["accuracy"], report["img_accuracy"], report["img_count"]) == (75.0, 50.0, 2)
     assert report["complete"] and "missing_as_wrong" not in report
     assert report["extracted"][2] == {"index": 2, "extracted": "A", "correct": False, "group": "image"}
     assert json.loads(json.dumps(report)) == report
-    part = get("sqa").score(answers(data, "AB"), data)
+    part = make("sqa").score(answers(data, "AB"), data)
     assert (part["accuracy"], part["img_accuracy"], part["complete"]) == (100.0, 100.0, False)
     assert part["missing_as_wrong"] == {"accuracy": 50.0, "img_accuracy": 100.0}
-    assert get("sqa").score([], data)["img_accuracy"] is None
+    assert make("sqa").score([], data)["img_accuracy"] is None
 
 
 def test_only_the_questions_about_a_picture(data: Path) -> None:
-    only = get("sqa", {"questions": "image"})
+    only = make("sqa", questions="image")
     asked = only.load(data)
     assert [(one.index, one.question_id) for one in asked] == [(0, "5"), (1, "11")] and only.asking
     report = only.score([{"question_id": "5", "text": "B"}, {"question_id": "11", "text": "C"}], data)
@@ -68,7 +68,7 @@ def test_llavas_own_script_agrees(data: Path, tmp_path: Path) -> None:
     flags |= {"output-file": tmp_path / "o.json", "output-result": tmp_path / "r.json"}
     command = [sys.executable, str(script), *(f"--{name}={value}" for name, value in flags.items())]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    report = get("sqa").score(records, data)
+    report = make("sqa").score(records, data)
     line = "Total: {count}, Correct: {correct}, Accuracy: {accuracy:.2f}%, IMG-Accuracy: {img_accuracy:.2f}%"
     assert line.format(**report) in out
 
@@ -87,7 +87,7 @@ def test_files_of_another_kind_are_named(data: Path, name: str, content: Any, wo
     path = data / "eval/scienceqa" / name
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=words) as caught:
-        get("sqa").score([], data)
+        make("sqa").score([], data)
     assert name in str(caught.value)
 
 
@@ -97,7 +97,7 @@ def test_an_answer_beyond_e_is_named(data: Path) -> None:
     problems["5"]["answer"] = 5
     path.write_text(json.dumps(problems))
     with pytest.raises(DataError, match="problem '5': the right answer is option 6"):
-        get("sqa").score(answers(data, "AAAA"), data)
+        make("sqa").score(answers(data, "AAAA"), data)
 
 
 def test_real_questions_and_problems(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_real_questions_and_problems(tmp_path: Path) -> None:
     (folder / "problems.json").symlink_to(source / "problems_test_subset200.json")
     (folder / "pid_splits.json").symlink_to(source / "pid_splits_subset200.json")
     right = [{"question_id": one["id"], "prompt": "", "text": "ABCDE"[problems[one["id"]]["answer"]]} for one in asked]
-    report = get("sqa").score(right, tmp_path)
+    report = make("sqa").score(right, tmp_path)
     assert report["accuracy"] == report["img_accuracy"] == 100.0 and report["count"] == len(asked) > 50
-    for question, one in zip(get("sqa").load(tmp_path), asked, strict=True):
+    for question, one in zip(make("sqa").load(tmp_path), asked, strict=True):
         assert question.prompt == problems[one["id"]]["llava_prompt"] + SUFFIX

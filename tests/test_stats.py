@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_data
-from test_table import store
+from run_folders import store
 
 from llava_consensus import cli
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.report import samples, stats
 from llava_consensus.report.rows import read_row
 from llava_consensus.report.samples import Sample, counted, sample
@@ -226,10 +226,10 @@ def test_rows_of_every_benchmark_make_up_its_score(name: str, words: tuple[str, 
     data = MADE[name](tmp_path)
     records = [
         {"question_id": one.question_id, "prompt": one.text, "text": words[sum(map(ord, one.text)) % len(words)]}
-        for one in get(name).load(data)
+        for one in make(name).load(data)
     ]
-    found = get(name).score(records, data)
-    assert sample(found, found[get(name).metric]) is not None
+    found = make(name).score(records, data)
+    assert sample(found, found[make(name).metric]) is not None
 
 
 def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

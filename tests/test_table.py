@@ -4,60 +4,31 @@ import csv
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_folders import BASE, TITLES, store
 
 from llava_consensus import cli
+from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import DataError
+from llava_consensus.files import canonical, write_metrics
 from llava_consensus.report import costs, latex, layout, paper, table
-from llava_consensus.report.section import NINE, Section
-from llava_consensus.report.table import BEGIN, END, LINEUP, full_score, made, read_rows, replace_block
+from llava_consensus.report.section import Section
+from llava_consensus.report.table import (
+    BEGIN,
+    END,
+    LINEUP,
+    Catalogue,
+    Facts,
+    full_score,
+    in_sections,
+    read_rows,
+    replace_block,
+)
 
-SHARED = Path(__file__).parents[2] / "shared" / "paper" / "tables.json"
-BASE: dict[str, Any] = {
-    "benchmark": "gqa",
-    "method": "consensusdrop",
-    "tokens": 64,
-    "merged": None,
-    "options": {"alpha": 0.7},
-    "changed": {},
-    "model": "checkpoints/llava-mini",
-    "weights": "abc",
-    "data": "playground/mini",
-    "questions": "def",
-    "limit": None,
-    "conversation": "vicuna_v1",
-    "max_new_tokens": 128,
-    "dtype": "auto",
-    "device": "cpu",
-    "versions": {"torch": "2.13.0", "transformers": "5.23.0"},
-}
-
-
-def store(out: Path, right: list[float] | None, score: float | None = None, **changes: Any) -> Path:
-    """Writes a run as the harness does; `right` is the correctness of each answer, None an incomplete run."""
-    more = {key: changes.pop(key) for key in ("account", "questions_asked", "statistic") if key in changes}
-    config = {**BASE, **changes}
-    folder = out / str(len(list(out.glob("*")))).zfill(3)
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "answers.jsonl").write_text('{"a": 1}\n' * 3)
-    if right is not None:
-        after = 576 if config["method"] == "full" else min(576, config["tokens"])
-        report = {"extracted": [{"index": index, "correct": value} for index, value in enumerate(right)]}
-        metrics = {
-            "score": 100 * sum(right) / len(right) if score is None else score,
-            "metric": "accuracy",
-            "questions": more.get("questions_asked", len(right)),
-            "answered": len(right),
-            "errors": 0,
-            "tokens": {"before": 576.0, "after": float(after), "structural": 0.0},
-            "account": more.get("account"),
-            "report": report | ({"statistic": more["statistic"]} if "statistic" in more else {}),
-        }
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-    return folder
+PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
+KNOWN = Catalogue(TITLES, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
+NINE = {one.column: name for name, one in BENCHMARKS.items() if one.column in paper.averaged()}
 
 
 @pytest.fixture
@@ -75,7 +46,7 @@ def out(tmp_path: Path) -> Path:
 
 def only(out: Path) -> Section:
     """The one section of a folder."""
-    (section,) = made(read_rows(out))
+    (section,) = in_sections(read_rows(out, KNOWN))
     return section
 
 
@@ -210,8 +181,8 @@ def test_acc_and_rel_of_the_papers_own_rows_come_out(tmp_path: Path) -> None:
     rows = [row for row in paper.tables()["llava_1_5_7b"] if row["method"] in ("LLaVA-1.5-7B", "ConsensusDrop")]
     for row in rows:
         method = {"method": "full"} if row["tokens"] == 576 else {}
-        for name in NINE:
-            store(tmp_path, [1], score=row[paper.PRINTED[name]], benchmark=name, tokens=row["tokens"], **method)
+        for column, name in NINE.items():
+            store(tmp_path, [1], score=row[column], benchmark=name, tokens=row["tokens"], **method)
     section = only(tmp_path)
     assert [line.tokens for line in section.lines] == [row["tokens"] for row in rows] == [576, 192, 128, 64, 32]
     for line, row in zip(section.lines, rows, strict=True):
@@ -272,16 +243,16 @@ def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
 
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
-    assert table.markdown(made(rows[:2] + rows[:1:-1])) == table.markdown(made(rows))
+    assert table.markdown(in_sections(rows[:2] + rows[:1:-1])) == table.markdown(in_sections(rows))
 
 
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
-    text = table.markdown(made(read_rows(out)))
+    text = table.markdown(in_sections(read_rows(out)))
     assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
-    full = [section.full for section in made(read_rows(out)) if section.full]
+    full = [section.full for section in in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
@@ -290,6 +261,31 @@ def test_full_score_is_of_the_same_setting(out: Path) -> None:
     assert full_score(out, {**BASE, "tokens": 32, "match": "flops"}) == 75.0
     assert full_score(out, {**BASE, "benchmark": "pope", "questions": "ghi"}) == 100.0
     assert full_score(out, {**BASE, "limit": 5}) is None
+
+
+def test_scores_are_read_from_their_file(out: Path) -> None:
+    before = table.markdown(in_sections(read_rows(out)))
+    for path in out.glob("*/metrics.json"):
+        metrics = json.loads(path.read_text())
+        extracted = metrics["report"].pop("extracted")
+        write_metrics(path.parent, metrics, extracted)
+    assert table.markdown(in_sections(read_rows(out))) == before
+    (out / "003" / "scores.jsonl").write_text("[]\n")
+    with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
+        table.markdown(in_sections(read_rows(out)))
+
+
+def test_the_full_model_has_no_budget(out: Path) -> None:
+    before = table.markdown(in_sections(read_rows(out)))
+    for path in out.glob("*/config.json"):
+        config = json.loads(path.read_text())
+        if config["method"] == "full":
+            path.write_text(json.dumps(config | {"tokens": None}))
+    assert table.markdown(in_sections(read_rows(out))) == before
+    for path in (out / "000", out / "001"):
+        (path / "metrics.json").unlink()
+    text = table.markdown(in_sections(read_rows(out)))
+    assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
 
 
 def test_labels(out: Path) -> None:
@@ -322,7 +318,7 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
 
 
 def test_the_summary_has_complete_lines_alone(out: Path) -> None:
-    found = made(read_rows(out))
+    found = in_sections(read_rows(out))
     brief, whole = table.FORMATS["brief"](found), table.FORMATS["markdown"](found)
     assert "| ConsensusDrop | 50.0 |" in brief and "| random |" not in brief and "| random |" in whole
     assert "are left out" in brief and "are left out" not in whole
@@ -348,31 +344,34 @@ def test_no_costs_no_table(out: Path) -> None:
 
 def test_the_papers_numbers_are_the_printed_ones() -> None:
     assert paper.tables()["llava_1_5_7b"][0]["gqa"] == 62.0
-    if not SHARED.is_file():
-        pytest.skip("the paper's tables are not here to compare with")
-    assert paper.tables() == json.loads(SHARED.read_text())["tables"]
+    assert hashlib.sha256(canonical(paper.tables()).encode()).hexdigest() == PRINTED
 
 
 def test_the_papers_block_stands_beside_ours(out: Path) -> None:
     (block,) = layout.printed(only(out))
-    assert block.head[:10] == ("method", *(layout.TITLES[name] for name in NINE))
-    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(made(read_rows(out)))
+    assert block.head[:10] == ("method", *(BENCHMARKS[name].title for name in NINE.values()))
+    (plain,) = in_sections(read_rows(out))
+    assert layout.printed(plain)[0].head[:4] == ("method", "vqav2", "GQA", "sqa_img"), "what no run says is plain"
+    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(
+        in_sections(read_rows(out))
+    )
     store(out, [1, 0], benchmark="tgif")
     assert [one.title for one in layout.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
 
 
 def test_csv_has_every_cell(out: Path) -> None:
-    rows = list(csv.DictReader(table.FORMATS["csv"](made(read_rows(out))).splitlines()))
+    rows = list(csv.DictReader(table.FORMATS["csv"](in_sections(read_rows(out))).splitlines()))
     ours = [row for row in rows if row["source"] == "ours"]
     assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
     (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
     assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "1.0"
+    assert [row["benchmark"] for row in rows if row["source"] == "paper"][:3] == ["vqav2", "gqa", "sqa_img"]
     printed = [row for row in rows if row["source"] == "paper" and row["label"] == "FastV" and row["tokens"] == "64"]
-    assert {row["benchmark"]: row["score"] for row in printed}["mme"] == "1019.6"
+    assert {row["benchmark"]: row["score"] for row in printed}["mme_perception"] == "1019.6"
 
 
 def test_latex(out: Path) -> None:
-    text = table.FORMATS["latex"](made(read_rows(out)))
+    text = table.FORMATS["latex"](in_sections(read_rows(out)))
     assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 4
     for line in text.split("\n"):
         if line.endswith(r"\\") and "multicolumn" not in line:
@@ -383,7 +382,7 @@ def test_latex(out: Path) -> None:
 
 def test_nothing_measured(tmp_path: Path) -> None:
     for form in ("markdown", "brief"):
-        assert "No results yet" in table.FORMATS[form](made(read_rows(tmp_path / "nowhere")))
+        assert "No results yet" in table.FORMATS[form](in_sections(read_rows(tmp_path / "nowhere")))
 
 
 def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from golden_cases import compare, golden, sample
 from tiny_data import make_vqav2, write_lines
 
-from llava_consensus.benchmarks import get
+from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.scorers import vqav2
 
@@ -85,7 +85,7 @@ def test_submission_has_the_bytes_of_llavas_converter(tmp_path: Path) -> None:
         except ValueError:
             broken.append(line)
     assert len(broken) == 3
-    export = get("vqav2").export
+    export = make("vqav2").export
     assert export
     found = export(records, tmp_path, tmp_path / "out.json")
     assert hashlib.sha256((tmp_path / "out.json").read_bytes()).hexdigest() == case["official_bytes_sha256"]
@@ -103,17 +103,17 @@ def answers(data: Path, texts: dict[int, str]) -> list[dict[str, Any]]:
 
 def test_scored_where_annotations_are(data: Path) -> None:
     records = answers(data, {10: "Yes", 11: "two", 12: "Cat"})
-    report = get("vqav2").score(records, data)
+    report = make("vqav2").score(records, data)
     assert report["accuracy"] == 86.67 and report["complete"] and report["rules"] == "2021"
     assert report["per_answer_type"] == {"number": 100.0, "other": 60.0, "yes/no": 100.0}
     assert report["extracted"][1] == {"index": 1, "extracted": "2", "correct": 1.0}
-    older = get("vqav2", {"rules": 2017}).score(records, data)
+    older = make("vqav2", rules=2017).score(records, data)
     assert older["accuracy"] == 66.67  # the references "a Cat." keep their article, so nothing equals them
 
 
 def test_without_annotations_there_is_no_score_but_a_description(data: Path) -> None:
     (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
-    report = get("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
+    report = make("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
     assert report["accuracy"] is None and report["complete"]
     third = pytest.approx(100 / 3)
     expected = {"yes": third, "no": 0.0, "number": third, "empty": third, "words": pytest.approx(2 / 3)}
@@ -127,14 +127,14 @@ def test_damaged_annotations_are_named(data: Path) -> None:
     for damage in ({"question_id": 10}, {**content["annotations"][0], "answers": []}):
         path.write_text(json.dumps({"annotations": [damage]}))
         with pytest.raises(DataError, match="entry 1 of annotations"):
-            get("vqav2").score([], data)
+            make("vqav2").score([], data)
     path.write_text(json.dumps({"annotations": content["annotations"][:1]}))
     with pytest.raises(DataError, match="no question 11"):
-        get("vqav2").score([], data)
+        make("vqav2").score([], data)
 
 
 def test_a_submission_covers_the_whole_of_test2015(data: Path, tmp_path: Path) -> None:
-    export = get("vqav2").export
+    export = make("vqav2").export
     assert export
     found = export(answers(data, {10: "The dog.", 12: "", 77: "x"}), data, tmp_path / "o.json")
     assert found == {"answers": 3, "missing": [11], "duplicate": [], "unknown": [77], "written": 4}
@@ -146,15 +146,17 @@ def test_a_submission_covers_the_whole_of_test2015(data: Path, tmp_path: Path) -
 
 
 def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> None:
-    whole = get("vqav2", {"split": "test"})
+    whole = make("vqav2", split="test")
     assert len(whole.load(data)) == 4 and whole.asking == {"split": "test"} and whole.count == 447793
-    assert get("vqav2", {"rules": "2017"}).asking == {} and get("vqav2", {"rules": "2021"}) == get("vqav2")
+    assert make("vqav2", rules="2017").asking == {} and make("vqav2", rules="2021") == make("vqav2")
     with pytest.raises(OptionError, match="must be one of test-dev, test, val"):
-        get("vqav2", {"split": "train"})
+        make("vqav2", split="train")
     with pytest.raises(OptionError, match="Did you mean 'split'"):
-        get("vqav2", {"spilt": "val"})
+        make("vqav2", spilt="val")
     with pytest.raises(OptionError, match="has no options"):
-        get("pope", {"split": "val"})
+        make("pope", split="val")
+    with pytest.raises(OptionError, match="unknown option of vqav2"):
+        make("vqav2", **{"name": "val"})
 
 
 def test_real_validation_questions(tmp_path: Path) -> None:
@@ -162,6 +164,6 @@ def test_real_validation_questions(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "v2_OpenEnded_mscoco_val2014_questions.json").symlink_to(source / "questions.json")
     (folder / "v2_mscoco_val2014_annotations.json").symlink_to(source / "annotations.json")
-    questions = get("vqav2", {"split": "val"}).load(tmp_path)
+    questions = make("vqav2", split="val").load(tmp_path)
     assert questions[0].text.endswith("?\nAnswer the question using a single word or phrase.")
     assert questions[0].images[0].startswith("COCO_val2014_000000") and len(questions) == 3

@@ -4,33 +4,56 @@
 (`playground/data`, or the small bundled `playground/mini`); everything lies under `DATA/eval/<folder>`.
 """
 
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.benchmarks.gqa import GQA
-from llava_consensus.benchmarks.mmbench import MMBENCH, MMBENCH_CN
+from llava_consensus.benchmarks.mmbench import MMBench, MMBenchCN
 from llava_consensus.benchmarks.mme import MME
-from llava_consensus.benchmarks.mmvet import MMVET
+from llava_consensus.benchmarks.mmvet import MMVet
 from llava_consensus.benchmarks.msrvtt import MSRVTT
 from llava_consensus.benchmarks.msvd import MSVD
 from llava_consensus.benchmarks.pope import POPE
 from llava_consensus.benchmarks.seed import SEED
-from llava_consensus.benchmarks.sqa import SQA
-from llava_consensus.benchmarks.textvqa import TEXTVQA
+from llava_consensus.benchmarks.sqa import ScienceQA
+from llava_consensus.benchmarks.textvqa import TextVQA
 from llava_consensus.benchmarks.tgif import TGIF
-from llava_consensus.benchmarks.vqav2 import VQAV2
-from llava_consensus.errors import unknown_name
+from llava_consensus.benchmarks.vqav2 import VQAv2
+from llava_consensus.errors import OptionError, unknown_name
 
-BENCHMARKS: dict[str, Benchmark] = {
-    one.name: one for one in (VQAV2, GQA, SQA, TEXTVQA, POPE, MME, MMBENCH, MMBENCH_CN, MMVET, SEED, TGIF, MSVD, MSRVTT)
+BENCHMARKS: dict[str, type[Benchmark]] = {
+    "vqav2": VQAv2,
+    "gqa": GQA,
+    "sqa": ScienceQA,
+    "textvqa": TextVQA,
+    "pope": POPE,
+    "mme": MME,
+    "mmbench": MMBench,
+    "mmbench_cn": MMBenchCN,
+    "mmvet": MMVet,
+    "seed": SEED,
+    "tgif": TGIF,
+    "msvd": MSVD,
+    "msrvtt": MSRVTT,
 }
 
-__all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "get"]
+__all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "make"]
 
 
-def get(name: str, options: Mapping[str, Any] | None = None) -> Benchmark:
-    """The benchmark of that name with its options (`choices`) set, or an error with near misses."""
+def make(name: str, /, **options: Any) -> Benchmark:
+    """The benchmark called `name` with these options; a value counts as its text, so that 2017 is "2017".
+
+    Raises:
+        OptionError: for an unknown name, an unknown option or a value that is none of the option's.
+    """
     if name not in BENCHMARKS:
         raise unknown_name("benchmark", name, BENCHMARKS)
-    return BENCHMARKS[name].choose(options or {})
+    chosen = BENCHMARKS[name]
+    known = [one.name for one in fields(chosen)]
+    for option, value in options.items():
+        if not known:
+            raise OptionError(f"{option}={str(value)!r}: {name} has no options")
+        if option not in known:
+            raise unknown_name(f"option of {name}", option, known)
+    return chosen(**{option: str(value) for option, value in options.items()})

@@ -1,19 +1,19 @@
-"""What every benchmark shares: its description, its files, and joining answers to questions by id.
+"""What every benchmark shares: its description, its options, and joining answers to questions by id.
 
 Answers are never paired with labels by position: an answer file may be partial (LIMIT, unreadable pictures), in
 another order, hold a line twice or come from somebody else's LLaVA. Every file error names the path, the line and
 where the file comes from. Files are parsed as JSON, nothing else; nothing in them is executed.
 """
 
-import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.files import Record, read_lines
 
-Record = Mapping[str, Any]  # one line of an answer file: question_id, prompt, text, ...
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
 LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
@@ -41,59 +41,113 @@ class DataFile:
     optional: bool = False  # scored or exported with it, asked without
 
 
-@dataclass(frozen=True)
-class Choice:
-    """An option of a benchmark. One that changes what is asked is part of a run's configuration, others are not."""
+def option(*values: str, line: str, asks: bool = False) -> Any:
+    """A field of a benchmark that is an option.
 
-    values: tuple[str, ...]  # the first is the default
-    line: str
-    asks: bool = False
+    Args:
+        values: what it may be; the first is the default.
+        line: what it means, for the message about another value.
+        asks: whether it changes what is asked: it is then part of a run's configuration. Others only score again.
+    """
+    return field(default=values[0], metadata={"values": values, "line": line, "asks": asks})
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """Where the data is, how it is asked, how it is scored, whose number it must match."""
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(ABC):
+    """Where the data is, how it is asked, how it is scored, whose number it must match.
 
-    name: str
-    line: str  # what it is, in one line
-    folder: str  # under DATA/eval
-    questions: str  # under the folder
-    images: str  # under the folder
-    files: tuple[DataFile, ...]
-    metric: str  # key of the headline number in the report, in percent
-    paper: float | None  # that number for LLaVA-1.5-7B with all tokens, as published
-    max_new_tokens: int
-    conversation: str
-    load: Callable[[Path], list[Question]]
-    score: Callable[[Sequence[Record], Path], dict[str, Any]]
-    licence: str = ""  # of the data, in a few words
-    frames: int = 0  # of each video that are shown; 0 where the files are pictures
-    count: int | None = None  # questions of the official set
-    # answers, DATA, target -> what was written, and the ids that are missing, duplicate or unknown
-    export: Callable[[Sequence[Record], Path, Path], Mapping[str, Any]] | None = None
-    picture: Callable[[Path, str], bytes] | None = None  # DATA, name -> a picture that is no file of its own
-    choices: Mapping[str, Choice] = field(default_factory=dict)
-    vary: Callable[..., "Benchmark"] | None = None  # this benchmark with some of its choices made
-    chosen: Mapping[str, str] = field(default_factory=dict)  # choices that are not the default
+    A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed stands in
+    the class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
 
-    def choose(self, options: Mapping[str, Any]) -> "Benchmark":
-        """This benchmark with some of its choices made; OptionError for a name or value that is none of them."""
-        options = {name: str(value) for name, value in options.items()}
-        for name, value in options.items():
-            if not self.choices:
-                raise OptionError(f"{name}={value!r}: {self.name} has no options")
-            if name not in self.choices:
-                raise unknown_name(f"option of {self.name}", name, self.choices)
-            values = self.choices[name].values
-            if value not in values:
-                raise OptionError(f"{name}={value!r} must be one of {', '.join(values)}: {self.choices[name].line}")
-        chosen = {name: value for name, value in options.items() if value != self.choices[name].values[0]}
-        return replace(self.vary(**chosen), chosen=chosen) if self.vary and chosen else self
+    Raises:
+        OptionError: for an option that is none of its values.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    line: ClassVar[str]
+    folder: ClassVar[str]  # under DATA/eval
+    metric: ClassVar[str]  # key of the headline number in the report
+    scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
+    column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
+    judge: ClassVar[str | None] = None  # name in judge.GRADERS of what a judge model is asked about its answers
+    max_new_tokens: ClassVar[int]
+    licence: ClassVar[str] = ""  # of the data, in a few words
+    frames: ClassVar[int] = 0  # of each video that are shown; 0 where the files are pictures
+
+    # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
+    export: ClassVar[Callable[..., Record] | None] = None
+    # (DATA, name) -> the content of a picture that is no file of its own
+    picture: ClassVar[Callable[..., bytes] | None] = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value not in one.metadata["values"]:
+                values, line = ", ".join(one.metadata["values"]), one.metadata["line"]
+                raise OptionError(f"{one.name}={value!r} must be one of {values}: {line}")
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[DataFile, ...]:
+        """What it needs; the first holds the questions."""
+
+    @property
+    @abstractmethod
+    def images(self) -> str:
+        """The folder of pictures, under its folder."""
+
+    @property
+    def count(self) -> int | None:
+        """Questions of the official set, where that is known."""
+        return None
+
+    @property
+    def paper(self) -> float | None:
+        """The headline for LLaVA-1.5-7B with all tokens, as published for these options."""
+        return None
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order; of LLaVA's own kind of question file unless a subclass says otherwise.
+
+        Args:
+            data: folder that holds `eval/<folder>/...` in LLaVA's layout.
+        Raises:
+            DataError: a file that is needed is missing or damaged; labels too, before anything is asked.
+        """
+        require(self.place(data), self.files)
+        return read_questions(self.place(data) / self.question_file)
+
+    @abstractmethod
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """What `report` below makes of the answers.
+
+        Args:
+            records: lines of an answer file: question_id, text, mostly prompt.
+            data: as for `load`.
+        Raises:
+            DataError: a file is missing or damaged, or the answers are not to these questions.
+        """
+
+    @property
+    def question_file(self) -> str:
+        """The file that holds the questions, under its folder."""
+        return self.files[0].path
+
+    def place(self, data: Path) -> Path:
+        """Its own folder of DATA."""
+        return Path(data) / "eval" / self.folder
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Options other than the default."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
 
     @property
     def asking(self) -> dict[str, str]:
-        """Choices other than the default that change what is asked."""
-        return {name: value for name, value in self.chosen.items() if self.choices[name].asks}
+        """Those of them that change what is asked."""
+        asks = {one.name for one in fields(self) if one.metadata["asks"]}
+        return {name: value for name, value in self.chosen.items() if name in asks}
 
 
 class Joined(NamedTuple):
@@ -112,44 +166,6 @@ def require(folder: Path, files: Sequence[DataFile]) -> None:
         raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{listed}")
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 file, or a DataError that names it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise DataError(f"missing file: {path}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def read_json(path: Path, kind: type) -> Any:
-    """A whole JSON file that must hold a `kind` (dict or list)."""
-    try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}): damaged or cut off, fetch it again") from error
-    if not isinstance(value, kind):
-        raise DataError(f"{path}: expected a JSON {kind.__name__}, found {type(value).__name__}")
-    return value
-
-
-def read_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
-    """A JSON-lines file of objects that each have `fields`."""
-    rows = []
-    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error}): {line[:60]!r}") from error
-        absent = [name for name in fields if not isinstance(row, dict) or name not in row]
-        if absent:
-            raise DataError(f"{path}, line {number}: expected an object with {', '.join(absent)}: {line[:60]!r}")
-        rows.append(row)
-    return rows
-
-
 def read_questions(path: Path) -> list[Question]:
     """A question file of LLaVA's: one object a line with question_id, text and mostly image and category."""
     questions = []
@@ -161,12 +177,6 @@ def read_questions(path: Path) -> list[Question]:
             raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
         questions.append(one)
     return questions
-
-
-def load_questions(folder: Path, files: Sequence[DataFile]) -> list[Question]:
-    """The questions in the first of `files`, once all of them are known to be there (labels missing: say so now)."""
-    require(folder, files)
-    return read_questions(folder / files[0].path)
 
 
 def join(

@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
     """Files, number of questions, right answers, pictures; it goes on as far as what is there allows."""
-    folder = Path(data) / "eval" / benchmark.folder
+    folder = benchmark.place(data)
     for file in benchmark.files:
         yield _file(folder / file.path, file)
     try:
@@ -74,7 +74,7 @@ def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> 
     names = list(dict.fromkeys(name for question in questions for name in question.images))
     what = "videos" if benchmark.frames else "pictures"
     if benchmark.picture is not None:
-        yield Finding(True, "there", f"{len(names):,} {what}, inside {benchmark.questions}")
+        yield Finding(True, "there", f"{len(names):,} {what}, inside {benchmark.question_file}")
         return
     place = folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]

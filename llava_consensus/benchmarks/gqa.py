@@ -8,17 +8,16 @@ Must match: LLaVA-1.5-7B 62.0 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 from llava_consensus.scorers import gqa as scorer
 
-FOLDER = "gqa"
 FILES = (
     DataFile("llava_gqa_testdev_balanced.jsonl", base.LLAVA_EVAL_ZIP),
     DataFile("data/testdev_balanced_questions.json", "questions1.2.zip at cs.stanford.edu/people/dorarad/gqa"),
@@ -27,37 +26,51 @@ CHOICES = "data/testdev_balanced_choices.json"  # optional; not published for te
 GOLD_FIELDS = ("question", "answer", "isBalanced", "types", "groups", "semantic")
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order."""
-    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+@dataclass(frozen=True, kw_only=True)
+class GQA(Benchmark):
+    """Compositional questions on photographs, by exact match."""
 
+    name = "gqa"
+    title = "GQA"
+    line = "GQA testdev-balanced: compositional questions, exact match"
+    folder = "gqa"
+    images = "data/images"
+    files = FILES
+    metric = "accuracy"
+    column = "gqa"
+    paper = 62.0
+    count = 12578
+    max_new_tokens = 128
+    licence = "annotations CC BY 4.0; Visual Genome pictures"
 
-def score(records: Sequence[Record], data: Path, consistency: bool = False) -> dict[str, Any]:
-    """The official report over the answered questions; `complete` says whether those are all.
+    consistency: str = option("no", "yes", line="of answers to questions that entail each other")
 
-    `consistency` needs entailed questions, which the balanced tier mostly lacks: those absent are left out and counted
-    in `entailed_absent`, where the official script stops. `official_lines` is what that script prints.
-    """
-    folder = Path(data) / "eval" / FOLDER
-    questions = load(data)
-    gold = _gold(folder / FILES[1].path, questions)
-    joined = base.join(records, questions)
-    said = {index: scorer.convert(record["text"]) for index, record in joined.answers.items()}
-    predictions = {str(questions[index].question_id): text for index, text in said.items()}
-    choices = base.read_json(folder / CHOICES, dict) if (folder / CHOICES).is_file() else None
-    numbers = scorer.evaluate(gold, predictions, choices, consistency)
-    numbers["official_lines"] = scorer.lines(numbers, consistency) if predictions else []
-    for name, measured in (("validity", choices), ("plausibility", choices), ("consistency", consistency)):
-        if not measured:
-            del numbers[name]
-    if consistency:
-        entailed = {other for key in predictions for other in gold[key].get("entailed", ())}
-        numbers["entailed_absent"] = len(entailed - predictions.keys())
-    for table in scorer.TABLES:
-        numbers[table] = {str(key): value for key, value in numbers[table].items()}
-    extracted = [_read(index, text, gold[str(questions[index].question_id)]) for index, text in said.items()]
-    result = base.report(FOLDER, joined, numbers, extracted)
-    return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """The official report over the answered questions; `complete` says whether those are all.
+
+        `consistency` needs entailed questions, which the balanced tier mostly lacks: those absent are left out and
+        counted in `entailed_absent`, where the official script stops. `official_lines` is what that script prints.
+        """
+        folder, consistency = self.place(data), self.consistency == "yes"
+        questions = self.load(data)
+        gold = _gold(folder / FILES[1].path, questions)
+        joined = base.join(records, questions)
+        said = {index: scorer.convert(record["text"]) for index, record in joined.answers.items()}
+        predictions = {str(questions[index].question_id): text for index, text in said.items()}
+        choices = read_json(folder / CHOICES, kind=dict) if (folder / CHOICES).is_file() else None
+        numbers = scorer.evaluate(gold, predictions, choices, consistency)
+        numbers["official_lines"] = scorer.lines(numbers, consistency) if predictions else []
+        for name, measured in (("validity", choices), ("plausibility", choices), ("consistency", consistency)):
+            if not measured:
+                del numbers[name]
+        if consistency:
+            entailed = {other for key in predictions for other in gold[key].get("entailed", ())}
+            numbers["entailed_absent"] = len(entailed - predictions.keys())
+        for table in scorer.TABLES:
+            numbers[table] = {str(key): value for key, value in numbers[table].items()}
+        extracted = [_read(index, text, gold[str(questions[index].question_id)]) for index, text in said.items()]
+        result = base.report(self.name, joined, numbers, extracted)
+        return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
 
 
 def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
@@ -68,7 +81,7 @@ def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
 
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
     """The gold file, known to have every question that is asked and every field that is scored."""
-    gold = base.read_json(path, dict)
+    gold = read_json(path, kind=dict)
     for key, one in gold.items():
         absent = [name for name in GOLD_FIELDS if not isinstance(one, dict) or name not in one]
         if absent:
@@ -80,27 +93,3 @@ def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
             f"another tier or version. Get it: {FILES[1].source}"
         )
     return gold
-
-
-def _vary(consistency: str = "no") -> Benchmark:
-    return replace(GQA, score=partial(score, consistency=consistency == "yes"))
-
-
-GQA = Benchmark(
-    name="gqa",
-    line="GQA testdev-balanced: compositional questions, exact match",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images="data/images",
-    files=FILES,
-    metric="accuracy",
-    paper=62.0,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="annotations CC BY 4.0; Visual Genome pictures",
-    count=12578,
-    choices={"consistency": Choice(("no", "yes"), "of answers to questions that entail each other")},
-    vary=_vary,
-)

@@ -1,4 +1,4 @@
-"""What benchmarks with a judge share: the numbers that need none, and agreement with another run's answers.
+"""What benchmarks with a judge share: scores computed without a judge, and agreement with another run's answers.
 
 Exact and contained matches cost nothing and are the same everywhere; the judged metric is None until
 `llava-consensus judge` has asked a judge. `agreement(answers, full_answers)` compares a run with that of the unpruned
@@ -10,12 +10,20 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Joined, Question, Record
+from llava_consensus.benchmarks.base import Joined, Question
+from llava_consensus.files import Record
 from llava_consensus.scorers import match, mean
 
 
 def report(name: str, joined: Joined, references: Mapping[int, str], judged: Mapping[str, None]) -> dict[str, Any]:
-    """The report without a judge: `judged` names the numbers a judge would give, all None."""
+    """The report of a benchmark before a judge was asked.
+
+    Args:
+        name: of the benchmark.
+        joined: its answers by question.
+        references: the right answer of each question, by its index.
+        judged: the numbers a judge would give, all None.
+    """
     extracted = [
         {
             "index": index,
@@ -33,7 +41,7 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
 
 
 def matches(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of such a report that need no judge."""
+    """Of such a report, the scores computed without a judge."""
     return {name: report[name] for name in ("exact", "contains")}
 
 

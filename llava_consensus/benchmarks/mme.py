@@ -11,15 +11,16 @@ Must match: LLaVA-1.5-7B perception 1510.7 (https://arxiv.org/abs/2310.03744, ta
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.benchmarks import base, submission
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_text
 from llava_consensus.scorers import mme as scorer
 
-FOLDER = "MME"
 RELEASE = "MME_Benchmark_release_version"
 RESULTS = "eval_tool/Your_Results"
 SOURCE = "github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Evaluation (on request)"
@@ -43,75 +44,91 @@ class Gold(NamedTuple):
     label: str  # as spelled there
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order, known to be two by two about one picture and to have right answers somewhere."""
-    folder = Path(data) / "eval" / FOLDER
-    questions = base.load_questions(folder, FILES)
-    for first, second in zip(questions[::2], questions[1::2], strict=False):
-        if first.question_id != second.question_id:
-            raise DataError(
-                f"{folder / FILES[0].path}: lines {first.index + 1} and {second.index + 1} are about "
-                f"{first.question_id!r} and {second.question_id!r}; the official tool pairs them by position"
-            )
-    for task in dict.fromkeys(map(_task, questions)):
-        if not (folder / RELEASE / task).is_dir() and not (folder / RESULTS / f"{task}.txt").is_file():
-            raise DataError(
-                f"no right answers for {task}: neither {folder / RELEASE / task} nor "
-                f"{folder / RESULTS / f'{task}.txt'}\n    from {SOURCE}"
-            )
-    return questions
+@dataclass(frozen=True, kw_only=True)
+class MME(Benchmark):
+    """Yes or no, twice about each picture, in points: accuracy + accuracy over both questions, by task."""
 
+    name = "mme"
+    title = "MME"
+    line = "MME: yes or no, twice about each picture; acc + acc+ over ten tasks of perception"
+    folder = "MME"
+    images = RELEASE
+    files = FILES
+    metric = "perception"
+    scale = 20.0
+    column = "mme_perception"
+    paper = 1510.7
+    count = 2374
+    max_new_tokens = 128
+    licence = "none stated: research only, pictures on request"
 
-def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
-    """`perception` (of 2000) and `cognition` (of 800), each task's acc, acc+ (percent) and score (of 200)."""
-    questions = load(data)
-    gold = _gold(Path(data) / "eval" / FOLDER, questions)
-    joined = base.join(records, questions, _key_of_question, _key_of_record)
-    labels = {one.index: gold[one.index].label.lower() for one in questions}
-    said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
-    tasks: dict[str, list[scorer.Pair]] = {}
-    for one in questions[::2]:
-        both = (one.index, one.index + 1)
-        if all(index in said for index in both):
-            pair = scorer.Pair((labels[both[0]], labels[both[1]]), (said[both[0]], said[both[1]]))
-            tasks.setdefault(_task(one), []).append(pair)
-    numbers = scorer.evaluate(tasks)
-    for one in numbers["tasks"].values():
-        one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
-    extracted = [
-        {
-            "index": index,
-            "extracted": answer,
-            "correct": answer == labels[index],
-            "group": _task(questions[index]),
-            "unit": questions[index].question_id,
-        }
-        for index, answer in said.items()
-    ]
-    made_of = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
-    return base.report("mme", joined, numbers | made_of, extracted)
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order, known to be two by two about one picture and to have right answers somewhere."""
+        folder = self.place(data)
+        questions = super().load(data)
+        for first, second in zip(questions[::2], questions[1::2], strict=False):
+            if first.question_id != second.question_id:
+                raise DataError(
+                    f"{folder / FILES[0].path}: lines {first.index + 1} and {second.index + 1} are about "
+                    f"{first.question_id!r} and {second.question_id!r}; the official tool pairs them by position"
+                )
+        for task in dict.fromkeys(map(_task, questions)):
+            if not (folder / RELEASE / task).is_dir() and not (folder / RESULTS / f"{task}.txt").is_file():
+                raise DataError(
+                    f"no right answers for {task}: neither {folder / RELEASE / task} nor "
+                    f"{folder / RESULTS / f'{task}.txt'}\n    from {SOURCE}"
+                )
+        return questions
 
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """`perception` (of 2000) and `cognition` (of 800), each task's acc, acc+ (percent) and score (of 200)."""
+        questions = self.load(data)
+        gold = _gold(self.place(data), questions)
+        joined = base.join(records, questions, _key_of_question, _key_of_record)
+        labels = {one.index: gold[one.index].label.lower() for one in questions}
+        said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        tasks: dict[str, list[scorer.Pair]] = {}
+        for one in questions[::2]:
+            both = (one.index, one.index + 1)
+            if all(index in said for index in both):
+                pair = scorer.Pair((labels[both[0]], labels[both[1]]), (said[both[0]], said[both[1]]))
+                tasks.setdefault(_task(one), []).append(pair)
+        numbers = scorer.evaluate(tasks)
+        for one in numbers["tasks"].values():
+            one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
+        extracted = [
+            {
+                "index": index,
+                "extracted": answer,
+                "correct": answer == labels[index],
+                "group": _task(questions[index]),
+                "unit": questions[index].question_id,
+            }
+            for index, answer in said.items()
+        ]
+        made_of = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
+        return base.report(self.name, joined, numbers | made_of, extracted)
 
-def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-    """The official results folder: one file per task, lines in the order of the question file."""
-    questions = load(data)
-    gold = _gold(Path(data) / "eval" / FOLDER, questions)
-    answers = base.join(records, questions, _key_of_question, _key_of_record).answers
-    found = submission.audit(records, questions, _key_of_question, _key_of_record)
-    submission.refuse_missing(found, "the official tool pairs lines by position")
-    files: dict[str, list[str]] = {}
-    for one in questions:
-        text = answers[one.index]["text"]
-        if "\t" in text or "\n" in text:
-            raise DataError(
-                f"the answer to {one.question_id!r} has a tab or a line feed in it, which breaks the line in two for "
-                f"the official tool: {text!r}"
-            )
-        files.setdefault(_task(one), []).append("\t".join((*gold[one.index], text)) + "\n")
-    target.mkdir(parents=True, exist_ok=True)
-    for task, lines in files.items():
-        submission.write(target / f"{task}.txt", "".join(lines).encode())
-    return found | {"written": len(questions), "files": len(files)}
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """The official results folder: one file per task, lines in the order of the question file."""
+        questions = self.load(data)
+        gold = _gold(self.place(data), questions)
+        answers = base.join(records, questions, _key_of_question, _key_of_record).answers
+        found = submission.audit(records, questions, _key_of_question, _key_of_record)
+        submission.refuse_missing(found, "the official tool pairs lines by position")
+        files: dict[str, list[str]] = {}
+        for one in questions:
+            text = answers[one.index]["text"]
+            if "\t" in text or "\n" in text:
+                raise DataError(
+                    f"the answer to {one.question_id!r} has a tab or a line feed in it, which breaks the line in two "
+                    f"for the official tool: {text!r}"
+                )
+            files.setdefault(_task(one), []).append("\t".join((*gold[one.index], text)) + "\n")
+        target.mkdir(parents=True, exist_ok=True)
+        for task, lines in files.items():
+            submission.write(target / f"{task}.txt", "".join(lines).encode())
+        return found | {"written": len(questions), "files": len(files)}
 
 
 def _task(question: Question) -> str:
@@ -163,12 +180,12 @@ def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:
     if release.is_dir():
         texts = release / "questions_answers_YN" if (release / "images").is_dir() else release
         for path in sorted(texts.glob("*.txt")):
-            for number, line in enumerate(base.read_text(path).splitlines(), start=1):
+            for number, line in enumerate(read_text(path).splitlines(), start=1):
                 _add(lines, f"{path}, line {number}", path.name, line.strip().split("\t"))
         if lines:
             return lines
     path = folder / RESULTS / f"{task}.txt"
-    for number, line in enumerate(base.read_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         file, *fields = line.split("\t")
         _add(lines, f"{path}, line {number}", file.split(".")[0] + ".txt", fields[:2])
     return lines
@@ -181,22 +198,3 @@ def _add(lines: dict[tuple[str, str], str], where: str, file: str, fields: Seque
     except ValueError as error:
         raise DataError(f"{where}: expected a question and yes or no between tabs ({error})") from error
     lines[file, question] = label
-
-
-MME = Benchmark(
-    name="mme",
-    line="MME: yes or no, twice about each picture; acc + acc+ over ten tasks of perception",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images=RELEASE,
-    files=FILES,
-    metric="perception",
-    paper=1510.7,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="none stated: research only, pictures on request",
-    count=2374,
-    export=export,
-)

@@ -11,14 +11,15 @@ the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers 
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base, judged, submission
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 
-FOLDER = "mm-vet"
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
     DataFile("mm-vet.json", "mm-vet.zip at github.com/yuweihao/MM-Vet/releases"),
@@ -26,69 +27,63 @@ FILES = (
 GOLD_FIELDS = {"question": str, "answer": str, "capability": list}
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order."""
-    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+@dataclass(frozen=True, kw_only=True)
+class MMVet(Benchmark):
+    """Open questions that need several capabilities at once, graded by a judge model."""
 
+    name = "mmvet"
+    title = "MM-Vet"
+    line = "MM-Vet: open questions that need several capabilities, graded by a judge model"
+    folder = "mm-vet"
+    images = "images"
+    files = FILES
+    metric = "total"
+    column = "mmvet"
+    judge = "mmvet"
+    paper = 31.1
+    count = 218
+    max_new_tokens = 1024
+    licence = "CC BY-NC 4.0; pictures from the web"
 
-def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
-    """The numbers that need no judge; `total` is None."""
-    questions = load(data)
-    known = gold(data, questions)
-    joined = base.join(records, questions)
-    references = {index: known[key_of(questions[index])]["answer"] for index in joined.answers}
-    return judged.report("mmvet", joined, references, {"total": None})
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """The scores computed without a judge; `total` is None."""
+        questions = self.load(data)
+        known = self.gold(data, questions)
+        joined = base.join(records, questions)
+        references = {index: known[key_of(questions[index])]["answer"] for index in joined.answers}
+        return judged.report(self.name, joined, references, {"total": None})
 
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """Writes the official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
+        questions = self.load(data)
+        joined = base.join(records, questions)
+        texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
+        submission.write(target, json.dumps(texts, indent=2).encode())
+        return submission.audit(records, questions) | {"written": len(texts)}
 
-def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-    """Writes the official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
-    questions = load(data)
-    joined = base.join(records, questions)
-    texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
-    submission.write(target, json.dumps(texts, indent=2).encode())
-    return submission.audit(records, questions) | {"written": len(texts)}
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
+        """`mm-vet.json`, known to have every question that is asked and every field that is used."""
+        path = self.place(data) / FILES[1].path
+        known = read_json(path, kind=dict)
+        for key, one in known.items():
+            odd = [
+                name
+                for name, kind in GOLD_FIELDS.items()
+                if not isinstance(one, dict) or type(one.get(name)) is not kind
+            ]
+            if odd:
+                raise DataError(
+                    f"{path}: sample {key!r} lacks {', '.join(odd)}: not MM-Vet's file. Get it: {FILES[1].source}"
+                )
+        strange = next((one for one in questions if key_of(one) not in known), None)
+        if strange is not None:
+            raise DataError(
+                f"{path} does not know {key_of(strange)!r} (line {strange.index + 1} of {FILES[0].path}): "
+                f"another version? Get it: {FILES[1].source}"
+            )
+        return known
 
 
 def key_of(question: Question) -> str:
     """The id MM-Vet uses for a question of LLaVA's file."""
     return f"v1_{question.question_id}"
-
-
-def gold(data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
-    """`mm-vet.json`, known to have every question that is asked and every field that is used."""
-    path = Path(data) / "eval" / FOLDER / FILES[1].path
-    known = base.read_json(path, dict)
-    for key, one in known.items():
-        odd = [
-            name for name, kind in GOLD_FIELDS.items() if not isinstance(one, dict) or type(one.get(name)) is not kind
-        ]
-        if odd:
-            raise DataError(
-                f"{path}: sample {key!r} lacks {', '.join(odd)}: not MM-Vet's file. Get it: {FILES[1].source}"
-            )
-    strange = next((one for one in questions if key_of(one) not in known), None)
-    if strange is not None:
-        raise DataError(
-            f"{path} does not know {key_of(strange)!r} (line {strange.index + 1} of {FILES[0].path}): another version? "
-            f"Get it: {FILES[1].source}"
-        )
-    return known
-
-
-MMVET = Benchmark(
-    name="mmvet",
-    line="MM-Vet: open questions that need several capabilities, graded by a judge model",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images="images",
-    files=FILES,
-    metric="total",
-    paper=31.1,
-    max_new_tokens=1024,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="CC BY-NC 4.0; pictures from the web",
-    count=218,
-    export=export,
-)

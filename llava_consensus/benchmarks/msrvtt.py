@@ -6,6 +6,19 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 (https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare numbers of one judge only.
 """
 
-from llava_consensus.benchmarks import video_qa
+from dataclasses import dataclass
 
-MSRVTT = video_qa.benchmark("msrvtt", "MSRVTT-QA", "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA", "videos/all", 72_821)
+from llava_consensus.benchmarks.video_qa import VideoQA
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSRVTT(VideoQA):
+    """MSRVTT-QA."""
+
+    name = "msrvtt"
+    title = "MSRVTT"
+    line = "MSRVTT-QA: short questions on short videos, right or wrong by a judge model"
+    folder = "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA"
+    images = "videos/all"
+    column = "msrvtt_acc"
+    whole = 72_821

@@ -6,6 +6,19 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 (https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare numbers of one judge only.
 """
 
-from llava_consensus.benchmarks import video_qa
+from dataclasses import dataclass
 
-MSVD = video_qa.benchmark("msvd", "MSVD-QA", "GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA", "videos", 13_157)
+from llava_consensus.benchmarks.video_qa import VideoQA
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSVD(VideoQA):
+    """MSVD-QA."""
+
+    name = "msvd"
+    title = "MSVD"
+    line = "MSVD-QA: short questions on short videos, right or wrong by a judge model"
+    folder = "GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA"
+    images = "videos"
+    column = "msvd_acc"
+    whole = 13_157

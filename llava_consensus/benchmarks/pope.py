@@ -9,16 +9,17 @@ Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_lines
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import pope as scorer
 
-FOLDER = "pope"
 CATEGORIES = ("random", "popular", "adversarial")
 LABELS = "coco/coco_pope_{}.json"
 LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
@@ -38,41 +39,55 @@ FILES = (
 RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order."""
-    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+@dataclass(frozen=True, kw_only=True)
+class POPE(Benchmark):
+    """Whether objects are in a picture, by F1."""
 
+    name = "pope"
+    title = "POPE"
+    line = "POPE: is the object there? yes or no, mean F1 of three ways to choose absent objects"
+    folder = "pope"
+    images = "val2014"
+    files = FILES
+    metric = "f1"
+    column = "pope_f1"
+    paper = 85.9
+    count = 8910
+    max_new_tokens = 128
+    licence = "MIT; COCO pictures"
 
-def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
-    """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
 
-    A category without answers has no numbers. `official_line` is the last line the official script prints.
-    """
-    questions = load(data)
-    labels = _labels(Path(data) / "eval" / FOLDER, questions)
-    joined = base.join(records, questions)
-    said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
-    found: dict[str, dict[str, float | None]] = {}
-    for category in dict.fromkeys(one.category for one in questions):
-        of_category = [index for index in said if questions[index].category == category]
-        if of_category:
-            found[category] = scorer.metrics([said[at] for at in of_category], [labels[at] for at in of_category])
-    numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(found.values())))}
-    for name in ("accuracy", "precision", "recall", "yes_ratio"):
-        values = [value for one in found.values() if (value := one[name]) is not None]
-        numbers[name] = base.percent(mean(values)) if values else None
-    numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
-    extracted = [
-        {
-            "index": index,
-            "extracted": answer,
-            "correct": (answer == "no") == (labels[index] == "no"),
-            "group": questions[index].category,
-            "unit": questions[index].images[0],  # the ways to choose absent objects share pictures and yes-questions
-        }
-        for index, answer in said.items()
-    ]
-    return base.report(FOLDER, joined, numbers | {"statistic": "f1_mean"}, extracted)
+        A category without answers has no numbers. `official_line` is the last line the official script prints.
+        """
+        questions = self.load(data)
+        labels = _labels(self.place(data), questions)
+        joined = base.join(records, questions)
+        said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        found: dict[str, dict[str, float | None]] = {}
+        for category in dict.fromkeys(one.category for one in questions):
+            of_category = [index for index in said if questions[index].category == category]
+            if of_category:
+                found[category] = scorer.metrics([said[at] for at in of_category], [labels[at] for at in of_category])
+        numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(found.values())))}
+        for name in ("accuracy", "precision", "recall", "yes_ratio"):
+            values = [value for one in found.values() if (value := one[name]) is not None]
+            numbers[name] = base.percent(mean(values)) if values else None
+        numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
+        extracted = [
+            {
+                "index": index,
+                "extracted": answer,
+                "correct": (answer == "no") == (labels[index] == "no"),
+                "group": questions[index].category,
+                "unit": questions[index].images[
+                    0
+                ],  # the ways to choose absent objects share pictures and yes-questions
+            }
+            for index, answer in said.items()
+        ]
+        return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted)
 
 
 def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
@@ -80,7 +95,7 @@ def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
     labels: dict[int, str] = {}
     for category in dict.fromkeys(one.category for one in questions):
         path = folder / LABELS.format(category)
-        rows = base.read_lines(path, ("text", "label"))
+        rows = read_lines(path, ("text", "label"))
         asked = [one for one in questions if one.category == category]
         if len(rows) != len(asked):
             what = f"it has {len(rows)} lines, but {len(asked)} {category} questions are asked"
@@ -103,21 +118,3 @@ def _in_percent(one: dict[str, float | None]) -> dict[str, Any]:
     order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
     line = ", ".join("-" if (value := one[name]) is None else f"{value:.3f}" for name in order)
     return one | {name: base.percent(one[name]) for name in RATIOS} | {"official_line": line}
-
-
-POPE = Benchmark(
-    name="pope",
-    line="POPE: is the object there? yes or no, mean F1 of three ways to choose absent objects",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images="val2014",
-    files=FILES,
-    metric="f1",
-    paper=85.9,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="MIT; COCO pictures",
-    count=8910,
-)

@@ -12,15 +12,16 @@ Must match: LLaVA-1.5-7B 58.6 in all, 66.1 pictures, 37.3 videos (https://arxiv.
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base, submission
-from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 from llava_consensus.scorers import seed as scorer
 
-FOLDER = "seed_bench"
 FILES = (
     DataFile("llava-seed-bench.jsonl", base.LLAVA_EVAL_ZIP),
     DataFile("SEED-Bench.json", "huggingface.co/datasets/AILab-CVC/SEED-Bench (the first revision)"),
@@ -28,66 +29,76 @@ FILES = (
 FIELDS = ("question_id", "question_type_id", "data_type", "answer")
 
 
-def load(data: Path) -> list[Question]:
-    """The questions in file order."""
-    return base.load_questions(Path(data) / "eval" / FOLDER, FILES)
+@dataclass(frozen=True, kw_only=True)
+class SEED(Benchmark):
+    """Questions with four options on pictures and on middle frames of videos."""
 
+    name = "seed"
+    title = "SEED"
+    line = "SEED-Bench: pictures and middle frames of videos, four options, 12 types"
+    folder = "seed_bench"
+    images = "."
+    files = FILES
+    metric = "accuracy"
+    paper = 58.6
+    count = 19242
+    max_new_tokens = 128
+    licence = "CC BY-NC 4.0: research only"
 
-def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
-    """Accuracy in percent over the answered questions, of pictures, of videos and by name of type.
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Accuracy in percent over the answered questions, of pictures, of videos and by name of type.
 
-    `missing_as_wrong`, where questions are missing: the script's numbers for an incomplete file. `script_stops`: why
-    the official script would not have come to its end.
-    """
-    questions = load(data)
-    annotations, names = _annotations(Path(data) / "eval" / FOLDER / FILES[1].path)
-    joined = base.join(records, questions)
-    said = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
-    asked = {one.question_id for one in questions}
-    annotated = [one for one in annotations if scorer.key(one["question_id"]) in asked]
-    numbers = scorer.evaluate([one for one in annotated if scorer.key(one["question_id"]) in said], said)
-    if joined.counts["missing"]:
-        whole = scorer.evaluate(annotated, said)
-        numbers["missing_as_wrong"] = {name: whole[name] for name in ("accuracy", *scorer.KINDS)}
-    numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
-    numbers["script_stops"] = numbers.pop("stops")
-    right = {scorer.key(one["question_id"]): one["answer"] for one in annotated}
-    types = {scorer.key(one["question_id"]): one["question_type_id"] for one in annotated}
-    numbers["not_annotated"] = len(asked - right.keys())
-    extracted = [
-        {
-            "index": index,
-            "extracted": record["text"],
-            "correct": record["text"] == right[key],
-            "group": names.get(types[key], str(types[key])),
-        }
-        for index, record in joined.answers.items()
-        if (key := questions[index].question_id) in right
-    ]
-    return base.report("seed", joined, numbers, extracted)
+        `missing_as_wrong`, where questions are missing: the script's numbers for an incomplete file. `script_stops`:
+        why the official script would not have come to its end.
+        """
+        questions = self.load(data)
+        annotations, names = _annotations(self.place(data) / FILES[1].path)
+        joined = base.join(records, questions)
+        said = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
+        asked = {one.question_id for one in questions}
+        annotated = [one for one in annotations if scorer.key(one["question_id"]) in asked]
+        numbers = scorer.evaluate([one for one in annotated if scorer.key(one["question_id"]) in said], said)
+        if joined.counts["missing"]:
+            whole = scorer.evaluate(annotated, said)
+            numbers["missing_as_wrong"] = {name: whole[name] for name in ("accuracy", *scorer.KINDS)}
+        numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
+        numbers["script_stops"] = numbers.pop("stops")
+        right = {scorer.key(one["question_id"]): one["answer"] for one in annotated}
+        types = {scorer.key(one["question_id"]): one["question_type_id"] for one in annotated}
+        numbers["not_annotated"] = len(asked - right.keys())
+        extracted = [
+            {
+                "index": index,
+                "extracted": record["text"],
+                "correct": record["text"] == right[key],
+                "group": names.get(types[key], str(types[key])),
+            }
+            for index, record in joined.answers.items()
+            if (key := questions[index].question_id) in right
+        ]
+        return base.report(self.name, joined, numbers, extracted)
 
-
-def export(records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
-    """The official upload: a JSON line for each annotated question, in that order."""
-    questions = load(data)
-    annotations, _ = _annotations(Path(data) / "eval" / FOLDER / FILES[1].path)
-    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-    found = submission.audit(records, questions)
-    said = {record["question_id"]: record["text"] for record in records}
-    keys = [scorer.key(one["question_id"]) for one in annotations]
-    found["missing"] = [key for key in keys if key not in said]
-    submission.refuse_missing(found, "the official script stops at the first of them")
-    rows = [
-        json.dumps({"question_id": one["question_id"], "prediction": said[key]}) + "\n"
-        for one, key in zip(annotations, keys, strict=True)
-    ]
-    submission.write(target, "".join(rows).encode())
-    return found | {"written": len(rows)}
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """The official upload: a JSON line for each annotated question, in that order."""
+        questions = self.load(data)
+        annotations, _ = _annotations(self.place(data) / FILES[1].path)
+        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
+        found = submission.audit(records, questions)
+        said = {record["question_id"]: record["text"] for record in records}
+        keys = [scorer.key(one["question_id"]) for one in annotations]
+        found["missing"] = [key for key in keys if key not in said]
+        submission.refuse_missing(found, "the official script stops at the first of them")
+        rows = [
+            json.dumps({"question_id": one["question_id"], "prediction": said[key]}) + "\n"
+            for one, key in zip(annotations, keys, strict=True)
+        ]
+        submission.write(target, "".join(rows).encode())
+        return found | {"written": len(rows)}
 
 
 def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """The annotated questions, and the names of types by their id."""
-    content = base.read_json(path, dict)
+    content = read_json(path, kind=dict)
     rows, types = content.get("questions"), content.get("question_type")
     if not isinstance(rows, list) or not isinstance(types, dict):
         raise DataError(f"{path}: no list 'questions' and no 'question_type': not SEED-Bench.json")
@@ -97,22 +108,3 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
             raise DataError(f"{path}, entry {number} of questions: no {', '.join(absent)}")
         row["question_id"] = str(row["question_id"])
     return rows, {number: name for name, number in types.items()}
-
-
-SEED = Benchmark(
-    name="seed",
-    line="SEED-Bench: pictures and middle frames of videos, four options, 12 types",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images=".",
-    files=FILES,
-    metric="accuracy",
-    paper=58.6,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="CC BY-NC 4.0: research only",
-    count=19242,
-    export=export,
-)

@@ -10,17 +10,16 @@ Must match: LLaVA-1.5-7B 66.8 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 from llava_consensus.scorers import sqa as scorer
 
-FOLDER = "scienceqa"
 MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
 SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
 FILES = (
@@ -30,42 +29,59 @@ FILES = (
 )
 
 
-def load(data: Path, questions: str = "all") -> list[Question]:
-    """The questions in file order; `questions` is `all` or `image` (those about a picture)."""
-    folder = Path(data) / "eval" / FOLDER
-    base.require(folder, FILES)
-    path = folder / FILES[0].path
-    found = [_question(path, number, row) for number, row in enumerate(base.read_json(path, list), start=1)]
-    kept = [one for one in found if one.images or questions == "all"]
-    return [replace(one, index=index) for index, one in enumerate(kept)]
+@dataclass(frozen=True, kw_only=True)
+class ScienceQA(Benchmark):
+    """School questions with options, by accuracy over those with a picture."""
 
+    name = "sqa"
+    title = "SQA"
+    line = "ScienceQA test: school questions with options, accuracy over those with a picture"
+    folder = "scienceqa"
+    images = "images/test"
+    files = FILES
+    metric = "img_accuracy"
+    column = "sqa_img"
+    paper = 66.8
+    count = 4241
+    max_new_tokens = 1024
+    licence = "CC BY-NC-SA 4.0: research only"
 
-def score(records: Sequence[Record], data: Path, questions: str = "all") -> dict[str, Any]:
-    """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
+    questions: str = option("all", "image", line="all, or only the 2,017 about a picture", asks=True)
 
-    `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file.
-    """
-    folder = Path(data) / "eval" / FOLDER
-    asked = load(data, questions)
-    problems, split = _gold(folder, asked)
-    joined = base.join(records, asked)
-    said = {
-        str(asked[index].question_id): scorer.Said(record["text"], bool(asked[index].images))
-        for index, record in joined.answers.items()
-    }
-    numbers = _evaluate(folder, problems, [key for key in split if key in said], said)
-    results, parsed = numbers.pop("results"), numbers.pop("parsed")
-    if joined.counts["missing"]:
-        ids = [str(one.question_id) for one in asked]
-        everything = _evaluate(folder, problems, ids, said)
-        numbers["missing_as_wrong"] = {name: everything[name] for name in ("accuracy", "img_accuracy")}
-    extracted = []
-    for index in joined.answers:
-        key = str(asked[index].question_id)
-        correct = results[key] == problems[key]["answer"]
-        group = "image" if asked[index].images else "text"
-        extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
-    return base.report("sqa", joined, numbers | {"counted": ["image"]}, extracted)
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order: all, or those about a picture."""
+        base.require(self.place(data), FILES)
+        path = self.place(data) / self.files[0].path
+        found = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
+        kept = [one for one in found if one.images or self.questions == "all"]
+        return [replace(one, index=index) for index, one in enumerate(kept)]
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
+
+        `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file.
+        """
+        folder = self.place(data)
+        asked = self.load(data)
+        problems, split = _gold(folder, asked)
+        joined = base.join(records, asked)
+        said = {
+            str(asked[index].question_id): scorer.Said(record["text"], bool(asked[index].images))
+            for index, record in joined.answers.items()
+        }
+        numbers = _evaluate(folder, problems, [key for key in split if key in said], said)
+        results, parsed = numbers.pop("results"), numbers.pop("parsed")
+        if joined.counts["missing"]:
+            ids = [str(one.question_id) for one in asked]
+            everything = _evaluate(folder, problems, ids, said)
+            numbers["missing_as_wrong"] = {name: everything[name] for name in ("accuracy", "img_accuracy")}
+        extracted = []
+        for index in joined.answers:
+            key = str(asked[index].question_id)
+            correct = results[key] == problems[key]["answer"]
+            group = "image" if asked[index].images else "text"
+            extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
+        return base.report(self.name, joined, numbers | {"counted": ["image"]}, extracted)
 
 
 def _question(path: Path, number: int, row: Any) -> Question:
@@ -82,8 +98,8 @@ def _question(path: Path, number: int, row: Any) -> Question:
 def _gold(folder: Path, asked: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
     """Problems by id and the ids of the test split, known to have every question that is asked."""
     path = folder / FILES[1].path
-    problems = base.read_json(path, dict)
-    split = base.read_json(folder / FILES[2].path, dict).get("test")
+    problems = read_json(path, kind=dict)
+    split = read_json(folder / FILES[2].path, kind=dict).get("test")
     if not isinstance(split, list):
         raise DataError(f"{folder / FILES[2].path}: no list 'test': not ScienceQA's splits")
     known = set(split)
@@ -103,27 +119,3 @@ def _evaluate(folder: Path, problems: Any, ids: Sequence[str], said: Any) -> dic
         return scorer.evaluate(problems, ids, said)
     except ValueError as error:
         raise DataError(f"{folder / FILES[1].path}: {error}") from error
-
-
-def _vary(questions: str = "all") -> Benchmark:
-    return replace(SQA, load=partial(load, questions=questions), score=partial(score, questions=questions))
-
-
-SQA = Benchmark(
-    name="sqa",
-    line="ScienceQA test: school questions with options, accuracy over those with a picture",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images="images/test",
-    files=FILES,
-    metric="img_accuracy",
-    paper=66.8,
-    max_new_tokens=1024,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="CC BY-NC-SA 4.0: research only",
-    count=4241,
-    choices={"questions": Choice(("all", "image"), "all, or only the 2,017 about a picture", asks=True)},
-    vary=_vary,
-)

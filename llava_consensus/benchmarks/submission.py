@@ -3,14 +3,14 @@
 Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.benchmarks.base import Question, Record
+from llava_consensus.benchmarks.base import Question
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, replace
 
 SHOWN = 10  # ids named in a message
 
@@ -46,9 +46,7 @@ def refuse_missing(found: Mapping[str, Any], why: str) -> None:
 
 def write(target: Path, content: bytes) -> None:
     """The whole file or none of it; the folder must exist."""
-    fresh = target.with_name(f".{target.name}.new")
     try:
-        fresh.write_bytes(content)
-        os.replace(fresh, target)
+        replace(target, content)
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error.strerror})") from error

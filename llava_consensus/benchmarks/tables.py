@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.benchmarks import base
 from llava_consensus.errors import DataError, ImageError
+from llava_consensus.files import read_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,7 +61,7 @@ def _stamp(path: Path) -> tuple[Path, int, int]:
 def _table(path: Path, *_stamp: int) -> "DataFrame":
     import pandas
 
-    base.read_text(path)  # says which byte is no UTF-8
+    read_text(path)  # says which byte is no UTF-8
     try:
         table = pandas.read_table(path)
     except (ValueError, pandas.errors.ParserError) as error:

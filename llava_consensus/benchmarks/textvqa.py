@@ -10,17 +10,16 @@ Must match: LLaVA-1.5-7B 58.2 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 from llava_consensus.scorers import Score, mean, vqa_text
 
-FOLDER = "textvqa"
 OCR = "Reference OCR token: "
 FILES = (
     DataFile(
@@ -32,27 +31,53 @@ FILES = (
 )
 
 
-def load(data: Path, ocr: str = "with") -> list[Question]:
-    """The questions in file order; `ocr` is `with` or `without` the line of reference OCR tokens in the prompt."""
-    questions = base.load_questions(Path(data) / "eval" / FOLDER, FILES)
-    return questions if ocr == "with" else [replace(one, text=_without_ocr(one.text)) for one in questions]
+@dataclass(frozen=True, kw_only=True)
+class TextVQA(Benchmark):
+    """Questions on writing in pictures, by agreement with ten people."""
 
+    name = "textvqa"
+    title = "TextVQA"
+    line = "TextVQA validation: questions on writing in pictures, agreement with ten people"
+    folder = "textvqa"
+    images = "train_images"
+    files = FILES
+    metric = "accuracy"
+    column = "textvqa"
+    count = 5000
+    max_new_tokens = 128
+    licence = "CC BY 4.0; Open Images pictures"
 
-def score(records: Sequence[Record], data: Path) -> dict[str, Any]:
-    """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""
-    questions = load(data)
-    path = Path(data) / "eval" / FOLDER / FILES[1].path
-    references = _references(path)
-    joined = base.join(records, questions, _key_of_question, _key_of_record)
-    scores: dict[int, Score] = {}
-    for index, record in joined.answers.items():
-        key = _key_of_question(questions[index])
-        if key not in references:
-            raise DataError(f"{path} has no question {key!r} (line {index + 1} of {FILES[0].path}): another version?")
-        scores[index] = vqa_text.score(record["text"], references[key])
-    accuracy = base.percent(mean(one.value for one in scores.values())) if scores else None
-    extracted = [{"index": index, "extracted": one.extracted, "correct": one.value} for index, one in scores.items()]
-    return base.report(FOLDER, joined, {"accuracy": accuracy}, extracted)
+    ocr: str = option("with", "without", line="reference OCR tokens in the prompt (LLaVA-1.5: with)", asks=True)
+
+    @property
+    def paper(self) -> float | None:
+        """As published, with the OCR tokens."""
+        return 58.2 if self.ocr == "with" else None
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order, with or without the line of reference OCR tokens in the prompt."""
+        questions = super().load(data)
+        return questions if self.ocr == "with" else [replace(one, text=_without_ocr(one.text)) for one in questions]
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""
+        questions = super().load(data)
+        path = self.place(data) / FILES[1].path
+        references = _references(path)
+        joined = base.join(records, questions, _key_of_question, _key_of_record)
+        scores: dict[int, Score] = {}
+        for index, record in joined.answers.items():
+            key = _key_of_question(questions[index])
+            if key not in references:
+                raise DataError(
+                    f"{path} has no question {key!r} (line {index + 1} of {FILES[0].path}): another version?"
+                )
+            scores[index] = vqa_text.score(record["text"], references[key])
+        accuracy = base.percent(mean(one.value for one in scores.values())) if scores else None
+        extracted = [
+            {"index": index, "extracted": one.extracted, "correct": one.value} for index, one in scores.items()
+        ]
+        return base.report(self.name, joined, {"accuracy": accuracy}, extracted)
 
 
 def _without_ocr(text: str) -> str:
@@ -80,7 +105,7 @@ def _cut(prompt: str, where: str) -> str:
 
 def _references(path: Path) -> dict[Hashable, list[str]]:
     """Ten answers by (image id, lower-cased question); of two entries with one key the later counts."""
-    rows = base.read_json(path, dict).get("data")
+    rows = read_json(path, kind=dict).get("data")
     if not isinstance(rows, list):
         raise DataError(f"{path}: no list 'data': not a TextVQA annotation file")
     references: dict[Hashable, list[str]] = {}
@@ -93,27 +118,3 @@ def _references(path: Path) -> dict[Hashable, list[str]]:
         if len(answers) != 10:
             raise DataError(f"{path}, entry {number} of data: {len(answers)} answers instead of 10")
     return references
-
-
-def _vary(ocr: str = "with") -> Benchmark:
-    return replace(TEXTVQA, load=partial(load, ocr=ocr), paper=None)
-
-
-TEXTVQA = Benchmark(
-    name="textvqa",
-    line="TextVQA validation: questions on writing in pictures, agreement with ten people",
-    folder=FOLDER,
-    questions=FILES[0].path,
-    images="train_images",
-    files=FILES,
-    metric="accuracy",
-    paper=58.2,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="CC BY 4.0; Open Images pictures",
-    count=5000,
-    choices={"ocr": Choice(("with", "without"), "reference OCR tokens in the prompt (LLaVA-1.5: with)", asks=True)},
-    vary=_vary,
-)

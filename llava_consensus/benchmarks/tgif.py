@@ -6,6 +6,19 @@ Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and sco
 (https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare numbers of one judge only.
 """
 
-from llava_consensus.benchmarks import video_qa
+from dataclasses import dataclass
 
-TGIF = video_qa.benchmark("tgif", "TGIF-QA (FrameQA)", "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA", "mp4", 13_691)
+from llava_consensus.benchmarks.video_qa import VideoQA
+
+
+@dataclass(frozen=True, kw_only=True)
+class TGIF(VideoQA):
+    """TGIF-QA (FrameQA)."""
+
+    name = "tgif"
+    title = "TGIF"
+    line = "TGIF-QA (FrameQA): short questions on short videos, right or wrong by a judge model"
+    folder = "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA"
+    images = "mp4"
+    column = "tgif_acc"
+    whole = 13_691

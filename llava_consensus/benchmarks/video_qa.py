@@ -12,14 +12,14 @@ they are joined by id, and files that disagree stop with the place where they do
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from llava_consensus.benchmarks import base, judged, submission
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Joined, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json, read_text
 from llava_consensus.scorers import video_qa as scorer
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
@@ -30,54 +30,75 @@ FIRST = 1000
 LICENCE = "research data without a clear licence; videos of their owners"
 
 
-def load(data: Path, folder: str, videos: str, everything: bool = False) -> list[Question]:
-    """The first 1,000 questions in file order, or all of them."""
-    questions = _questions(Path(data) / "eval" / folder, videos)
-    return questions if everything else questions[:FIRST]
+@dataclass(frozen=True, kw_only=True)
+class VideoQA(Benchmark):
+    """Short questions on short videos; the sets differ in name, place and number of questions only."""
 
+    files = FILES
+    metric = "accuracy"
+    judge = "video_qa"
+    max_new_tokens = 1024
+    licence = LICENCE
+    frames = FRAMES
 
-def score(records: Sequence[Record], data: Path, name: str, folder: str) -> dict[str, Any]:
-    """The numbers that need no judge; `accuracy` and `average_score` are None.
+    whole: ClassVar[int]  # number of all questions
 
-    Complete with the first 1,000 questions, unless there are answers to later ones: then with all.
-    """
-    joined, references = join(records, data, folder)
-    return judged.report(name, joined, references, {"accuracy": None, "average_score": None})
+    questions: str = option("first", "all", line="the first 1,000, as papers on token reduction ask", asks=True)
 
+    @property
+    def count(self) -> int:
+        """Questions of the official set, or the first of them."""
+        return self.whole if self.questions == "all" else FIRST
 
-def export(records: Sequence[Record], data: Path, target: Path, folder: str) -> dict[str, Any]:
-    """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
-    joined, references = join(records, data, folder)
-    questions = _questions(Path(data) / "eval" / folder, "")[: joined.counts["asked"]]
-    lines = []
-    for index, record in joined.answers.items():
-        values = (questions[index].question_id, questions[index].text, references[index], record["text"])
-        lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
-    submission.write(target, "".join(lines).encode())
-    return submission.audit(records, questions) | {"written": len(lines)}
+    def load(self, data: Path) -> list[Question]:
+        """The first 1,000 questions in file order, or all of them."""
+        questions = self.all(data, self.images)
+        return questions if self.questions == "all" else questions[:FIRST]
 
+    def all(self, data: Path, videos: str = "") -> list[Question]:
+        """All questions in file order, with the names of their videos in a folder where one is given."""
+        return _questions(self.place(data), videos)
 
-def join(records: Sequence[Record], data: Path, folder: str) -> tuple[Joined, dict[int, str]]:
-    """Answers by question, and the right answer of every question; a record that states another one stops it."""
-    place = Path(data) / "eval" / folder
-    questions = _questions(place, "")
-    references = _references(place / FILES[1].path, questions)
-    joined = judged.first_or_all(records, questions, FIRST)
-    for index, record in joined.answers.items():
-        stated = record.get("answer")
-        if stated is not None and str(stated) != references[index]:
-            raise DataError(
-                f"the prediction with id {record['question_id']!r} was paired with the answer {stated!r}, but {place} "
-                f"has {references[index]!r}: was it made in several chunks? Video-LLaVA then pairs foreign answers. "
-                "Leave the answers out, or pair them again by id"
-            )
-    return joined, references
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """The scores computed without a judge; `accuracy` and `average_score` are None.
+
+        Complete with the first 1,000 questions, unless there are answers to later ones: then with all.
+        """
+        joined, references = self.join(records, data)
+        return judged.report(self.name, joined, references, {"accuracy": None, "average_score": None})
+
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
+        joined, references = self.join(records, data)
+        questions = self.all(data)[: joined.counts["asked"]]
+        lines = []
+        for index, record in joined.answers.items():
+            values = (questions[index].question_id, questions[index].text, references[index], record["text"])
+            lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
+        submission.write(target, "".join(lines).encode())
+        return submission.audit(records, questions) | {"written": len(lines)}
+
+    def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:
+        """Answers by question, and the right answer of every question; a record that states another one stops it."""
+        place = self.place(data)
+        questions = self.all(data)
+        references = _references(place / FILES[1].path, questions)
+        joined = judged.first_or_all(records, questions, FIRST)
+        for index, record in joined.answers.items():
+            stated = record.get("answer")
+            if stated is not None and str(stated) != references[index]:
+                raise DataError(
+                    f"the prediction with id {record['question_id']!r} was paired with the answer {stated!r}, but "
+                    f"{place} has {references[index]!r}: was it made in several chunks? Video-LLaVA then pairs foreign "
+                    "answers. Leave the answers out, or pair them again by id"
+                )
+        return joined, references
 
 
 def read_predictions(path: Path) -> list[Record]:
     """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with."""
     try:
-        rows = scorer.read_predictions(base.read_text(path))
+        rows = scorer.read_predictions(read_text(path))
     except ValueError as error:
         raise DataError(f"{path}, {error}") from None
     return [
@@ -86,38 +107,13 @@ def read_predictions(path: Path) -> list[Record]:
     ]
 
 
-def benchmark(name: str, title: str, folder: str, videos: str, count: int) -> Benchmark:
-    """One of the three sets: they differ in name, place and number of questions only."""
-    everything = partial(load, folder=folder, videos=videos, everything=True)
-    first = Benchmark(
-        name=name,
-        line=f"{title}: short questions on short videos, right or wrong by a judge model",
-        folder=folder,
-        questions=FILES[0].path,
-        images=videos,
-        files=FILES,
-        metric="accuracy",
-        paper=None,
-        max_new_tokens=1024,
-        conversation="llava_v1",
-        load=partial(load, folder=folder, videos=videos),
-        score=partial(score, name=name, folder=folder),
-        licence=LICENCE,
-        frames=FRAMES,
-        count=FIRST,
-        export=partial(export, folder=folder),
-        choices={"questions": Choice(("first", "all"), "the first 1,000, as papers on token reduction ask", asks=True)},
-    )
-    return replace(first, vary=lambda questions: replace(first, load=everything, count=count))
-
-
 def _questions(folder: Path, videos: str) -> list[Question]:
     """All questions; the video of each is the first of its name, or `<name>.mp4` where there is none."""
     base.require(folder, FILES)
     path = folder / FILES[0].path
     files = _videos(folder / videos) if videos else {}
     questions = []
-    for index, row in enumerate(base.read_json(path, list)):
+    for index, row in enumerate(read_json(path, kind=list)):
         if not isinstance(row, dict):
             raise DataError(f"{path}, entry {index + 1}: not an object")
         name, key, text = (row.get(field) for field in ("video_name", "question_id", "question"))
@@ -140,7 +136,7 @@ def _videos(folder: Path) -> dict[str, str]:
 
 def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
     """The right answer of every question: by position, once ids, where the file has them, agree."""
-    rows = base.read_json(path, list)
+    rows = read_json(path, kind=list)
     if len(rows) != len(questions):
         raise DataError(f"{path} has {len(rows)} answers, {FILES[0].path} {len(questions)} questions: not of one set")
     return {one.index: _answer(path, one, row) for one, row in zip(questions, rows, strict=True)}

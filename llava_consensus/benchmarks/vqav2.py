@@ -13,18 +13,17 @@ Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, tab
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.benchmarks import base, submission
-from llava_consensus.benchmarks.base import Benchmark, Choice, DataFile, Question, Record
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
+from llava_consensus.files import Record, read_json
 from llava_consensus.scorers import mean, vqa_text
 from llava_consensus.scorers import vqav2 as scorer
 
-FOLDER = "vqav2"
 WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True)
 OFFICIAL = "visualqa.org/download.html"
 NUMBER = re.compile(r"\d+")
@@ -60,60 +59,97 @@ SPLITS = {
 }
 
 
-def load(data: Path, split: str = "test-dev") -> list[Question]:
-    """The questions in file order."""
-    folder = Path(data) / "eval" / FOLDER
-    base.require(folder, (SPLITS[split].questions, SPLITS[split].annotations))
-    path = folder / SPLITS[split].questions.path
-    return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
+@dataclass(frozen=True, kw_only=True)
+class VQAv2(Benchmark):
+    """Open questions on COCO pictures, by agreement with ten people; the answers of test-dev are not published."""
 
+    name = "vqav2"
+    title = "VQAv2"
+    line = "VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are"
+    folder = "vqav2"
+    metric = "accuracy"
+    column = "vqav2"
+    max_new_tokens = 128
+    licence = "CC BY 4.0 (annotations); COCO pictures"
 
-def score(records: Sequence[Record], data: Path, split: str = "test-dev", rules: str = "2021") -> dict[str, Any]:
-    """Official accuracy in percent over the answered questions; None without annotations.
+    split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
+    rules: str = option(*scorer.RULES, line="of the official evaluation since 2021, or of 2017")
 
-    Without them `answers` alone is measured: shares (percent) of yes, no, numbers and empty ones, and words each.
-    """
-    questions = load(data, split)
-    joined = base.join(records, questions)
-    path = Path(data) / "eval" / FOLDER / SPLITS[split].annotations.path
-    texts = {index: record["text"] for index, record in joined.answers.items()}
-    numbers: dict[str, Any] = {"accuracy": None, "rules": rules, "split": split, "answers": _describe(texts.values())}
-    if not path.is_file():
-        extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
-        return base.report("vqav2", joined, numbers, extracted)
-    annotations = _annotations(path, questions)
-    said = {questions[index].question_id: text for index, text in texts.items()}
-    numbers |= scorer.evaluate([annotations[key] for key in said], said, rules)
-    scores = numbers.pop("scores")
-    extracted = []
-    for index in texts:
-        one = scores[questions[index].question_id]
-        extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
-    return base.report("vqav2", joined, numbers | {"rounded": 2}, extracted)
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Questions and annotations of the split, and for test-dev the questions a submission covers."""
+        return (self._set.questions, self._set.annotations, *((WHOLE,) if self.split == "test-dev" else ()))
 
+    @property
+    def images(self) -> str:
+        """The folder of the split's pictures."""
+        return self._set.images
 
-def export(records: Sequence[Record], data: Path, target: Path, split: str = "test-dev") -> dict[str, Any]:
-    """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
+    @property
+    def count(self) -> int:
+        """Questions of the split."""
+        return self._set.size
 
-    What is counted as missing are questions of the split without an answer; they and all others get an empty one.
-    """
-    folder = Path(data) / "eval" / FOLDER
-    questions = load(data, split)
-    base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-    found = submission.audit(records, questions)
-    said = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
-    if split != "val":
-        base.require(folder, (replace(WHOLE, optional=False),))
-        questions = base.read_questions(folder / WHOLE.path)
-    rows = [{"question_id": one.question_id, "answer": said.get(one.question_id, "")} for one in questions]
-    submission.write(target, json.dumps(rows).encode())
-    return found | {"written": len(rows)}
+    @property
+    def paper(self) -> float | None:
+        """As published, on test-dev."""
+        return 78.5 if self.split == "test-dev" else None
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order, of LLaVA's file or, for val, of the official one."""
+        base.require(self.place(data), (self._set.questions, self._set.annotations))
+        path = self.place(data) / self._set.questions.path
+        return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Official accuracy in percent over the answered questions; None without annotations.
+
+        Without them `answers` alone is measured: shares (percent) of yes, no, numbers and empty ones, and words each.
+        """
+        questions = self.load(data)
+        joined = base.join(records, questions)
+        path = self.place(data) / self._set.annotations.path
+        texts = {index: record["text"] for index, record in joined.answers.items()}
+        numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
+        numbers["answers"] = _describe(texts.values())
+        if not path.is_file():
+            extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
+            return base.report(self.name, joined, numbers, extracted)
+        annotations = _annotations(path, questions)
+        said = {questions[index].question_id: text for index, text in texts.items()}
+        numbers |= scorer.evaluate([annotations[key] for key in said], said, self.rules)
+        scores = numbers.pop("scores")
+        extracted = []
+        for index in texts:
+            one = scores[questions[index].question_id]
+            extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
+        return base.report(self.name, joined, numbers | {"rounded": 2}, extracted)
+
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
+
+        What is counted as missing are questions of the split without an answer; they and all others get an empty one.
+        """
+        questions = self.load(data)
+        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
+        found = submission.audit(records, questions)
+        said = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
+        if self.split != "val":
+            base.require(self.place(data), (replace(WHOLE, optional=False),))
+            questions = base.read_questions(self.place(data) / WHOLE.path)
+        rows = [{"question_id": one.question_id, "answer": said.get(one.question_id, "")} for one in questions]
+        submission.write(target, json.dumps(rows).encode())
+        return found | {"written": len(rows)}
+
+    @property
+    def _set(self) -> Split:
+        return SPLITS[self.split]
 
 
 def _read_official(path: Path) -> list[Question]:
     """The official question file, with LLaVA's suffix and COCO's names of pictures."""
     questions = []
-    for index, row in enumerate(base.read_json(path, dict).get("questions", ())):
+    for index, row in enumerate(read_json(path, kind=dict).get("questions", ())):
         try:
             image = f"COCO_val2014_{int(row['image_id']):012}.jpg"
             questions.append(Question(index, row["question_id"], (image,), row["question"] + base.SHORT))
@@ -125,7 +161,7 @@ def _read_official(path: Path) -> list[Question]:
 def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, Any]:
     """The annotation of every question, known to have what is scored."""
     found = {}
-    for number, row in enumerate(base.read_json(path, dict).get("annotations", ()), start=1):
+    for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
         try:
             kinds = row["question_type"], row["answer_type"]
             texts = [one["answer"] for one in row["answers"]]
@@ -151,46 +187,3 @@ def _describe(texts: Any) -> dict[str, float | None]:
     }
     shares = {name: base.percent(mean(map(float, found))) if found else None for name, found in kinds.items()}
     return shares | {"words": mean(float(len(one.split())) for one in said) if said else None}
-
-
-def _vary(split: str = "test-dev", rules: str = "2021") -> Benchmark:
-    return replace(
-        VQAV2,
-        questions=SPLITS[split].questions.path,
-        images=SPLITS[split].images,
-        files=_files(split),
-        count=SPLITS[split].size,
-        paper=VQAV2.paper if split == "test-dev" else None,
-        load=partial(load, split=split),
-        score=partial(score, split=split, rules=rules),
-        export=partial(export, split=split),
-    )
-
-
-def _files(split: str) -> tuple[DataFile, ...]:
-    one = SPLITS[split]
-    return (one.questions, one.annotations, *((WHOLE,) if split == "test-dev" else ()))
-
-
-VQAV2 = Benchmark(
-    name="vqav2",
-    line="VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are",
-    folder=FOLDER,
-    questions=SPLITS["test-dev"].questions.path,
-    images=SPLITS["test-dev"].images,
-    files=_files("test-dev"),
-    metric="accuracy",
-    paper=78.5,
-    max_new_tokens=128,
-    conversation="vicuna_v1",
-    load=load,
-    score=score,
-    licence="CC BY 4.0 (annotations); COCO pictures",
-    count=SPLITS["test-dev"].size,
-    export=export,
-    choices={
-        "split": Choice(("test-dev", "test", "val"), "which questions; only those of val have published answers", True),
-        "rules": Choice(scorer.RULES, "of the official evaluation since 2021, or of 2017"),
-    },
-    vary=_vary,
-)

@@ -51,7 +51,7 @@ def add_method(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--merged", type=int, help="how many of them are merged ones (the paper's split)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
-    parser.add_argument("--conversation", help="template of the prompts (the benchmark's own, or the model's)")
+    parser.add_argument("--conversation", help="template of the prompts (the model's own)")
     parser.add_argument("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, 128)")
 
 
@@ -85,7 +85,7 @@ def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
     for key, value in options.items():
         if not key or not value:
             raise OptionError(f"--benchmark-option {key}={value}: must be KEY=VALUE, for example split=test")
-    return benchmarks.get(name, options)
+    return benchmarks.make(name, **options)
 
 
 def method(given: argparse.Namespace) -> "Method":

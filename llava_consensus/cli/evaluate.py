@@ -52,7 +52,7 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
     names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
     words = METHODS if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
-    full = [arguments.config(given, benchmarks.get(name), make("full")) for name in names]
+    full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)
     failed = []
     for number, cell in enumerate(grids.sweep(grid, given.out, arguments.execution(given)), 1):

@@ -42,7 +42,7 @@ def add(command: Command) -> None:
 
 def score(given: argparse.Namespace) -> Iterator[str]:
     """The report of an answer file: for people, or the whole of it as JSON."""
-    from llava_consensus.runs.store import read_answers
+    from llava_consensus.files import read_answers
 
     benchmark = arguments.benchmark(given.name, given)
     report = benchmark.score(read_answers(given.answers), given.data)
@@ -89,7 +89,7 @@ def export(given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus import benchmarks
     from llava_consensus.benchmarks import submission
-    from llava_consensus.runs.store import read_answers
+    from llava_consensus.files import read_answers
 
     benchmark = arguments.benchmark(given.name, given)
     if benchmark.export is None:

@@ -10,6 +10,7 @@ from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
     from llava_consensus.report.section import Section
+    from llava_consensus.report.table import Catalogue
 
 FORMATS = ("markdown", "csv", "latex", "brief")
 
@@ -42,7 +43,7 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     """
     from llava_consensus.report import costs, table
 
-    found = table.made(table.read_rows(arguments.out))
+    found = table.in_sections(table.read_rows(arguments.out, _known()))
     bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []
@@ -56,6 +57,16 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
             _parent(path).write_text(table.FORMATS[name](found, bench), encoding="utf-8", newline="")
     _draw(arguments, found)
     yield texts[arguments.format]
+
+
+def _known() -> "Catalogue":
+    """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
+    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.methods import METHODS
+    from llava_consensus.report.table import Catalogue, Facts
+
+    methods = {name: getattr(one, "title", None) or name for name, one in METHODS.items()}
+    return Catalogue(methods, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
 
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:

@@ -75,13 +75,14 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> "Host":
     return host
 
 
-def check(model: str, conversation: str | None = None, dtype: str = "auto") -> dict[str, Any]:
+def check(model: str, conversation: str | None = None, dtype: str = "auto", *, videos: bool = False) -> dict[str, Any]:
     """Checks what can be known of a model without its weights.
 
     Args:
         model: local folder or `owner/name`.
         conversation: template of the prompt; None is the host's own.
         dtype: see `load`.
+        videos: whether the questions are about videos, for which a host may have a template of its own.
     Returns:
         What belongs in the description of a run beside these arguments, the host's defaults filled in.
     Raises:
@@ -90,7 +91,7 @@ def check(model: str, conversation: str | None = None, dtype: str = "auto") -> d
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     check_checkpoint(model)
-    found: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation)
+    found: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation, videos)
     return found
 
 

@@ -8,10 +8,9 @@ from typing import Any
 from llava_consensus.errors import OptionError
 from llava_consensus.judge.client import Client, NoReply, Server
 from llava_consensus.judge.cost import Prices
-from llava_consensus.judge.panel import Outcome, Panel, Sample, Verdict
+from llava_consensus.judge.grader import Grader, Heard, Outcome, Sample, Verdict
 from llava_consensus.judge.prompts import Prompt
 from llava_consensus.judge.store import Replies, Reply, key_of
-from llava_consensus.scorers.mm_vet import Heard
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class JudgeConfig:
     """What is judged, by whom.
 
     Args:
-        benchmark: name in PANELS.
+        benchmark: one that has a judge.
         answers: LLaVA's answer file, or the official one of the benchmark.
         data: folder that holds `eval/...`.
         server: who is asked.
@@ -50,13 +49,13 @@ class JudgeConfig:
 class Grading:
     """The dialogue about one answer in one run: what to ask next, and the outcome once there is one."""
 
-    def __init__(self, panel: Panel, prompt: Prompt, sample: Sample, run: int, config: JudgeConfig) -> None:
+    def __init__(self, grader: Grader, prompt: Prompt, sample: Sample, run: int, config: JudgeConfig) -> None:
         self.sample, self.run = sample, run
         self.heard: dict[str, Reply] = {}
         self.outcome: Outcome | None = sample.settled
         self.failure = ""
         self._prompt, self._config = prompt, config
-        self._dialogue = panel.dialogue(sample)
+        self._dialogue = grader.dialogue(sample)
         self._turn = next(self._dialogue)
 
     @property

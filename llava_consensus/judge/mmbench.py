@@ -6,40 +6,82 @@ is drawn at random after three replies; here all undecided rows are asked, which
 letter is wrong. Reading and circular accuracy are in `scorers/mmbench.py`.
 """
 
+import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from llava_consensus import benchmarks
-from llava_consensus.benchmarks import mmbench
-from llava_consensus.benchmarks.base import Record
-from llava_consensus.benchmarks.mmbench import Language
-from llava_consensus.judge.panel import Dialogue, Outcome, Sample, Turn, Verdict, Verdicts
-from llava_consensus.judge.prompts import MMBENCH
-from llava_consensus.runs.store import read_answers
+from llava_consensus.benchmarks.mmbench import MMBench
+from llava_consensus.files import Record
+from llava_consensus.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdict, Verdicts
+from llava_consensus.judge.prompts import Pieces, Prompt
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
 
 UNREAD = ""  # no letter: never right
+MATCHING = ("question", "options", "prediction")  # what a template has slots for, in this order
+
+_CHOOSE = """\
+Somebody answered a multiple-choice question in free words. Say which option those words stand for: reply with its \
+letter alone. If they fit none of the options, reply with Z.
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: some kind of cat
+Letter: C
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: a weathervane
+Letter: Z
+
+"""
+_CHOOSE_CN = """\
+有人用自己的话回答了一道选择题。请指出这个回答对应哪一个选项，并且只写该选项的字母；若与各选项都不符，就写 Z。
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：好像是一只猫咪
+字母：C
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：风向标
+字母：Z
+
+"""
+WORDING = Prompt(
+    (("user", (_CHOOSE + "Question: ", "question", " Options: ", "options", "Answer: ", "prediction", "\nLetter: ")),),
+    chinese=(("user", (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回答：", "prediction", "\n字母：")),),
+)
 
 
 @dataclass(frozen=True)
-class MMBench:
-    """VLMEvalKit's option matching, for the benchmark of that name."""
+class MMBenchGrader(Grader):
+    """VLMEvalKit's option matching, in English and Chinese."""
 
-    name: str
-    kind: str = MMBENCH
-    judge: str = "gpt-3.5-turbo-0125"
-    reply_tokens: int = 1
+    official_judge = "gpt-3.5-turbo-0125"
+    reply_tokens = 1
+    script = "vlmeval/dataset/utils/multiple_choice.py of github.com/open-compass/VLMEvalKit"
+    wording = WORDING
+    known: ClassVar[Mapping[str, str]] = {
+        "d89f709f371ee46d37d435d006c8c3576dc7fe24df7f52d2ee50c18858afbb83": "VLMEvalKit at e4e0263"
+    }
 
-    def read(self, path: Path) -> list[Record]:
-        """Answers in LLaVA's form."""
-        return list(read_answers(path))
+    benchmark: MMBench
+
+    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+        """The templates in the functions `build_prompt` and `build_prompt_cn`: three empty slots each."""
+        templates = {
+            function.name: _template(function)
+            for function in tree.body
+            if isinstance(function, ast.FunctionDef) and function.name in ("build_prompt", "build_prompt_cn")
+        }
+        english, chinese = templates.get("build_prompt"), templates.get("build_prompt_cn")
+        if not (english and chinese):
+            return None
+        return Prompt((("user", english),), origin=origin, chinese=(("user", chinese),))
 
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""
-        joined, rows = mmbench.answered(records, data, self._language)
+        joined, rows = self.benchmark.answered(records, data)
         letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
         wrong = {
             row["index"] % scorer.ROTATION
@@ -54,7 +96,7 @@ class MMBench:
             samples.append(Sample(row["at"], str(row["index"]), _fields(row, options), options, outcome))
         return samples, joined.counts
 
-    def without(self, report: Mapping[str, Any]) -> dict[str, Any]:
+    def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Circular accuracy by the rules alone, and how many answers they cannot read."""
         return {"by_rules": report["accuracy"], "undecided_by_rules": report["undecided"]}
 
@@ -85,18 +127,30 @@ class MMBench:
             for key, said in verdicts.items()
         }
 
-    @property
-    def _language(self) -> Language:
-        return mmbench.ENGLISH if self.name == "mmbench" else mmbench.CHINESE
+    def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
+        """Circular accuracy by the rules alone."""
+        if metrics.get("by_rules") is None:
+            return None
+        unread = f"which cannot read {metrics['undecided_by_rules']} answers"
+        return f"without a judge: {metrics['by_rules']:.2f} by the rules, {unread}"
 
     def _score(self, samples: Sequence[Sample], verdicts: Sequence[Verdict], data: Path) -> dict[str, Any]:
         answers = [
             {"question_id": int(one.key), "text": verdict.value} for one, verdict in zip(samples, verdicts, strict=True)
         ]
-        return benchmarks.get(self.name).score(answers, data)
+        return self.benchmark.score(answers, data)
 
 
 def _fields(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, str]:
     """Question, block of options and answer; the question mark behind the question is the prompt's own."""
     block = "There are several options: \n" + "".join(f"{letter}. {text}\n" for letter, text in options.items())
     return {"question": str(row["question"]), "options": block, "prediction": row["prediction"]}
+
+
+def _template(function: ast.FunctionDef) -> Pieces:
+    """The first text with three slots, in the order in which they are filled: question, options, prediction."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("{}") == len(MATCHING):
+            head, *tail = node.value.split("{}")
+            return (head, *(piece for pair in zip(MATCHING, tail, strict=True) for piece in pair))
+    return ()

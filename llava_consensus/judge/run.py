@@ -1,7 +1,8 @@
 """One judged run: who is asked about what, an estimate, the asking, and the official numbers.
 
     OUT/replies.jsonl                       everything asked and heard, shared by all judged runs in OUT
-    OUT/<benchmark>-<answers>-<hash>/       config.json first, grades.json (official form), metrics.json last
+    OUT/<benchmark>-<answers>-<hash>/       config.json first, grades.json (official form), scores.jsonl (each
+                                            answer as graded), metrics.json last
 
 `run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), Server("gpt-4-0613")))`. Stopped at any
 moment, the same call goes on; called again when complete it asks nothing and writes the same numbers.
@@ -18,17 +19,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from llava_consensus import benchmarks
 from llava_consensus.benchmarks import judged
-from llava_consensus.benchmarks.base import Record
-from llava_consensus.files import write_json
-from llava_consensus.judge import cost, panels, prompts
+from llava_consensus.files import ANSWERS, CONFIG, Record, canonical, write_json, write_metrics
+from llava_consensus.judge import cost, graders
 from llava_consensus.judge.client import Client, Server
 from llava_consensus.judge.cost import Cost
+from llava_consensus.judge.grader import Grader, Sample, Verdict
 from llava_consensus.judge.grading import Grading, JudgeConfig
-from llava_consensus.judge.panel import Panel, Sample, Verdict
+from llava_consensus.judge.prompts import Prompt
 from llava_consensus.judge.store import Replies, Reply, key_of
-from llava_consensus.runs.store import ANSWERS, CONFIG, METRICS, canonical
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +52,27 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         JudgeError: the judge cannot be asked; what was heard is stored, and the same call goes on.
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
-    panel = panels.get(config.benchmark)
-    prompt = prompts.from_script(config.prompt_from, panel.kind) if config.prompt_from else prompts.own(panel.kind)
-    records = panel.read(config.answers)
-    found, counts = panel.samples(records, config.data)
+    grader = graders.get(config.benchmark)
+    prompt = grader.prompt(config.prompt_from)
+    records = grader.read(config.answers)
+    found, counts = grader.samples(records, config.data)
     samples = _count_copies(found)
-    gradings = [Grading(panel, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
-    beside = _beside(config, panel, records)
+    gradings = [Grading(grader, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
+    beside = _beside(config, grader, records)
     with Replies(config.out) as replies:
-        expected = _recall(gradings, replies, panel, config)
+        expected = _recall(gradings, replies, grader, config)
         if dry:
             return Judged(None, None, expected, cost.spent([], config.prices))
         folder = _open(config, prompt)
         spent = _finish(gradings, replies, config, progress)
         record = {"failed_tries": _tries(gradings, replies.failed), "in_flight": _tries(gradings, replies.in_flight)}
     verdicts = _verdicts(gradings, config.runs)
-    numbers = panel.report(samples, verdicts, config.data, config.runs)
+    numbers = grader.report(samples, verdicts, config.data, config.runs)
     lacking = len(samples) - len(verdicts)
     metrics = {
         "benchmark": config.benchmark,
-        "metric": benchmarks.get(config.benchmark).metric,
-        "score": numbers[benchmarks.get(config.benchmark).metric],
+        "metric": grader.benchmark.metric,
+        "score": numbers[grader.benchmark.metric],
         "complete": not counts["missing"] and not lacking,
         "counts": counts | {"graded": len(verdicts), "ungraded": lacking},
         **beside,
@@ -82,8 +81,8 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         "spent": cost.spent(_heard(gradings), config.prices)._asdict(),
         **numbers,
     }
-    write_json(folder / GRADES, panel.grades(samples, verdicts))
-    write_json(folder / METRICS, metrics)
+    write_json(folder / GRADES, grader.grades(samples, verdicts))
+    write_metrics(folder, {name: value for name, value in metrics.items() if name != "extracted"}, metrics["extracted"])
     return Judged(folder, metrics, expected, spent)
 
 
@@ -98,7 +97,7 @@ def _count_copies(samples: Sequence[Sample]) -> list[Sample]:
     return counted
 
 
-def _recall(gradings: Sequence[Grading], replies: Replies, panel: Panel, config: JudgeConfig) -> Cost:
+def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader, config: JudgeConfig) -> Cost:
     """Goes as far as stored replies reach, and says what the rest may cost."""
     for repair in replies.repairs:
         log.warning("%s", repair)
@@ -106,7 +105,7 @@ def _recall(gradings: Sequence[Grading], replies: Replies, panel: Panel, config:
         grading.recall(replies)
     requests = [grading.request for grading in gradings if grading.outcome is None]
     bodies = {key_of(request): request["body"] for request in requests}
-    expected = cost.estimate(bodies.values(), panel.reply_tokens, config.prices)
+    expected = cost.estimate(bodies.values(), grader.reply_tokens, config.prices)
     done = len(gradings) - len(requests)
     log.info("%d of %d grades are known; to be sent, by estimate: %s", done, len(gradings), expected)
     return expected
@@ -181,15 +180,15 @@ def _tries(gradings: Sequence[Grading], counts: Mapping[str, int]) -> int:
     )
 
 
-def _beside(config: JudgeConfig, panel: Panel, records: Sequence[Record]) -> dict[str, Any]:
-    """The numbers that need no judge."""
-    numbers = panel.without(benchmarks.get(config.benchmark).score(records, config.data))
+def _beside(config: JudgeConfig, grader: Grader, records: Sequence[Record]) -> dict[str, Any]:
+    """The scores computed without a judge, and the agreement with the unpruned model's answers."""
+    numbers = grader.unjudged(grader.benchmark.score(records, config.data))
     if config.full_answers:
-        numbers |= judged.agreement(records, panel.read(config.full_answers))
+        numbers |= judged.agreement(records, grader.read(config.full_answers))
     return numbers
 
 
-def _describe(config: JudgeConfig, prompt: prompts.Prompt) -> dict[str, Any]:
+def _describe(config: JudgeConfig, prompt: Prompt) -> dict[str, Any]:
     """All that can change a grade, the answers apart."""
     return {
         "asked": config.server.model,
@@ -200,7 +199,7 @@ def _describe(config: JudgeConfig, prompt: prompts.Prompt) -> dict[str, Any]:
     }
 
 
-def _open(config: JudgeConfig, prompt: prompts.Prompt) -> Path:
+def _open(config: JudgeConfig, prompt: Prompt) -> Path:
     """The folder of this run, with its config.json; another run's never has the same name."""
     content = hashlib.sha256(config.answers.read_bytes()).hexdigest()
     description = {"benchmark": config.benchmark, "answers": content, "judge": _describe(config, prompt)}

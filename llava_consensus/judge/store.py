@@ -8,7 +8,6 @@ kill; it is dropped and reported. `replies.lock` is held while a process works w
 """
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import append, parse, take_lock, whole_lines
+from llava_consensus.files import Record, append, canonical, parse, take_lock, whole_lines
 
 NAME, LOCK = "replies.jsonl", "replies.lock"
 
@@ -34,8 +33,7 @@ class Reply(NamedTuple):
 
 def key_of(request: Mapping[str, Any]) -> str:
     """The hash of a whole request."""
-    text = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical(request).encode()).hexdigest()
 
 
 class Replies:
@@ -97,7 +95,7 @@ class Replies:
             os.truncate(self.path, end)
             self.repairs.append(f"{self.path}: the last line was cut in the middle of a write; dropped it")
 
-    def _take(self, line: dict[str, Any]) -> None:
+    def _take(self, line: Record) -> None:
         event, key = line["event"], line["key"]
         if event == "sent":
             self.in_flight[key] += 1

@@ -1,115 +1,135 @@
 """What a method costs beside what it scores: the three token counts, FLOPs, KV cache, times. Pure functions of files.
 
-Counts, FLOPs and bytes come from `account` in metrics.json (means over the benchmarks that all lines have finished; the
-cache as measured where a run measured it); times from `bench.json` in the folder of results: rows with `method` (its
-name, or its label in tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first
-token). What was not measured is "-".
+`COLUMNS` is the only list of costs: tables and CSV are made from it. Counts, FLOPs and bytes come from `account` in
+metrics.json (means over the benchmarks that all lines have finished; the cache as measured where a run measured it);
+times from `bench.json` in the folder of results: rows with `method` (its name, or its label in tables), `tokens`,
+`ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first token). What was not measured is "-".
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.report.layout import ABSENT, Table, grouped, mean, title_of
+from llava_consensus.files import read_json
+from llava_consensus.report.columns import ABSENT, NAME, Column, Table, tabulate
+from llava_consensus.report.layout import means
 from llava_consensus.report.rows import FULL, Line, Row
 from llava_consensus.report.section import Section
 
 BENCH = "bench.json"
-COUNTS = ("entering", "kept", "average")
-TIMES = ("ttft_ms", "tpot_ms", "share")
-MIB = 2**20
-HEAD = (
-    "method",
-    "Acc",
-    "Rel (%)",
-    "entering",
-    "kept",
-    "layer average",
-    "GFLOPs",
-    "KV (MiB)",
-    "TTFT (ms)",
-    "TPOT (ms)",
-    "selection (% of TTFT)",
-)
-NOTE = (
-    "Visual tokens that enter the language model, that are kept after the last cut, and the mean over its layers. "
-    "FLOPs of one prefill: language model, vision tower and the method's own work. KV: bytes of the cache after it. "
-    "TTFT, TPOT: time to the first and to each further token, medians of interleaved measurements in one process."
-)
+AGAIN = "Measure again, or move it away"
 
 Bench = Sequence[Mapping[str, Any]]
+
+
+class Measured(NamedTuple):
+    """What is known of the costs of one run: `account` of its metrics, and the row of bench.json about its method."""
+
+    account: Mapping[str, Any]
+    times: Mapping[str, Any]
+
+
+def account(key: str) -> Callable[[Measured], float | None]:
+    """Reads one number of a run's account: as measured where it was, the total where it has parts."""
+
+    def read(one: Measured) -> float | None:
+        value = (one.account.get("measured") or {}).get(key, one.account.get(key))
+        return value.get("total") if isinstance(value, Mapping) else value
+
+    return read
+
+
+def timed(key: str) -> Callable[[Measured], float | None]:
+    """Reads one number of the bench row."""
+    return lambda one: one.times.get(key)
+
+
+def count(value: float | None) -> str:
+    """A number of tokens."""
+    return ABSENT if value is None else f"{value:.1f}".removesuffix(".0")
+
+
+def number(scale: float = 1.0) -> Callable[[float | None], str]:
+    """Writes a value times `scale` with one decimal, and more for what is small."""
+
+    def write(value: float | None) -> str:
+        if value is None:
+            return ABSENT
+        scaled = value * scale
+        return f"{scaled:.1f}" if scaled >= 1 or not scaled else f"{scaled:.3f}"
+
+    return write
+
+
+COUNTED = "Visual tokens that enter the language model, that are kept after the last cut, and the mean over its layers."
+FLOPS = "FLOPs of one prefill: language model, vision tower and the method's own work."
+TIMES = "TTFT, TPOT: time to the first and to each further token, medians of interleaved measurements in one process."
+COLUMNS = (  # of one Measured
+    Column("entering", account("entering"), count, note=COUNTED),
+    Column("kept", account("kept"), count),
+    Column("layer average", account("average"), count, "average"),
+    Column("GFLOPs", account("flops"), number(1e-9), "flops", FLOPS),
+    Column("KV (MiB)", account("kv_bytes"), number(2**-20), "kv_bytes", "KV: bytes of the cache after it."),
+    Column("TTFT (ms)", timed("ttft_ms"), number(), "ttft_ms", TIMES),
+    Column("TPOT (ms)", timed("tpot_ms"), number(), "tpot_ms"),
+    Column("selection (% of TTFT)", timed("share"), number(100.0), "share"),
+)
 
 
 def read_bench(path: Path) -> list[dict[str, Any]]:
     """The rows of a bench file; none where there is no file. DataError for another kind of file."""
     if not path.is_file():
         return []
-    try:
-        rows = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}). Measure again, or move it away") from None
+    rows = read_json(path, AGAIN)
     rows = rows.get("rows") if isinstance(rows, dict) else rows
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"method", "tokens"} <= row.keys() for row in rows
     ):
-        raise DataError(f"{path}: not a list of rows with method and tokens. Measure again, or move it away")
+        raise DataError(f"{path}: not a list of rows with method and tokens. {AGAIN}")
     return rows
 
 
 def comparison(section: Section, bench: Bench = ()) -> Table | None:
     """Every line with its scores and costs; None where no cost is known."""
-    lines = []
-    for line in section.lines:
-        costs = written(cost(section, line, bench))
-        lines.append((line, (line.label, mean(section.accuracy(line)), mean(section.relative(line)), *costs)))
-    if all(cell == ABSENT for _, cells in lines for cell in cells[3:]):
-        return None
-    over = f" Counts, FLOPs and KV: over {', '.join(map(title_of, section.common))}." if section.common else ""
-    return Table("Scores and costs", HEAD, grouped(section, lines), NOTE + over)
+    costs = [Column(column.title, partial(over_line, section, bench, column), column.format) for column in COLUMNS]
+    over = f" Counts, FLOPs and KV: over {', '.join(map(section.title, section.common))}." if section.common else ""
+    note = " ".join(column.note for column in COLUMNS if column.note) + over
+    found = tabulate(section, "Scores and costs", [NAME, *means(section), *costs], note)
+    known = any(cell != ABSENT for group in found.groups for line in group.lines for cell in line[-len(costs) :])
+    return found if known else None
 
 
-def cost(section: Section, line: Line, bench: Bench = ()) -> dict[str, float | None]:
-    """Counts, `flops`, `kv_bytes` and times of a line over the benchmarks all lines have in common, or its own where
-    they have none; None for what is not known of each of its runs.
+def over_line(section: Section, bench: Bench, column: Column, line: Line) -> float | None:
+    """The mean of a cost over the benchmarks all lines have in common, or the line's own where they have none; None
+    where it is not known of each of these runs.
     """
     runs = [line.runs[name] for name in section.common or section.papers or section.names if name in line.runs]
-    found = {key: _mean([of_run(row, key) for row in runs]) for key in (*COUNTS, "flops", "kv_bytes")}
-    times = next((row for row in bench if _is(row, line, section)), {})
-    return found | {key: times.get(key) for key in TIMES}
-
-
-def of_run(row: Row, key: str) -> float | None:
-    """One number of a run's account: as measured where it was, the total where it has parts; None without."""
-    account = (row.metrics or {}).get("account") or {}
-    value = (account.get("measured") or {}).get(key, account.get(key))
-    return value.get("total") if isinstance(value, Mapping) else value
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+    times = times_of(section, line, bench)
+    values = [column.read(measured(row, times)) for row in runs] or [column.read(Measured({}, times))]
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
-def _is(row: Mapping[str, Any], line: Line, section: Section) -> bool:
-    """Whether a bench row measured a line: the full model, or its label or plain method with its budget."""
-    if line is section.full:
-        return bool(row["method"] == FULL)
+def measured(row: Row, times: Mapping[str, Any]) -> Measured:
+    """What is known of the costs of a run."""
+    return Measured((row.metrics or {}).get("account") or {}, times)
+
+
+def times_of(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
+    """The bench row about a line: the full model's, or that of its label or plain method with its budget."""
     plain = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
-    return row["tokens"] == line.tokens and row["method"] in {line.label, *plain}
-
-
-def written(found: Mapping[str, float | None]) -> list[str]:
-    """Costs as the table shows them."""
-    scales = {"flops": 1e-9, "kv_bytes": 1 / MIB, "share": 100.0}
-    counts = [ABSENT if found[key] is None else f"{found[key]:.1f}".removesuffix(".0") for key in COUNTS]
-    return counts + [_number(found[key], scales.get(key, 1.0)) for key in ("flops", "kv_bytes", *TIMES)]
-
-
-def _number(value: float | None, scale: float) -> str:
-    """One decimal, and more for what is small."""
-    if value is None:
-        return ABSENT
-    number = value * scale
-    return f"{number:.1f}" if number >= 1 or not number else f"{number:.3f}"
+    full = line is section.full
+    return next(
+        (
+            row
+            for row in bench
+            if (
+                row["method"] == FULL
+                if full
+                else row["tokens"] == line.tokens and row["method"] in {line.label, *plain}
+            )
+        ),
+        {},
+    )

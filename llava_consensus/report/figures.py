@@ -13,9 +13,8 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
-from llava_consensus.report.layout import title_of
 from llava_consensus.report.rows import LINEUP, RANDOM, Line
-from llava_consensus.report.section import SCALE, Section
+from llava_consensus.report.section import Section
 
 OURS = LINEUP[0].label
 STYLES = (  # colour and marker
@@ -59,7 +58,7 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     for panel, name in zip(panels, names, strict=True):
         _draw(panel, _curves(section, name), styles)
         _bound(panel, section.full.runs.get(name) if section.full else None)
-        _axes(panel, section, f"{title_of(name)} ({'points' if name in SCALE else '%'})")
+        _axes(panel, section, _headline(section, name))
     handles = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -159,8 +158,9 @@ def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]
     """Colour and marker of the methods that stand out: ours, random selection, and the best others."""
     totals: dict[str, list[float]] = {}
     for name in names:
+        scale = section.catalogue.benchmark(name).scale
         for label, points in _curves(section, name).items():
-            totals.setdefault(label, []).append(sum(one.score / SCALE.get(name, 1) for one in points) / len(points))
+            totals.setdefault(label, []).append(sum(one.score / scale for one in points) / len(points))
     ranked = sorted(totals, key=lambda label: (label != OURS, -sum(totals[label]) / len(totals[label])))
     best = [label for label in ranked if label != RANDOM][: len(STYLES)]
     return dict(zip(best, STYLES, strict=False)) | ({RANDOM: RANDOM_STYLE} if RANDOM in totals else {})
@@ -179,6 +179,12 @@ def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> 
         if label in banded:
             low, high = [one.low for one in points], [one.high for one in points]
             panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
+
+
+def _headline(section: Section, name: str) -> str:
+    """A benchmark with the unit of its score."""
+    facts = section.catalogue.benchmark(name)
+    return f"{facts.title} ({'%' if facts.scale == 1 else 'points'})"
 
 
 def _bound(panel: Any, row: Any) -> None:

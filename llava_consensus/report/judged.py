@@ -5,36 +5,36 @@ answers are never taken. A run judged by several judges is a row for each of the
 """
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llava_consensus.errors import DataError
+from llava_consensus.files import ANSWERS, CONFIG, METRICS, SCORES, Record, read_json, read_lines
 from llava_consensus.report.rows import Row
 
 FOLDER = "judge"
-
-Record = dict[str, Any]
 
 
 def read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
     """(config, metrics) of every judged run that is finished, by the sha256 of the answers."""
     found: dict[str, list[tuple[Record, Record]]] = {}
-    for path in sorted((out / FOLDER).glob("*/metrics.json")):
-        try:
-            config, metrics = (json.loads((path.parent / name).read_bytes()) for name in ("config.json", path.name))
-            found.setdefault(config["answers"], []).append((config, metrics))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path.parent}: not the folder of a judged run ({error!r}). Move it away") from None
+    for path in sorted((out / FOLDER).glob(f"*/{METRICS}")):
+        away = f"{path.parent} is not the folder of a judged run: move it away"
+        config, metrics = (read_json(path.parent / name, away, dict) for name in (CONFIG, METRICS))
+        if "answers" not in config:
+            raise DataError(f"{path.parent / CONFIG}: no answers in it. {away}")
+        scores = path.parent / SCORES
+        if "extracted" not in metrics and scores.exists():  # written before, they are in metrics.json
+            metrics["extracted"] = read_lines(scores, ("index",), away)
+        found.setdefault(config["answers"], []).append((config, metrics))
     return found
 
 
-def join(row: Row, folder: Path, judged: dict[str, list[tuple[Record, Record]]]) -> list[Row]:
+def join(row: Row, judged: dict[str, list[tuple[Record, Record]]]) -> list[Row]:
     """A run as it is, or where it needs a judge and has one, with the judge's score; incomplete grades do not count."""
     if not judged or row.metrics is None or row.score is not None:
         return [row]
-    answers = hashlib.sha256((folder / "answers.jsonl").read_bytes()).hexdigest()
+    answers = hashlib.sha256((row.folder / ANSWERS).read_bytes()).hexdigest()
     known = [one for one in judged.get(answers, []) if one[1].get("complete") and one[1].get("score") is not None]
     return [_scored(row, config, metrics) for config, metrics in known] or [row]
 

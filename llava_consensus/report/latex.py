@@ -1,6 +1,6 @@
 r"""Tables as LaTeX (package booktabs), to be \input into a paper. Pure functions of text."""
 
-from llava_consensus.report.layout import Table
+from llava_consensus.report.columns import Table
 
 SPECIAL = {
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},

@@ -1,7 +1,7 @@
 """Tables as Markdown, and the block between two markers of a page. Pure functions of text."""
 
 from llava_consensus.errors import DataError
-from llava_consensus.report.layout import Table
+from llava_consensus.report.columns import Table
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 

@@ -4,7 +4,7 @@ A patch kept as it is stays bright inside a white outline; a merged patch is dim
 that stands for it, and a dot in that colour marks the anchor itself; a dropped patch is nearly black. The model saw
 the picture padded to a square (`image_aspect_ratio=pad`): the grid is laid over that square, then the padding is cut
 off again; an anchor that lies in the padding is a ring at the nearest edge.
-Reads plain indices (see `tokens.Reduction`), no model and no torch:
+Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 
     picture = overlay(image, reduction.kept[0], reduction.anchors[0], reduction.owner[0], grid=24)
     contact_sheet([("ConsensusDrop, 64 of 576", picture)], columns=1).save("kept.png")
@@ -46,15 +46,6 @@ def overlay(
     for slot, index in heads.items():
         _mark(draw, (index % columns * cell, index // columns * cell), cell, box, colours[slot])
     return picture.crop(box)
-
-
-def tally(kept: Indices, anchors: Indices, owner: Indices) -> str:
-    """The same in words: `54 kept, 512 merged into 10 anchors, 0 dropped` (the anchors not counted as merged)."""
-    kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
-    dropped = int((owner < 0).sum())
-    merged = owner.size - dropped - kept.size - anchors.size
-    noun = "anchor" if anchors.size == 1 else "anchors"
-    return f"{kept.size} kept, {merged} merged into {anchors.size} {noun}, {dropped} dropped"
 
 
 def contact_sheet(panels: Sequence[tuple[str, Image.Image]], columns: int, legend: bool = True) -> Image.Image:

@@ -12,22 +12,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-PRINTED = {  # our name of a benchmark: the key in the paper's tables
-    "vqav2": "vqav2",
-    "gqa": "gqa",
-    "sqa": "sqa_img",
-    "textvqa": "textvqa",
-    "pope": "pope_f1",
-    "mme": "mme_perception",
-    "mmbench": "mmb",
-    "mmbench_cn": "mmb_cn",
-    "mmvet": "mmvet",
-    "tgif": "tgif_acc",
-    "msvd": "msvd_acc",
-    "msrvtt": "msrvtt_acc",
-}
 MODELS = {"llava_1_5_7b": "LLaVA-1.5-7B", "llava_next_7b": "LLaVA-NeXT-7B", "video_llava": "Video-LLaVA"}
-VIDEO = ("tgif", "msvd", "msrvtt")
+PICTURES, NEXT, VIDEO = MODELS  # names of the tables
 
 
 @cache
@@ -38,7 +24,24 @@ def tables() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def printed(names: Sequence[str], tokens: int) -> list[str]:
-    """The paper's tables that belong beside a section: by the tokens of its full model, and the video one."""
-    pictures = "llava_next_7b" if tokens > 2000 else "llava_1_5_7b"
-    return [pictures] * (not set(names) <= set(VIDEO)) + ["video_llava"] * bool(set(names) & set(VIDEO))
+def columns(table: str) -> list[str]:
+    """The benchmarks of a table, as its keys: what stands before the mean, without the scores a judge gave beside."""
+    keys = list(tables()[table][0])
+    mean = next(place for place, key in enumerate(keys) if key in ("acc", "avg_acc"))
+    return [key for key in keys[:mean] if key not in ("tokens", "method") and not key.endswith("_score")]
+
+
+def averaged() -> list[str]:
+    """The benchmarks whose mean is the paper's Acc (its Table 1)."""
+    return columns(PICTURES)
+
+
+def printed(found: Sequence[str | None], tokens: int) -> list[str]:
+    """The paper's tables that belong beside a section: by the tokens of its full model, and the video one.
+
+    Args:
+        found: columns of the section's benchmarks; None for one that the paper does not have.
+        tokens: of the full model.
+    """
+    video = [column in columns(VIDEO) for column in found]
+    return [NEXT if tokens > 2000 else PICTURES] * (not all(video)) + [VIDEO] * any(video)

@@ -1,7 +1,7 @@
 """Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
 
     row = read_row(Path("results/gqa-random-64-3f"))   # one run; `table.read_rows` reads all of a folder
-    for group in sections(rows): ...                   # runs that differ in method, budget and benchmark only
+    for group in by_setting(rows): ...                   # runs that differ in method, budget and benchmark only
 
 Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
 """
@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
+from llava_consensus.files import ANSWERS, CONFIG, METRICS, SCORES, read_json, read_lines
+from llava_consensus.report.catalogue import Catalogue, Facts
 from llava_consensus.report.samples import Sample, sample
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = (
-    "match",
-    "judge",
-    "frames",
-    "choices",
-)  # keys that only some runs have: by what a budget is meant, who judged, video
+LATER = ("match", "judge", "frames", "choices")  # keys that only some runs have: what a budget means, who judged, ...
+AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
+AWAY = "Move its folder away"
 OF_VIDEO = ("av",)  # packages that only runs on videos name
 FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
@@ -48,20 +47,6 @@ LINEUP = (
     Variant("random", "random"),
 )
 RANDOM = LINEUP[-1].label
-NAMES = {  # methods that papers write in their own way
-    "cdpruner": "CDPruner",
-    "dart": "DART",
-    "divprune": "DivPrune",
-    "fastv": "FastV",
-    "prumerge": "PruMerge",
-    "prumerge_plus": "PruMerge+",
-    "pyramiddrop": "PyramidDrop",
-    "sparsevlm": "SparseVLM",
-    "tome": "ToMe",
-    "uniform_grid": "uniform grid",
-    "visionzip": "VisionZip",
-    "vispruner": "VisPruner",
-}
 
 
 @dataclass(frozen=True)
@@ -71,6 +56,23 @@ class Row:
     config: Mapping[str, Any]
     metrics: Mapping[str, Any] | None
     answered: int
+    folder: Path
+    catalogue: Catalogue = field(default_factory=Catalogue)
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name."""
+        return str(self.config["benchmark"])
+
+    @property
+    def facts(self) -> Facts:
+        """What tables must know of the benchmark."""
+        return self.catalogue.benchmark(self.benchmark)
+
+    @property
+    def tokens(self) -> int:
+        """The budget it was given; 0 where that is every token there is."""
+        return self.config["tokens"] or 0
 
     @property
     def full(self) -> bool:
@@ -81,7 +83,7 @@ class Row:
 
     @property
     def score(self) -> float | None:
-        """The headline number in percent (MME: in points)."""
+        """The headline number, in percent where the benchmark's scale is 1."""
         return None if self.metrics is None else self.metrics["score"]
 
     @property
@@ -104,12 +106,17 @@ class Row:
         for variant in LINEUP:
             if (variant.method, variant.options) == (method, changed):
                 return variant.label + extra
-        return ", ".join([NAMES.get(method, method), *(f"{key}={changed[key]}" for key in sorted(changed))]) + extra
+        return ", ".join([self.catalogue.method(method), *(f"{key}={changed[key]}" for key in sorted(changed))]) + extra
 
-    @property
+    @cached_property
     def report(self) -> Mapping[str, Any]:
-        """What the benchmark's scorer said; nothing while the run is incomplete."""
-        return {} if self.metrics is None else self.metrics["report"]
+        """What the benchmark's scorer said, each answer as it was scored included; nothing while it is incomplete."""
+        if self.metrics is None:
+            return {}
+        report, scores = self.metrics["report"], self.folder / SCORES
+        if "extracted" in report or not scores.exists():  # a judge's, or written before there was such a file
+            return dict(report)
+        return {**report, "extracted": read_lines(scores, ("index",), AGAIN)}
 
     @cached_property
     def sample(self) -> Sample | None:
@@ -119,31 +126,24 @@ class Row:
 
 def read_row(folder: Path) -> Row:
     """The run in one folder; DataError unless it is one."""
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json in it, so it is not the folder of a run")
-    metrics = _read(folder / "metrics.json") if (folder / "metrics.json").exists() else None
-    config, answers = _read(folder / "config.json"), folder / "answers.jsonl"
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder}: no {CONFIG} in it, so it is not the folder of a run")
+    metrics = read_json(folder / METRICS, AWAY, dict) if (folder / METRICS).exists() else None
+    config, answers = read_json(folder / CONFIG, AWAY, dict), folder / ANSWERS
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
-        raise DataError(f"{folder / 'config.json'}: no {', '.join(absent)} in it. Move the folder away")
-    return Row(config, metrics, answers.read_bytes().count(b"\n") if answers.exists() else 0)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}). Move its folder away") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: not the file of a run. Move its folder away")
-    return content
+        raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
+    answered = answers.read_bytes().count(b"\n") if answers.exists() else 0
+    return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
     """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
     wanted = _without(config, (*CHOICE, "match"))
-    for path in sorted(out.glob("*/config.json")):
-        if _without(_read(path), (*CHOICE, "match")) == wanted:  # metrics are long: only those of the same setting
+    for path in sorted(out.glob(f"*/{CONFIG}")):
+        if (
+            _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == wanted
+        ):  # metrics are long: only those of the same setting
             row = read_row(path.parent)
             if row.full and row.score is not None:
                 return row.score
@@ -154,7 +154,7 @@ def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
-def sections(rows: Iterable[Row]) -> list[list[Row]]:
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
 
     Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
@@ -162,7 +162,7 @@ def sections(rows: Iterable[Row]) -> list[list[Row]]:
     """
     groups: dict[tuple[str, int], list[Row]] = {}
     for key, group in _grouped(rows, _setting).items():
-        for of_benchmark in _grouped(group, lambda row: row.config["benchmark"]).values():
+        for of_benchmark in _grouped(group, lambda row: row.benchmark).values():
             for page, found in enumerate(_pages(of_benchmark)):
                 groups.setdefault((key, page), []).extend(found)
     return list(groups.values())
@@ -201,7 +201,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[R
 class Line:
     """A line of a table: a method with a budget, and its run of each benchmark."""
 
-    tokens: int
+    tokens: int  # 0 where every token there is was meant and no finished run tells how many
     label: str
     runs: Mapping[str, Row]  # by the benchmark's name
 
@@ -214,16 +214,16 @@ def full_line(rows: Sequence[Row]) -> Line | None:
     before = Counter(
         round(row.metrics["tokens"]["before"]) for row in full if row.metrics
     )  # a video has more, text none
-    tokens = before.most_common(1)[0][0] if before else max(row.config["tokens"] for row in full)
-    return Line(tokens, ALL, {row.config["benchmark"]: row for row in full})
+    tokens = before.most_common(1)[0][0] if before else max(row.tokens for row in full)
+    return Line(tokens, ALL, {row.benchmark: row for row in full})
 
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
     found: dict[tuple[int, str], dict[str, Row]] = {}
-    ranked = sorted(rows, key=lambda row: (-row.config["tokens"], order.get(row.label, len(order)), row.label))
+    ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.label, len(order)), row.label))
     for row in ranked:
         if not row.full:
-            found.setdefault((row.config["tokens"], row.label), {})[row.config["benchmark"]] = row
+            found.setdefault((row.tokens, row.label), {})[row.benchmark] = row
     return [Line(tokens, label, runs) for (tokens, label), runs in found.items()]

@@ -1,6 +1,6 @@
 """What a score is made of: the rows that its scorer says it counted, as sums that can be drawn again. numpy only.
 
-    made = sample(metrics["report"], metrics["score"])   # None if the rows do not make up the score
+    found = sample(metrics["report"], metrics["score"])   # None if the rows do not make up the score
 
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that are drawn together:
@@ -16,7 +16,8 @@ import numpy as np
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 
-Record = Mapping[str, Any]
+Report = Mapping[str, Any]  # what a scorer says
+Row = Mapping[str, Any]  # one of its answers as scored
 Score = Callable[[np.ndarray], np.ndarray]  # sums [..., C] -> scores [...]
 
 
@@ -89,24 +90,24 @@ STATISTICS = {
 }
 
 
-def sample(report: Record, score: float | None) -> Sample | None:
+def sample(report: Report, score: float | None) -> Sample | None:
     """The units of a score; None where the report has no rows, no known statistic, or rows that make another number."""
     rows = counted(report)
     if score is None or not rows:
         return None
-    made = _sample(rows, report.get("statistic", "mean"))
+    found = _sample(rows, report.get("statistic", "mean"))
     near = TOLERANCE * max(1.0, abs(score)) + (0.5 * 10.0 ** -report["rounded"] if "rounded" in report else 0.0)
-    return made if made is not None and abs(float(made.score(made.sums.sum(axis=0))) - score) <= near else None
+    return found if found is not None and abs(float(found.score(found.sums.sum(axis=0))) - score) <= near else None
 
 
-def counted(report: Record) -> list[Record]:
+def counted(report: Report) -> list[Row]:
     """The rows that enter the headline; none unless each of them says whether it is correct."""
     groups = report.get("counted")
     rows = [row for row in report.get("extracted", ()) if groups is None or row.get("group") in groups]
     return rows if all(row.get("correct") is not None for row in rows) else []
 
 
-def _sample(rows: Sequence[Record], name: str) -> Sample | None:
+def _sample(rows: Sequence[Row], name: str) -> Sample | None:
     """One line of sums for each unit, in the order of their first rows."""
     statistic = STATISTICS.get(name)
     if statistic is None:
@@ -134,7 +135,7 @@ def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
     return len(numbers), codes
 
 
-def _unit(row: Record, name: str) -> Hashable:
+def _unit(row: Row, name: str) -> Hashable:
     """What a row is drawn with. A picture of MME may be in two tasks: it is two units, as the official pairs are."""
     unit = row.get("unit")
     if unit is None:
@@ -142,7 +143,7 @@ def _unit(row: Record, name: str) -> Hashable:
     return (row.get("group"), unit) if name == "mme" else ("unit", unit)
 
 
-def common(first: Record, second: Record) -> tuple[Sample, Sample] | None:
+def common(first: Report, second: Report) -> tuple[Sample, Sample] | None:
     """Samples of two reports over the questions both answered; None where their scores cannot be made from rows."""
     name = first.get("statistic", "mean")
     if name != second.get("statistic", "mean"):
@@ -154,10 +155,12 @@ def common(first: Record, second: Record) -> tuple[Sample, Sample] | None:
         {**mine[index], "extracted": other[index].get("extracted"), "correct": other[index]["correct"]}
         for index in both
     ]
-    made = (_sample([mine[index] for index in both], name), _sample(theirs, name)) if both else (None, None)
-    return None if made[0] is None or made[1] is None else (made[0], made[1])
+    found = (_sample([mine[index] for index in both], name), _sample(theirs, name)) if both else (None, None)
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def is_plain_mean(made: Sample) -> bool:
+def is_plain_mean(found: Sample) -> bool:
     """Whether the score is a mean over single units, each right or wrong."""
-    return made.score is _mean and bool((made.sums[:, 1] == 1).all()) and bool(np.isin(made.sums[:, 0], (0, 1)).all())
+    return (
+        found.score is _mean and bool((found.sums[:, 1] == 1).all()) and bool(np.isin(found.sums[:, 0], (0, 1)).all())
+    )

@@ -1,6 +1,6 @@
 """One section of the tables: runs of one setting, with the interval of each score and its test against the full model.
 
-Every table is made of this (`layout.py`, `costs.py`, `tidy.py`). Incomplete runs are in it, but enter no mean.
+Every table is made of this (`columns.py`). Incomplete runs are in it, but enter no mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llava_consensus.report import paper
+from llava_consensus.report.catalogue import Catalogue
 from llava_consensus.report.rows import Line, Row, full_line, reduced_lines, version
 from llava_consensus.report.stats import Comparison, bootstrap_p, compare, draws, holm, interval
 
-NINE = ("vqav2", "gqa", "sqa", "textvqa", "pope", "mme", "mmbench", "mmbench_cn", "mmvet")  # the paper's Acc
-SCALE = {"mme": 20.0}  # MME's perception points enter a mean divided by this (the paper's tables)
 SIGNIFICANT = 0.05
 
 
@@ -63,22 +63,35 @@ class Section:
         """All lines, the full model's on top."""
         return [*([self.full] if self.full else []), *self.reduced]
 
+    @property
+    def catalogue(self) -> Catalogue:
+        """What tables call its methods and benchmarks."""
+        return self.rows[0].catalogue
+
+    def title(self, name: str) -> str:
+        """A benchmark's name as papers write it."""
+        return self.catalogue.benchmark(name).title
+
     @cached_property
     def names(self) -> list[str]:
-        """The benchmarks that were run: the paper's nine in its order, then others by name."""
-        found = {row.config["benchmark"] for row in self.rows}
-        return [name for name in NINE if name in found] + sorted(found - set(NINE))
+        """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
+        return self.papers + sorted({row.benchmark for row in self.rows} - set(self.papers))
 
-    @property
+    @cached_property
     def papers(self) -> list[str]:
-        """Those of the paper's nine that were run."""
-        return [name for name in self.names if name in NINE]
+        """Those of the paper's Acc that were run."""
+        places = {column: place for place, column in enumerate(paper.averaged())}
+        found = {row.benchmark: places[row.facts.column] for row in self.rows if row.facts.column in places}
+        return sorted(found, key=lambda name: found[name])
 
     @cached_property
     def averaged(self) -> list[str]:
-        """Of these the ones that enter Acc: not those that were run to the end and that nobody has judged."""
-        finished = {row.config["benchmark"] for row in self.rows if row.metrics is not None}
-        scored = {row.config["benchmark"] for row in self.rows if row.score is not None}
+        """The benchmarks included in Acc: `papers` without those that were finished and have no score.
+
+        A benchmark that needs a judge and has none must not leave every line without an Acc.
+        """
+        finished = {row.benchmark for row in self.rows if row.metrics is not None}
+        scored = {row.benchmark for row in self.rows if row.score is not None}
         return [name for name in self.papers if name in scored or name not in finished]
 
     @cached_property
@@ -90,7 +103,7 @@ class Section:
 
     def reference(self, row: Row) -> Row | None:
         """The full model's complete run of the same questions."""
-        found = None if self.full is None else self.full.runs.get(row.config["benchmark"])
+        found = None if self.full is None else self.full.runs.get(row.benchmark)
         return found if found is not None and found.complete and version(found) == version(row) else None
 
     def cell(self, line: Line, name: str) -> Cell | None:
@@ -113,10 +126,10 @@ class Section:
             return Cell(row)
         reference = self.reference(row)
         test = None if reference is None or reference is row else compare(row, reference)
-        return Cell(row, interval(draws(row.sample, row.config["benchmark"])), test)
+        return Cell(row, interval(draws(row.sample, row.benchmark)), test)
 
     def accuracy(self, line: Line) -> Mean | None:
-        """Plain mean over the averaged benchmarks, MME / 20; None unless every run is complete.
+        """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete.
 
         Its interval and p come from adding the benchmarks' independent resamples.
         """
@@ -148,7 +161,7 @@ class Section:
         runs = self._runs(line)
         if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
             return None
-        return [(row.score or 0.0) / SCALE.get(row.config["benchmark"], 1.0) for row in runs]
+        return [(row.score or 0.0) / row.facts.scale for row in runs]
 
     def _own(self, line: Line) -> np.ndarray | None:
         """Resampled Acc [resamples]; None where a benchmark has no interval."""
@@ -156,17 +169,15 @@ class Section:
         for row in self._runs(line):
             if row.sample is None:
                 return None
-            name = row.config["benchmark"]
-            total.append(draws(row.sample, name) / SCALE.get(name, 1.0))
+            total.append(draws(row.sample, row.benchmark) / row.facts.scale)
         return np.mean(total, axis=0)
 
     def _both(self, line: Line) -> np.ndarray | None:
         """Resampled Acc of a reduced line and of the full model, [resamples, 2]; None where a benchmark has no test."""
         total = []
         for row in self._runs(line):
-            name = row.config["benchmark"]
-            cell = self.cell(line, name)
+            cell = self.cell(line, row.benchmark)
             if cell is None or cell.test is None:
                 return None
-            total.append(cell.test.draws / SCALE.get(name, 1.0))
+            total.append(cell.test.draws / row.facts.scale)
         return np.mean(total, axis=0)

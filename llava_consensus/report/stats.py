@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llava_consensus.report.rows import Row
-from llava_consensus.report.samples import Record, Sample, common, is_plain_mean
+from llava_consensus.report.samples import Report, Sample, common, is_plain_mean
 
 RESAMPLES = 2000
 LEVEL = 95.0  # percent
@@ -36,16 +36,16 @@ class Comparison(NamedTuple):
     draws: np.ndarray  # [resamples, 2], both scores, for what is made of several benchmarks
 
 
-def draws(made: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
+def draws(found: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
     """Scores [count] of resamples; the same for the same sample and name, independent for different names."""
     random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    lines, numbers = np.unique(np.column_stack([made.strata, made.sums]), axis=0, return_counts=True)
-    total = np.zeros((count, made.sums.shape[1]))
+    lines, numbers = np.unique(np.column_stack([found.strata, found.sums]), axis=0, return_counts=True)
+    total = np.zeros((count, found.sums.shape[1]))
     for stratum in np.unique(lines[:, 0]):
         here = lines[:, 0] == stratum
         units = int(numbers[here].sum())
         total += random.multinomial(units, numbers[here] / units, size=count) @ lines[here, 1:]
-    return made.score(total)
+    return found.score(total)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | Non
         first, second: runs that were asked the same questions.
         count: resamples.
     """
-    mine, other, name = first.sample, second.sample, first.config["benchmark"]
+    mine, other, name = first.sample, second.sample, first.benchmark
     if mine is None or other is None:
         return None
     same = mine.score is other.score and mine.sums.shape == other.sums.shape
@@ -86,7 +86,7 @@ def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | Non
     return paired(first.report, second.report, name, count)
 
 
-def paired(first: Record, second: Record, name: str, count: int = RESAMPLES) -> Comparison | None:
+def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
     """The same of two scorers' reports, whatever their headlines: of one question type, for example.
 
     Args:

@@ -2,20 +2,23 @@
 
 `llava-consensus report --out results --write docs/results.md` puts them between the markers
 `<!-- results:begin -->` and `<!-- results:end -->`. From files to text: `rows.py` (runs), `samples.py` and `stats.py`
-(intervals, tests), `section.py` (runs of one setting), `layout.py` and `costs.py` (tables as data), `markdown.py`,
-`latex.py`, `tidy.py` (text).
+(intervals, tests), `section.py` (runs of one setting), `columns.py`, `layout.py` and `costs.py` (tables as data),
+`markdown.py`, `latex.py`, `tidy.py` (text).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from llava_consensus.files import CONFIG
 from llava_consensus.report import costs, latex, layout, tidy
 from llava_consensus.report import markdown as marked
+from llava_consensus.report.catalogue import Catalogue, Facts
+from llava_consensus.report.columns import Table
 from llava_consensus.report.costs import Bench
 from llava_consensus.report.judged import join, read_judged
-from llava_consensus.report.layout import Table
 from llava_consensus.report.markdown import BEGIN, END, replace_block
-from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, full_score, read_row, sections
+from llava_consensus.report.rows import LINEUP, RANDOM, Row, Variant, by_setting, full_score, read_row
 from llava_consensus.report.section import Section
 
 __all__ = [  # what others use: they need not know in which file it is
@@ -24,11 +27,13 @@ __all__ = [  # what others use: they need not know in which file it is
     "FORMATS",
     "LINEUP",
     "RANDOM",
+    "Catalogue",
+    "Facts",
     "Row",
     "Section",
     "Variant",
     "full_score",
-    "made",
+    "in_sections",
     "read_row",
     "read_rows",
     "replace_block",
@@ -37,21 +42,25 @@ __all__ = [  # what others use: they need not know in which file it is
 NOTHING = "No results yet: `make tables` measures them."
 
 
-def read_rows(out: Path) -> list[Row]:
+def read_rows(out: Path, known: Catalogue | None = None) -> list[Row]:
     """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
 
+    Args:
+        out: the folder of results.
+        known: what methods and benchmarks are called that no finished run there says itself.
     Raises:
         DataError: a file is not what a run writes; it is named.
     """
     judged = read_judged(out)
-    folders = [path.parent for path in sorted(out.glob("*/config.json"))]
-    begun = ((read_row(folder), folder) for folder in folders)
-    return [one for row, folder in begun if row.answered or row.metrics for one in join(row, folder, judged)]
+    rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
+    catalogue = (known or Catalogue()).told_by((row.config, row.metrics) for row in rows)
+    begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
+    return [one for row in begun for one in join(row, judged)]
 
 
-def made(rows: Iterable[Row]) -> list[Section]:
+def in_sections(rows: Iterable[Row]) -> list[Section]:
     """Runs in sections, those of all questions before those of the first few."""
-    return sorted(map(Section, sections(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
+    return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
 
 
 def markdown(found: Iterable[Section], bench: Bench = ()) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llava_consensus.errors import DataError
 from llava_consensus.report.rows import OF_SECTION, Row, read_row, version
-from llava_consensus.report.samples import Record, counted
+from llava_consensus.report.samples import Report, counted
 from llava_consensus.report.stats import Comparison, compare, holm, paired
 
 RESAMPLES = 10000
@@ -40,7 +40,7 @@ def lines(first: Row, second: Row) -> list[str]:
     Raises:
         DataError: other questions, or scores that their scorers' rows do not make up.
     """
-    name = first.config["benchmark"]
+    name = first.benchmark
     if version(first) != version(second):
         raise DataError("the runs were asked other questions or in another way (config.json): they cannot be paired")
     found = compare(first, second, RESAMPLES)
@@ -65,7 +65,7 @@ def _difference(found: Comparison) -> str:
     return f"{found.difference:+.2f}, 95 % interval {found.low:+.2f} to {found.high:+.2f}, p = {found.p:.2g} ({test})"
 
 
-def _by_type(first: Record, second: Record, name: str) -> list[str]:
+def _by_type(first: Report, second: Report, name: str) -> list[str]:
     """One line for each group of questions, p corrected for their number (Holm)."""
     groups = sorted({str(row["group"]) for row in counted(first) if row.get("group") is not None})
     tests = [(group, paired(_only(first, group), _only(second, group), name, RESAMPLES)) for group in groups]
@@ -84,6 +84,6 @@ def _by_type(first: Record, second: Record, name: str) -> list[str]:
     ]
 
 
-def _only(report: Record, group: str) -> Record:
+def _only(report: Report, group: str) -> Report:
     """A report of one group's rows."""
     return {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}

@@ -41,7 +41,7 @@ class RunConfig:
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: only the first questions.
         device, dtype: `auto`, or as torch calls them.
-        conversation: template of the prompts; None is the benchmark's own, or the model's.
+        conversation: template of the prompts; None is the model's own.
         max_new_tokens: bound on an answer's length; None is the benchmark's own.
     """
 
@@ -109,7 +109,7 @@ def prepare(config: RunConfig) -> Plan:
             raise OptionError(f"{name}={value} must be at least 1")
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
-    conversation = config.conversation or benchmark.conversation
+    of_host = hosts.check(config.model, config.conversation, config.dtype, videos=bool(benchmark.frames))
     checked = replace(
         config,
         budget=budget,
@@ -117,9 +117,8 @@ def prepare(config: RunConfig) -> Plan:
         model=place(config.model),
         data=Path(config.data).expanduser(),
         device=_device(config.device),
-        conversation=conversation,
+        conversation=of_host.get("conversation", config.conversation),
     )
-    of_host = hosts.check(config.model, conversation, config.dtype)
     if benchmark.frames:
         from llava_consensus.runs import videos  # only now: it takes a while
 
@@ -144,7 +143,7 @@ def _read_questions(config: RunConfig) -> list[Question]:
         raise DataError(f"{data / 'eval'}: not generated yet. Type: make data (or python -m playground.mini.build)")
     questions = benchmark.load(data)[: config.limit]
     if not questions:
-        raise DataError(f"{folder / benchmark.questions}: no questions in it")
+        raise DataError(f"{folder / benchmark.question_file}: no questions in it")
     as_files = benchmark.picture is None and any(question.images for question in questions)
     if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")

@@ -93,10 +93,9 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
 def _complete(plan: Plan, folder: Run, stored: Record) -> RunResult:
     """What a complete run measured; scored anew where only the way of scoring is another one."""
     log.info("%s: complete already, nothing was asked", folder.path)
-    if stored.get("choices", {}) != dict(plan.benchmark.chosen):
-        stored = metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")}
-        folder.finish(stored)
-    return RunResult(folder.path, stored, 0)
+    if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
+        folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
+    return RunResult(folder.path, folder.metrics() or {}, 0)
 
 
 def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader) -> float:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record
-from llava_consensus.runs import costs as ledger
+from llava_consensus.runs import costs
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.store import Run
 
@@ -15,7 +15,11 @@ log = logging.getLogger(__name__)
 
 
 def measure(plan: Plan, folder: Run) -> Record:
-    """What metrics.json says of the answers; it follows from them alone."""
+    """What metrics.json says of the answers; it follows from them alone.
+
+    Score and costs, how tables call method and benchmark, `scale` and `column` as `Benchmark` has them, and in
+    `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
+    """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
         first = folder.errors[min(folder.errors)]["error"]
@@ -32,23 +36,31 @@ def measure(plan: Plan, folder: Run) -> Record:
     return {
         "score": report.get(plan.benchmark.metric),
         "metric": plan.benchmark.metric,
+        "titles": {
+            "method": getattr(plan.method, "title", None) or plan.description["method"],
+            "benchmark": plan.benchmark.title,
+        },
+        "scale": plan.benchmark.scale,
+        "column": plan.benchmark.column,
         "questions": len(plan.questions),
         "answered": len(answers),
         "errors": len(folder.errors),
         "tokens": {kind: sum(answer["metadata"][kind] for answer in answers) / len(answers) for kind in kinds},
-        "account": ledger.of_run(answers, plan.match),
+        "account": costs.of_run(answers, plan.match),
         "notes": dict(sorted(notes.items())),
         "report": report,
-        **({"choices": dict(plan.benchmark.chosen)} if plan.benchmark.chosen else {}),
+        **({"choices": plan.benchmark.chosen} if plan.benchmark.chosen else {}),
     }
 
 
 def timing(asked: int, seconds: float, workers: int) -> Record:
+    """How long it took; `seconds` without loading where one process asked all questions."""
     speed = asked / seconds if seconds else None
     return {"asked": asked, "seconds": seconds, "questions_per_second": speed, "workers": workers}
 
 
 def environment(plan: Plan) -> Record:
+    """The machine a run was done on."""
     device = plan.device
     if device.startswith("cuda"):
         import torch

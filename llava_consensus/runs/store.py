@@ -8,6 +8,7 @@ number of tokens where nothing is reduced:
     errors.jsonl    one line per question that could not be asked, because its picture cannot be read
     shards/         of a run with several workers: what they have finished, a file for each range of questions, written
                     in one step; merged into the two files above, in the order of the questions, when all is there
+    scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
     metrics.json    written last; a run is complete when it is there
     lock            held while a process works on the run; the operating system lets go of it when the process dies
 
@@ -26,8 +27,13 @@ from typing import Any
 
 from llava_consensus.errors import DataError
 from llava_consensus.files import (
+    ANSWERS,
+    CONFIG,
+    METRICS,
+    SCORES,
     Record,
     append,
+    canonical,
     parse,
     read_json,
     replace,
@@ -35,18 +41,13 @@ from llava_consensus.files import (
     to_lines,
     whole_lines,
     write_json,
+    write_metrics,
 )
 
-CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
-SHARDS = "shards"
+ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
 ALL = "all"  # in place of a number of tokens: every token the model has
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
-
-
-def canonical(config: Mapping[str, Any]) -> str:
-    """The one JSON text of a configuration: equal for equal configurations, different for different ones."""
-    return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def run_name(config: Mapping[str, Any]) -> str:
@@ -62,14 +63,6 @@ def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequenc
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         replace(path, to_lines((*answers, *errors)))
-
-
-def read_answers(path: Path) -> list[Record]:
-    """All lines of an answers file, whoever wrote it: LLaVA's own scripts too."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
-    lines = path.read_bytes().splitlines()
-    return [parse(path, number, line, ("question_id", "text")) for number, line in enumerate(lines, 1)]
 
 
 class Run:
@@ -105,13 +98,20 @@ class Run:
         path = self.path / METRICS
         return read_json(path, "Delete it; the same command makes it again.") if path.exists() else None
 
+    @property
+    def scored(self) -> bool:
+        """Whether every answer is there as it was scored."""
+        return (self.path / SCORES).exists()
+
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Completes the run, with its records in the order of the questions."""
+        """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
             if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
                 replace(self.path / name, to_lines(records[index] for index in sorted(records)))
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
-        write_json(self.path / METRICS, metrics)
+        report = dict(metrics.get("report", {}))
+        scores = report.pop("extracted", [])
+        write_metrics(self.path, {**metrics, "report": report} if "report" in metrics else metrics, scores)
 
     def close(self) -> None:
         """Lets the next process have the run."""

@@ -1,42 +1,15 @@
-"""MM-Vet: what the official evaluator asks its judge, what it reads out of a reply, and its two tables.
+"""MM-Vet: the fields of the judge's message, the grade in its reply, and the two tables of the official evaluator.
 
-Equal to `mm-vet_evaluator.py` (yuweihao/MM-Vet, commit acde843) to the last bit: the fields of the message, the grade
-in a reply, the rounds after an unreadable one, and the scores by capability and by exact set of capabilities, rounded
-as numpy rounds. The texts of the prompt are not here (`llava_consensus/judge/prompts.py`).
-Used by `benchmarks/mmvet.py` and `llava_consensus/judge`.
+Equal to `mm-vet_evaluator.py` (yuweihao/MM-Vet, commit acde843) to the last bit: scores by capability and by exact set
+of capabilities are rounded as numpy rounds. The prompt, and the rounds after an unreadable reply, are in
+`llava_consensus/judge/mmvet.py`, which uses this.
 """
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-
-JUDGE = "gpt-4-0613"  # the official judge
-MAX_TOKENS = 3
-TRIES = 5  # replies that are read; the one after them is not
-
-
-class Turn(NamedTuple):
-    """What to ask next: the message, with the reminder after an unreadable reply, at this temperature."""
-
-    again: bool
-    temperature: float
-
-
-class Heard(NamedTuple):
-    """A reply: its text (None: none came), and whether the server had refused it before, for its rate limit."""
-
-    text: str | None
-    limited: bool = False
-
-
-class Grade(NamedTuple):
-    """The judge's grade of one answer."""
-
-    score: float  # 0..1; nan where the judge wrote nan
-    content: str  # what it was read from; the raw last reply where none could be read
-    read: bool  # False: no reply could be read, and the score is 0.0 by rule
 
 
 def fields(question: str, truth: str, prediction: str) -> dict[str, str]:
@@ -55,29 +28,6 @@ def read(reply: str | None) -> tuple[float, str] | None:
     except ValueError:
         return None
     return None if score > 1.0 or score < 0.0 else (score, first)
-
-
-def grading() -> Generator[Turn, Heard, Grade]:
-    """One answer's dialogue: yields what to ask, is sent what was heard, returns the grade.
-
-    An unreadable reply is followed by the message with its reminder, warmer each time; the fifth such reply is not
-    read. A rate limit starts the count of tries again, with the message and temperature reached.
-    """
-    turn, tries = Turn(again=False, temperature=0.0), 1
-    heard = yield turn
-    while True:
-        if heard.limited:
-            tries = 1
-        elif turn.again:
-            tries += 1
-            turn = turn._replace(temperature=turn.temperature + 0.5)
-        if tries > TRIES:
-            return Grade(0.0, heard.text or "", read=False)
-        found = read(heard.text)
-        if found is not None:
-            return Grade(*found, read=True)
-        turn = turn._replace(again=True)
-        heard = yield turn
 
 
 def evaluate(

@@ -2,8 +2,8 @@
 
 Equal to Video-LLaVA's `eval_video_qa.py` (commit 984e65b) to the last bit: a reply is a Python literal that JSON can
 hold, scores are cut towards zero, `yes` is looked for before `no`. Where that script would ask for ever or end with an
-exception, a reply is unreadable here, and counted. The texts of the prompt are not here
-(`llava_consensus/judge/prompts.py`). Used by `benchmarks/video_qa.py` and `llava_consensus/judge`.
+exception, a reply is unreadable here, and counted. The prompt is in
+`llava_consensus/judge/video_qa.py`. Used there and by `benchmarks/video_qa.py`.
 """
 
 import ast
@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-JUDGE = "gpt-3.5-turbo"  # the official judge: an alias that moves, so that numbers of different dates differ
 PREDICTION = ("id", "question", "answer", "pred")
 
 

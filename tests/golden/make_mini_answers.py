@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from llava_consensus import load, make
-from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus import benchmarks, load, make
 from llava_consensus.hosts import Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs.pictures import open_image
@@ -30,7 +29,7 @@ SIDES: tuple[tuple[str, int, dict[str, Any]], ...] = (
 def questions(count: int = 12) -> list[tuple[Path, str]]:
     """Pictures and texts: the first questions of each benchmark."""
     found = []
-    for benchmark in (BENCHMARKS[name] for name in ("gqa", "pope", "textvqa")):
+    for benchmark in (benchmarks.make(name) for name in ("gqa", "pope", "textvqa")):
         folder = DATA / "eval" / benchmark.folder / benchmark.images
         asked = benchmark.load(DATA)
         found += [(folder / one.images[0], one.text) for one in asked[:: len(asked) // count][:count]]

@@ -7,9 +7,10 @@ from typing import Any
 from llava_consensus.errors import unknown_name
 
 CONVERSATION = "vicuna_v1"  # the template of LLaVA-1.5, where nobody names another
+VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
 
 
-def check(model: str, conversation: str | None) -> dict[str, Any]:
+def check(model: str, conversation: str | None, videos: bool) -> dict[str, Any]:
     """What belongs in the description of a run beside the model's name, defaults filled in.
 
     Raises:
@@ -17,7 +18,7 @@ def check(model: str, conversation: str | None) -> dict[str, Any]:
     """
     if conversation is not None:
         check_conversation(conversation)
-    return {"conversation": conversation or CONVERSATION}
+    return {"conversation": conversation or (VIDEO_CONVERSATION if videos else CONVERSATION)}
 
 
 def check_conversation(name: str) -> None:

@@ -1,6 +1,6 @@
 """The mini twins in the official layouts: keys, counts, ids, pictures, and the traps that the real files have.
 
-Run: `pytest tests/test_minis.py`. Builds `playground/mini/eval` unless it is there.
+Run: `pytest tests/test_mini_benchmarks.py`. Builds `playground/mini/eval` unless it is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas
 import pytest
 from PIL import Image
 
-from llava_consensus.benchmarks import BENCHMARKS, Benchmark
+from llava_consensus.benchmarks import BENCHMARKS, Benchmark, make
 from llava_consensus.runs.videos import read_frames
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS
@@ -279,7 +279,7 @@ def files_of(benchmark: Benchmark) -> Iterator[Path]:
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
-    benchmark = BENCHMARKS[name]
+    benchmark = make(name)
     questions = benchmark.load(MINI)
     assert len(questions) >= 60
     if benchmark.picture is None:
