@@ -272,7 +272,7 @@ class MadeUpDecoder:
         cos, sin = self.module.turns(positions)
         return cos, sin
 
-    def positions(self, given: dict[str, Any], rows: int) -> Tensor:
+    def positions(self, given: dict[str, Any], rows: int, outer: Any) -> Tensor:
         places: Tensor = given["places"]
         return places
 

@@ -18,13 +18,17 @@ __all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Pro
 
 
 class HostEntry(NamedTuple):
-    """A host: its package, which has `host.wrap`, `host.load` and `checks.check`, the model classes it adapts, and one
-    line about it.
+    """A host: its package, which has `host.wrap`, `host.load` and `checks.check`, the model classes it adapts, one line
+    about it, and where a package has several families, the one that is meant as `file:class`.
     """
 
     package: str
     classes: tuple[str, ...]
     line: str
+    view: str = ""
+
+
+HF = "llava_consensus.hosts.hf"
 
 
 HOSTS: dict[str, HostEntry] = {
@@ -32,7 +36,37 @@ HOSTS: dict[str, HostEntry] = {
         "llava_consensus.hosts.llava",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
-    )
+    ),
+    "llava-hf": HostEntry(
+        HF, ("LlavaForConditionalGeneration",), "LLaVA 1.5 in transformers, CLIP and SigLIP towers", "llava:Llava"
+    ),
+    "llava-next": HostEntry(
+        HF, ("LlavaNextForConditionalGeneration",), "LLaVA-NeXT (1.6) in transformers: tiles", "tiled:LlavaNext"
+    ),
+    "qwen2.5-vl": HostEntry(
+        HF, ("Qwen2_5_VLForConditionalGeneration",), "Qwen2.5-VL: pictures of any size, videos", "qwen_vl:QwenVL"
+    ),
+    "qwen3-vl": HostEntry(
+        HF, ("Qwen3VLForConditionalGeneration",), "Qwen3-VL: pictures of any size, videos", "qwen_vl:QwenVL"
+    ),
+    "internvl": HostEntry(
+        HF, ("InternVLForConditionalGeneration",), "InternVL 2.5 / 3 in transformers: tiles", "internvl:InternVL"
+    ),
+    "smolvlm": HostEntry(
+        HF,
+        ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+        "SmolVLM and Idefics3: tiles with text between them",
+        "smolvlm:SmolVLM",
+    ),
+    "llava-onevision": HostEntry(
+        HF, ("LlavaOnevisionForConditionalGeneration",), "LLaVA-OneVision: tiles, videos", "tiled:LlavaOnevision"
+    ),
+    "llava-next-video": HostEntry(
+        HF, ("LlavaNextVideoForConditionalGeneration",), "LLaVA-NeXT-Video: tiles, videos", "tiled:LlavaNextVideo"
+    ),
+    "video-llava": HostEntry(
+        HF, ("VideoLlavaForConditionalGeneration",), "Video-LLaVA: pictures, clips", "video_llava:VideoLlava"
+    ),
 }
 DEFAULT = "llava"  # for checkpoints that do not say which class they are of
 
@@ -55,7 +89,8 @@ def wrap(model: Any) -> "Host":
     names = {cls.__name__ for cls in type(model).__mro__}
     for entry in HOSTS.values():
         if names & set(entry.classes):
-            host: Host = import_module(f"{entry.package}.host").wrap(model)
+            room = import_module(f"{entry.package}.host")
+            host: Host = room.wrap(model, entry.view) if entry.view else room.wrap(model)
             return host
     raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {_classes()}")
 

@@ -223,9 +223,10 @@ class Attachment:
 
     # ---- budgets
 
-    def budgets(self, tiles: int, available: int) -> list[Budget]:
+    def budgets(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
         """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
-        picture of this model can have. A budget of all its tokens leaves a picture as it is.
+        picture of this model can have; the frames of a video share all of it. A budget of all its tokens leaves a
+        picture as it is.
         """
         tower, method = self.model.tower, self.method
         if acts_inside(method) and tower is not None:
@@ -234,7 +235,7 @@ class Attachment:
             return [Budget(max(available, 1))]
         if tiles == 1 or method.tile_budget == "global":
             return [self.budget]
-        return self.budget.share(max(tiles, self.model.most_tiles))[:tiles]
+        return self.budget.share(tiles if video else max(tiles, self.model.most_tiles))[:tiles]
 
     def tile_tokens(self, tiles: int) -> list[int]:
         """Budget of each tile of a picture, for methods inside the tower."""
@@ -260,16 +261,14 @@ class Attachment:
         if call.encoded is not None:
             return call.encoded
         assert tower is not None
-        call.parts = {}
-        try:
+        with self.collecting() as parts:
             if acts_inside(self.method):
                 tokens = [count for number in tiles for count in self.tile_tokens(number)]
                 projected, slot = run_inside(self.method, call, tower, pixels, tokens)
             else:
                 projected, slot = tower.encode(pixels), None
-            parts = {**call.parts, **({} if slot is None else {"slot": slot})}
-        finally:
-            call.parts = None
+        if slot is not None:
+            parts["slot"] = slot
         if Need.FINGERPRINT in self.method.needs:
             parts["fingerprint"] = fingerprint(pixels)
         split = {name: value.split(tiles) for name, value in parts.items()}
@@ -277,6 +276,17 @@ class Attachment:
             Tiles(own, {name: values[i] for name, values in split.items()})
             for i, own in enumerate(projected.split(tiles))
         ]
+
+    @contextmanager
+    def collecting(self) -> Iterator[dict[str, Tensor]]:
+        """The parts that hooks take from the tower while the body runs."""
+        call = self.current(fresh=False)
+        parts: dict[str, Tensor] = {}
+        call.parts = parts
+        try:
+            yield parts
+        finally:
+            call.parts = None
 
     def layout(self, kinds: RowKinds) -> Layout:
         """Where the pictures of assembled sequences stand, and what of them is reduced."""

@@ -4,7 +4,7 @@ A host adapts one family of models. What is true of any model stands in `attachm
 `Decoder`, the assembled `Sequence` (`sequence/`) and the functions of the model that a method must come between.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -36,6 +36,8 @@ class Tiles(NamedTuple):
 
     projected: Tensor  # [T, N, D] as the language model would receive them
     parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], slot [T, N], ...: see `Tap`
+    side: int | None = None  # tokens in a row of a tile, and the block rows of each token, of this picture; None: those
+    members: Tensor | None = None  # of the tower, see there
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ class Tap(NamedTuple):
 class Tower(Protocol):
     """The vision side of a model: a view of its modules that costs nothing to make."""
 
-    tokens: int  # N visual tokens of one tile
+    tokens: int  # N visual tokens of one tile; the most there can be where it depends on the picture
     side: int  # tokens in a row of a tile, 0 where they form no grid
     classes: int  # C, class tokens in front of the patches in the blocks
     blocks: Sequence[Any]
@@ -154,8 +156,10 @@ class Decoder(Protocol):
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers."""
 
-    def positions(self, given: dict[str, Any], rows: int) -> Tensor:
-        """Positions [rows, S], or [rows, S, A] of A axes, from the arguments a layer was given."""
+    def positions(self, given: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
+        """Positions [rows, S], or [rows, S, A] of A axes, from the arguments a layer was given and those that the inner
+        model was given.
+        """
         ...
 
     def taps(self, layer: int) -> list[Tap]:

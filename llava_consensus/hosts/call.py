@@ -40,6 +40,7 @@ class Call:
     forward: "CutForward | Step | None" = None  # of the decoder, under way
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
     mask: Tensor | None = None  # [R, columns] of the decoder's forward under way
+    outer: Mapping[str, Any] = field(default_factory=dict)  # positions among the arguments of that forward
 
 
 _NONE: Mapping[int, Call] = {}

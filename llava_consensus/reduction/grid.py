@@ -22,11 +22,13 @@ class Cells(NamedTuple):
 
 
 def divide(tokens: VisualTokens, count: int) -> Cells:
-    """`count` cells, at most N, for each unit; its patches are a rectangle in raster order."""
+    """`count` cells, at most N, for each unit; its patches are a rectangle in raster order, of which rows and columns
+    may be left out.
+    """
     size = tokens.patch.shape[1]
     side = tokens.side or size  # without a grid, the patches are one row
     row, column = tokens.patch // side, tokens.patch % side
-    row, column = row - row.amin(1, keepdim=True), column - column.amin(1, keepdim=True)
+    row, column = _dense(row, side + size), _dense(column, side)
     height, width = row.amax(1, keepdim=True) + 1, column.amax(1, keepdim=True) + 1  # [B, 1]
     bands = (count * height / width).sqrt().round().long()
     bands = torch.minimum(bands, height).clamp_max(count).maximum((count + width - 1) // width)
@@ -36,6 +38,12 @@ def divide(tokens: VisualTokens, count: int) -> Cells:
     centre_column = _middle(slot - first, cells, width)
     first, cells = _band(row * bands // height, bands, count)
     return Cells(centre_row * width + centre_column, first + column * cells // width)
+
+
+def _dense(place: Tensor, size: int) -> Tensor:
+    """Places [B, N] below `size`, counted among those that there are: 3, 5, 5, 9 -> 0, 1, 1, 2."""
+    present = place.new_zeros(len(place), size).scatter(1, place, 1)
+    return present.cumsum(1).gather(1, place) - 1
 
 
 def _band(band: Tensor, bands: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ class CutForward:
         for index, one in enumerate(self.seen):
             for cut in one.cuts:
                 self.cuts[cut.layer].append(index)
-        given = self.decoder.positions(kwargs, len(embeds))
+        given = self.decoder.positions(kwargs, len(embeds), call.outer)
         self.rows: Rows = full_rows(armed.layout, self.seen, given, beams)
         self.full, self.reach = self.rows, self.rows.size
         self.columns: dict[int, Columns] = {}
@@ -114,7 +114,7 @@ class CutForward:
     @property
     def _renumbers(self) -> bool:
         renumbers: bool = self.method.renumbers
-        return renumbers
+        return renumbers and not getattr(self.decoder, "keeps_positions", False)
 
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
@@ -175,8 +175,9 @@ class CutForward:
 class Step:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
-    def __init__(self, decoder: CutDecoder, known: CutCache, grown: int, mask: Tensor | None) -> None:
-        self.decoder, self.known, self.grown = decoder, known, grown
+    def __init__(self, decoder: CutDecoder, known: CutCache, grown: int, call: Any) -> None:
+        self.decoder, self.known, self.grown, self.outer = decoder, known, grown, call.outer
+        mask: Tensor | None = call.mask
         self.mask = None if mask is None or mask.ndim != 2 else mask[:, known.size :].bool()
         self.reach = 0
         self.made: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns
@@ -188,7 +189,7 @@ class Step:
         if columns is None:
             return hidden, {}
         if id(columns.real) not in self.made:
-            positions = self.decoder.positions(kwargs, len(hidden))
+            positions = self.decoder.positions(kwargs, len(hidden), self.outer)
             positions = positions - wide(columns.shift, positions)
             mask = self._columns_mask(columns, hidden)
             self.made[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)

@@ -85,9 +85,15 @@ class DecoderHooks:
         return handles
 
     def shadows(self, decoder: CutDecoder) -> list[Shadow]:
-        """The inner model's forward, kept out of compiled graphs: there the hooks would be traced once and for all."""
-        plain = vars(decoder.module).get("forward")
-        return [Shadow(decoder.module, "forward", partial(_forward, self.attachment, plain))]
+        """The inner model's forward, kept out of compiled graphs: there the hooks would be traced once and for all; and
+        what else of it must know of a shortened sequence.
+        """
+        found = {"forward": _forward, **getattr(decoder, "replaced", {})}
+        own = vars(decoder.module)
+        return [
+            Shadow(decoder.module, name, partial(replacement, self.attachment, own.get(name)))
+            for name, replacement in found.items()
+        ]
 
     def arm(self, call: Call, layout: Layout, budget: Budget, embeds: Tensor) -> None:
         """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut.
@@ -104,6 +110,7 @@ class DecoderHooks:
         call = calls.current(self.attachment)
         if call is not None:
             call.forward, call.mask, call.layer_parts = None, kwargs.get("attention_mask"), {}
+            call.outer = {"position_ids": kwargs.get("position_ids")}
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """What enters layer `index`: as it was, or shortened."""
@@ -136,7 +143,7 @@ class DecoderHooks:
         known = self._known.get(cache) or self._last_that_fits(cache)
         if known is None:
             return None
-        return Step(self.attachment.here.decoder, known, cache.get_seq_length() - known.size, call.mask)
+        return Step(self.attachment.here.decoder, known, cache.get_seq_length() - known.size, call)
 
     def _last_that_fits(self, cache: Any) -> CutCache | None:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a

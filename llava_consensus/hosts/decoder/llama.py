@@ -3,7 +3,7 @@ of queries and keys, norms of them where a model has some, rotary positions.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class LlamaDecoder:
         cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
         return cos[positions], sin[positions]
 
-    def positions(self, given: dict[str, Any], rows: int) -> Tensor:
+    def positions(self, given: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Position ids [rows, S] that a layer was given."""
         positions: Tensor = given["position_ids"]
         return positions.expand(rows, -1)

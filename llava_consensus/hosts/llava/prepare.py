@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.sequence.layout import Layout, RowKinds
+from llava_consensus.hosts.sequence.layout import Layout, RowKinds, fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.tower.inside import acts_inside
 from llava_consensus.reduction.method import Place
@@ -178,9 +178,8 @@ def joined(tiles: list[Tiles]) -> Tensor:
 
 def prompt_fingerprints(given: Arguments) -> Tensor:
     """A number for each prompt of the batch, the same wherever padding stands: int64 [R]."""
-    ids = given.input_ids
-    real = torch.ones_like(ids) if given.attention_mask is None else given.attention_mask.to(ids.dtype)
-    return (ids * real * (real.cumsum(1) * 0x2545F4914F6CDD1D)).sum(1)
+    ids, mask = given.input_ids, given.attention_mask
+    return fingerprints(ids, torch.ones_like(ids) if mask is None else mask)
 
 
 def changed(config: Any, *changes: Any) -> Any:

@@ -34,9 +34,18 @@ class Source:
         return self.layout.groups(lambda unit: (self._sizes(unit), probing and self.layout.has_text(unit)))
 
     def _sizes(self, unit: Unit) -> tuple[int, ...]:
-        """Numbers of tokens and block rows of a tile of the unit's picture."""
-        tiles = self.tiles[self.layout.pictures[unit.picture].source]
-        return tuple(value.shape[-2] for value in (tiles.projected, tiles.parts.get("key")) if value is not None)
+        """Numbers of tokens and block rows of a tile of the unit's picture, and of tokens in a row of it."""
+        tiles = self._tiles(unit)
+        rows = (tiles.parts.get(name) for name in ("key", "features"))
+        shapes = [value.shape[-2] for value in (tiles.projected, *rows) if value is not None]
+        return (*shapes, self._side(unit))
+
+    def _tiles(self, unit: Unit) -> Tiles:
+        return self.tiles[self.layout.pictures[unit.picture].source]
+
+    def _side(self, unit: Unit) -> int:
+        own = self._tiles(unit).side
+        return self.tower.side if own is None else own
 
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
@@ -51,13 +60,14 @@ class Source:
         if query is not None and key is not None:
             attention = VisionAttention(query, key, self.tower.scale(self.attention), self.tower.classes)
         tile = tile.to(device)
-        members = self.tower.members
+        own = self._tiles(units[0]).members
+        members = self.tower.members if own is None else own
         return VisualTokens(
             projected=self.full.embeds[row[:, None], columns],
             tile=tile,
             patch=torch.stack([unit.patch for unit in units]).to(device),
             tiles_per_unit=units[0].tiles,
-            side=self.tower.side,
+            side=self._side(units[0]),
             members=None if members is None else members.to(device),
             picture=torch.tensor([unit.picture for unit in units], device=device),
             prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),

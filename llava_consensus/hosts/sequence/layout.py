@@ -5,17 +5,19 @@ the CPU; no model.
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
 
-Budgets = Callable[
-    [int, int], list[Budget]
-]  # tiles and visual tokens of a picture -> one for all, or one for each tile
+
+class Budgets(Protocol):
+    """Tiles and visual tokens of a picture -> one budget for all, or one for each tile."""
+
+    def __call__(self, tiles: int, available: int, video: bool = False) -> list[Budget]: ...
 
 
 class RowKinds(NamedTuple):
@@ -26,6 +28,7 @@ class RowKinds(NamedTuple):
     tile: Tensor  # which tile of that picture
     token: Tensor  # which token of that tile; -1 for structural rows, such as newlines, which are never candidates
     answer: Tensor | None = None  # true where the row has a label: the answer in training
+    videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) ->
 
     Args:
         kinds: what every row is.
-        budgets: of a picture, from its numbers of tiles and of visual tokens.
+        budgets: of a picture, from its numbers of tiles and of visual tokens, and whether it is a video.
         answer_rows: whether rows with labels count as text rows.
     """
     pictures: list[Picture] = []
@@ -118,12 +121,21 @@ def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) ->
                 continue
             end = int(mine.nonzero()[-1])
             text = (words[row] & (places_all > end)).nonzero()[:, 0]
-            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], budgets)
+            own = partial(budgets, video=source in kinds.videos)
+            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], own)
             pictures.append(Picture(source, row, len(places), int(mine.sum()) - len(places), end, text))
     return Layout(kinds, asked, pictures, units)
 
 
-def _units(picture: int, places: Tensor, tile: Tensor, token: Tensor, budgets: Budgets) -> list[Unit]:
+def fingerprints(ids: Tensor, real: Tensor) -> Tensor:
+    """A number for each prompt [R, S], the same wherever padding stands: int64 [R]."""
+    mask = real.to(ids.dtype)
+    return (ids * mask * (mask.cumsum(1) * 0x2545F4914F6CDD1D)).sum(1)
+
+
+def _units(
+    picture: int, places: Tensor, tile: Tensor, token: Tensor, budgets: Callable[[int, int], list[Budget]]
+) -> list[Unit]:
     """The units of one picture: the whole of it under one budget, or each tile under its own."""
     present = tile.unique().tolist()
     shares = budgets(present[-1] + 1 if len(present) > 1 else 1, len(places))

@@ -57,7 +57,7 @@ class ClipBlocks:
             found.append(Tap(own.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
             found.append(self.key_tap(attention))
         if Need.FEATURES in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"features": _states(output)[:, 1:]}))
+            found.append(Tap(self.blocks[features], lambda output: {"features": _states(output)[:, self.classes :]}))
         if Need.CLASS_FEATURE in needs:
             found.append(Tap(self.blocks[features], lambda output: {"class_feature": _states(output)[:, 0]}))
         return found

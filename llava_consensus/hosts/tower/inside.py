@@ -62,7 +62,7 @@ def acts_inside(method: Method) -> bool:
 
 def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
-    if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None:
+    if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None or not tower.classes:
         raise OptionError(
             f"{type(method).__name__} acts at {method.place.value} and is adapted to CLIP towers, whose patches are "
             "the tokens of the language model. Take a method that acts behind the tower"

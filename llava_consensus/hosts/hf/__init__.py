@@ -1,0 +1,17 @@
+"""Models of transformers (>= 5.19) as hosts: one small file for each family, and what they share.
+
+from llava_consensus import attach
+with attach(model, "consensusdrop", tokens=64):
+    model.generate(**processor(...), max_new_tokens=64)
+"""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`reduce`, imported when it is asked for."""
+    if name != "reduce":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from llava_consensus.hosts.hf.seam import reduce
+
+    return reduce

@@ -1,0 +1,60 @@
+"""Hugging Face models as hosts: the family's view of a model that is already loaded, and a method on it."""
+
+from importlib import import_module
+from typing import Any
+
+import transformers
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.hf import seam
+from llava_consensus.hosts.hf.model import HfModel
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method
+
+NEEDED = (5, 19)  # the version of transformers that takes features encoded before (`mm_encoder_outputs`)
+
+
+class HfHost:
+    """A model of transformers, to attach a method to."""
+
+    def __init__(self, view: HfModel) -> None:
+        self.view = view
+        self._attached: Attachment | None = None
+
+    def attach(self, method: Method, budget: Budget) -> Attachment:
+        """Attaches a method to this model instance; a context manager, or call `.detach()`.
+
+        Raises:
+            OptionError: for a method this model has no parts for, or a model that has a method already.
+        """
+        check_version(transformers.__version__)
+        if getattr(vars(self.view.module).get("generate"), "func", None) is seam.generate:
+            raise OptionError("this model has a method attached already: detach it first")
+        self.view.check()
+        self._attached = Attachment(self.view, method, budget)
+        return self._attached
+
+
+def check_version(version: str) -> None:
+    """Raises OptionError for a version of transformers that these hosts do not work with."""
+    found = tuple(int(part) for part in version.split(".")[:2])
+    if found < NEEDED:
+        raise OptionError(
+            f"transformers {version}: methods on models of transformers need >= {NEEDED[0]}.{NEEDED[1]}, which takes "
+            "pictures that were encoded before. Type: pip install -U transformers"
+        )
+
+
+def wrap(model: Any, view: str) -> HfHost:
+    """The host of a loaded model, whose family `view` names as `file:class`."""
+    file, name = view.split(":")
+    return HfHost(getattr(import_module(f"llava_consensus.hosts.hf.{file}"), name)(model))
+
+
+def load(model: str, device: str, dtype: str) -> Any:
+    """Raises OptionError: the harness takes official LLaVA alone."""
+    raise OptionError(
+        f"model {model!r} is a model of transformers: load it with its class's from_pretrained and use attach(model, "
+        "...); the harness takes official LLaVA checkpoints"
+    )

@@ -1,0 +1,73 @@
+"""`InternVLForConditionalGeneration`: tiles of 448 pixels, a class token, and a shuffle that makes one token of 2 x 2
+patches. The tiles of a picture are one run of placeholders; a frame of a video is a picture of its own.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.towers import ShuffledTower
+from llava_consensus.hosts.tower.clip import hidden_state_block
+from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.reduction.tokens import Need
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+
+class Shuffled(HfModel):
+    """Equal tiles, each run of placeholders one or more of them."""
+
+    def tiles(self, given: dict[str, Any]) -> Tensor:
+        """Pixels of all tiles: [T, 3, h, w]."""
+        pixels: Tensor = given["pixel_values"]
+        return pixels
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Every run is a picture."""
+        size, found = self.tower.tokens, []
+        for row, start, length in runs(ids, self.placeholder(modality)):
+            if length % size:
+                raise OptionError(
+                    f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
+                    "input_ids and pixels of one call of the model's own processor, and truncate nothing"
+                )
+            found.append(whole_tiles(length // size, size))
+        return found
+
+    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+        """The model's own encoder."""
+        count = len(self.tiles(given))
+        if count != sum(one.tiles for one in pictures):
+            raise OptionError(
+                f"{count} tiles of pixels, and the prompts have placeholders for {sum(one.tiles for one in pictures)}: "
+                "pass input_ids and pixels of one call of the model's own processor"
+            )
+        output, parts = run_encoder(self, attachment, modality, given)
+        if Need.FINGERPRINT in attachment.method.needs:
+            parts["fingerprint"] = fingerprint(self.tiles(given))
+        tokens = joined(output.pooler_output)
+        return Features(tiles_of(tokens, parts, pictures), tokens)
+
+
+class InternVL(Shuffled):
+    """InternViT with a class token."""
+
+    tensors = frozenset({"image"})
+
+    @property
+    def tower(self) -> ShuffledTower:
+        """The blocks, and the patches that the model's own shuffle puts together."""
+        inner, config = self.inner, self.module.config
+        vision = config.vision_config
+        height, width = (size // patch for size, patch in zip(vision.image_size, vision.patch_size, strict=True))
+        place = torch.arange(height * width).view(1, height, width, 1)
+        grouped = inner.pixel_shuffle(place, scale_factor=config.downsample_ratio)
+        blocks, layer = list(inner.vision_tower.encoder.layer), config.vision_feature_layer
+        tower = ShuffledTower(blocks, grouped.flatten(0, 2), 1, "attention", ("q_norm", "k_norm"))
+        tower.feature_block = hidden_state_block(layer, len(blocks))
+        return tower

@@ -1,0 +1,51 @@
+"""`LlavaForConditionalGeneration`: LLaVA 1.5, one square picture to 24 x 24 tokens, no structural tokens."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.rows import Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import LlavaTower
+from llava_consensus.hosts.tower.inside import acts_inside
+from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.reduction.tokens import Need
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+
+class Llava(HfModel):
+    """One tile for each picture; the other LLaVA-type families build on it."""
+
+    @property
+    def tower(self) -> LlavaTower:
+        """CLIP or SigLIP."""
+        return LlavaTower(self.inner, self.inner.vision_tower)
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Every picture is one tile."""
+        return [whole_tiles(1, self.tower.tokens) for _ in given["pixel_values"]]
+
+    def pixels(self, modality: str, given: dict[str, Any], pictures: list[Rows]) -> Tensor:
+        """Tiles of all pictures, in order: [T, 3, h, w]."""
+        pixels: Tensor = given["pixel_values"]
+        return pixels
+
+    def pack(self, modality: str, given: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
+        """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
+        return [one.flatten(0, 1) for one in projected]
+
+    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+        """The model's own encoder, or tower and projector alone where a method acts inside of them."""
+        counts = [one.tiles for one in pictures]
+        pixels = self.pixels(modality, given, pictures)
+        if acts_inside(attachment.method):
+            tiles = attachment.encode(pixels, counts)
+            return Features(tiles, torch.cat(self.pack(modality, given, [one.projected for one in tiles])))
+        output, parts = run_encoder(self, attachment, modality, given)
+        if Need.FINGERPRINT in attachment.method.needs:
+            parts["fingerprint"] = fingerprint(pixels)
+        tokens = joined(output.pooler_output)
+        return Features(tiles_of(tokens, parts, pictures), tokens)

@@ -1,0 +1,157 @@
+"""What all Hugging Face hosts share of a model's view: see `attachment.Model`. A family's own file says the rest: where
+its blocks are, how block rows become tokens, and where the tokens of a picture stand.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import CutDecoder, Tiles
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.hf import seam
+from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
+CHECKED_DECODERS = ("llama", "mistral", "qwen2", "qwen3", "vicuna")  # whose layers methods can cut between
+
+
+class Features(NamedTuple):
+    """Pictures of one modality after the tower."""
+
+    tiles: list[Tiles]  # of each picture
+    tokens: Tensor  # [all tokens, D] in the order of the placeholders
+    planes: tuple[Tensor, ...] = ()  # [all tokens, D] each: what some models add between decoder layers
+
+
+class HfModel:
+    """A view of a `...ForConditionalGeneration` of transformers.
+
+    Args:
+        module: the model.
+    """
+
+    tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
+    keeps_positions = False  # whether positions have axes, so that they can only be kept
+
+    def __init__(self, module: Any) -> None:
+        self.module: Any = module
+
+    @property
+    def inner(self) -> Any:
+        """The model without its head."""
+        return self.module.model
+
+    @property
+    def tower(self) -> Any:
+        """The vision side."""
+        raise NotImplementedError
+
+    @property
+    def decoder(self) -> CutDecoder:
+        """The language side."""
+        return LlamaDecoder(self.inner.language_model)
+
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles a picture of this model can have."""
+        return 1
+
+    def check(self) -> None:
+        """Raises OptionError for what this family cannot do."""
+
+    def clip_text(self) -> ClipText:
+        """CLIP's text side, where the vision configuration names the CLIP model it is of."""
+        name = getattr(self.module.config.vision_config, "_name_or_path", "")
+        if not name:
+            raise OptionError(
+                f"this method compares patches with the question by CLIP's text tower, which a checkpoint of "
+                f"{type(self.module).__name__} does not have: take another method (llava-consensus list)"
+            )
+        return load_clip_text(name, self.module.device)
+
+    def of(self, module: Any) -> "HfModel":
+        """The same view of a replica."""
+        return type(self)(module)
+
+    def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
+        """`generate` and `forward` with the pictures reduced on their way."""
+        kind, own = type(self.module), vars(self.module)
+        return {
+            "generate": wraps(kind.generate)(partial(seam.generate, attachment, own.get("generate"))),
+            "forward": wraps(kind.forward)(partial(seam.forward, attachment, own.get("forward"))),
+        }
+
+    def given(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Arguments of the encoder of each modality that there are pixels of."""
+        found = {}
+        for modality in ("image", "video"):
+            encoder = getattr(self.inner, f"get_{modality}_features", None)
+            names = inspect.signature(encoder).parameters if encoder else ()
+            own = {name: inputs[name] for name in names if name != "kwargs" and inputs.get(name) is not None}
+            if any(name in own for name in PIXELS):
+                found[modality] = own
+        return found
+
+    def placeholder(self, modality: str) -> int:
+        """Id of the tokens that stand for a modality."""
+        found: int = getattr(self.module.config, f"{modality}_token_id")
+        return found
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""
+        raise NotImplementedError
+
+    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+        """Pictures through the model's own encoder, hooks collecting what the method needs."""
+        raise NotImplementedError
+
+    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
+        """Positions of the full prompts: [R, S], or [R, S, A] of A axes."""
+        own = inputs.get("position_ids")
+        return (real.cumsum(1) - 1).clamp_min(0) if own is None else own.expand(ids.shape)
+
+    def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
+        """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""
+        return {"position_ids": positions}
+
+    def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
+        """What the model takes for the result of an encoder."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        return BaseModelOutputWithPooling(pooler_output=tokens)
+
+
+def run_encoder(view: HfModel, attachment: "Attachment", modality: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """What the model's own encoder returns, and the parts that hooks collected meanwhile."""
+    with attachment.collecting() as parts:
+        output = getattr(view.inner, f"get_{modality}_features")(**given, return_dict=True)
+    return output, parts
+
+
+def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[Rows]) -> list[Tiles]:
+    """The tiles of every picture, given all tokens as prompts hold them [n, D] and parts [T, ...] of all tiles. Tokens
+    of a tile that no prompt holds, such as those that unpadding cuts away, are zero.
+    """
+    split = {name: value.split([rows.tiles for rows in pictures]) for name, value in parts.items()}
+    found = []
+    for i, own in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
+        rows, real = pictures[i], (pictures[i].token >= 0).to(own.device)
+        tile, token = rows.tile.to(own.device)[real], rows.token.to(own.device)[real]
+        projected = own.new_zeros(rows.tiles, int(rows.token.max()) + 1, own.shape[1])
+        projected[tile, token] = own[real]
+        found.append(Tiles(projected, {name: values[i] for name, values in split.items()}))
+    return found
+
+
+def joined(features: Any) -> Tensor:
+    """Features in any container, as [all tokens, D]."""
+    return torch.cat([one.reshape(-1, one.shape[-1]) for one in features])

@@ -1,0 +1,183 @@
+"""`Qwen2_5_VLForConditionalGeneration` and `Qwen3VLForConditionalGeneration`: pictures of any size, no class token, a
+merger that makes one token of four patches that stand one behind the other, and positions of three axes, which are
+kept.
+
+Each temporal patch of a video is a tile: attention never crosses it. Qwen2.5-VL computes most blocks in windows and
+keeps its rows in window order, which is undone here; Qwen3-VL adds features of earlier blocks between the first decoder
+layers (DeepStack), which are reduced with the same rows.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import Tap, Tiles
+from llava_consensus.hosts.decoder.mrope import MRopeDecoder
+from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.rows import Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import PATCHES
+from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.reduction.scap import rotate
+from llava_consensus.reduction.tokens import Need
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+MERGED = 4  # patches of a token, in a row
+
+
+class QwenTower:
+    """The blocks of the tower; where the patches of a picture stand is known picture by picture."""
+
+    classes, side, offers = 0, 0, PATCHES
+    members: Tensor | None = None
+
+    def __init__(self, visual: Any, most: int) -> None:
+        self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most
+        self.full: tuple[int, ...] = tuple(getattr(visual, "fullatt_block_indexes", range(len(self.blocks))))
+        self.feature_block = len(self.blocks) - 1
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Never asked for: the model's own encoder runs, and hooks collect."""
+        raise NotImplementedError
+
+    def project(self, features: Tensor) -> Tensor:
+        """Not offered: the merger takes four patches at a time."""
+        raise NotImplementedError
+
+    def scale(self, block: int) -> float:
+        """Of the attention of a block."""
+        scale: float = self.blocks[block].attn.scaling
+        return scale
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """The projection of one block, the rotation, and the output of another block: rows as the tower has them.
+
+        Raises:
+            OptionError: for the attention of a block that looks at windows.
+        """
+        found = []
+        if Need.ATTENTION in needs:
+            if attention not in self.full:
+                raise OptionError(
+                    f"vision_layer={attention}: this block attends within windows, so its patches cannot be compared. "
+                    f"Take one of {', '.join(map(str, self.full))}"
+                )
+            found.append(Tap(self.blocks[attention].attn.qkv, lambda output: {"qkv": output}))
+            found.append(Tap(self.visual.rotary_pos_emb, lambda output: dict(zip(("cos", "sin"), output, strict=True))))
+        if Need.FEATURES in needs:
+            found.append(Tap(self.blocks[features], lambda output: {"features": output}))
+        return found
+
+
+class QwenVL(HfModel):
+    """Qwen2.5-VL and Qwen3-VL."""
+
+    keeps_positions = True
+
+    @property
+    def tower(self) -> QwenTower:
+        """The vision side."""
+        return QwenTower(self.inner.visual, self.decoder.reach)
+
+    @property
+    def decoder(self) -> MRopeDecoder:
+        """The language side."""
+        return MRopeDecoder(self.inner.language_model)
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """A tile for each temporal patch."""
+        grids = given[f"{modality}_grid_thw"].tolist()
+        return [whole_tiles(frames, height * width // MERGED) for frames, height, width in grids]
+
+    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+        """The model's own encoder; its rows in the order of the tokens."""
+        output, parts = run_encoder(self, attachment, modality, given)
+        grids = given[f"{modality}_grid_thw"]
+        parts = self._ordered(parts, grids)
+        if Need.FINGERPRINT in attachment.method.needs:
+            parts["pixels"] = next(given[name] for name in ("pixel_values", "pixel_values_videos") if name in given)
+        tokens = joined(output.pooler_output)
+        planes = tuple(joined(layer) for layer in getattr(output, "deepstack_features", None) or ())
+        return Features(_tiles(tokens.detach(), parts, grids.tolist()), tokens, planes)
+
+    def _ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
+        """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
+        found = dict(parts)
+        cos, sin = found.pop("cos", None), found.pop("sin", None)  # they are made before the windows
+        if hasattr(self.inner.visual, "window_size"):
+            back = _window_order(self.inner.visual, grids).argsort()
+            found = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in found.items()}
+        if "qkv" in found and cos is not None and sin is not None:
+            heads = self.inner.visual.config.num_heads
+            states = found.pop("qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
+            turned = rotate(states[:2].float(), cos.float()[None], sin.float()[None]).to(states.dtype)
+            found["query"], found["key"] = turned.transpose(1, 2)
+        return found
+
+    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
+        """Time, row and column of every row, by the model's own function: [R, S, 3]."""
+        own = inputs.get("position_ids")
+        if own is not None and own.ndim == 3:
+            return own[-3:].expand(3, *ids.shape).permute(1, 2, 0)
+        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        types = inputs.get("mm_token_type_ids")
+        if types is None:
+            config = self.module.config
+            types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **given)
+        found: Tensor = places.permute(1, 2, 0)
+        return found
+
+    def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
+        """A text axis in front of the three, as `generate` wants it, and the step from rows to positions, for decoding
+        loops that give no positions.
+        """
+        text = (real.cumsum(1) - 1).clamp_min(0)
+        following = positions.masked_fill(~real[..., None], 0).amax((1, 2)) + 1
+        self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
+        return {"position_ids": torch.cat((text[None], positions.permute(2, 0, 1)))}
+
+    def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
+        """With DeepStack's features where the model has them."""
+        found = super().output(tokens, planes)
+        if not planes:
+            return found
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
+
+
+def _window_order(visual: Any, grids: Tensor) -> Tensor:
+    """The order in which the tower holds the tokens: [all tokens]."""
+    from transformers.vision_utils import get_vision_window_index
+
+    order: Tensor = get_vision_window_index(
+        grids,
+        spatial_merge_size=visual.spatial_merge_size,
+        window_size=visual.window_size,
+        patch_size=visual.patch_size,
+    )[0]
+    return order.to(grids.device)
+
+
+def _tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]]) -> list[Tiles]:
+    """The tiles of every picture, with the width of its grid and the rows of each token."""
+    rows = [frames * height * width for frames, height, width in grids]
+    split = {name: value.split(rows) for name, value in parts.items()}
+    found = []
+    for index, own in enumerate(tokens.split([count // MERGED for count in rows])):
+        frames, _, width = grids[index]
+        size = rows[index] // frames
+        mine = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
+        for name in ("query", "key"):
+            if name in mine:
+                mine[name] = mine[name].transpose(1, 2)
+        if "pixels" in mine:
+            mine["fingerprint"] = fingerprint(mine.pop("pixels"))
+        members = torch.arange(size).view(-1, MERGED)
+        found.append(Tiles(own.unflatten(0, (frames, -1)), mine, width // 2, members))
+    return found

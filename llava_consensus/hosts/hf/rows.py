@@ -1,0 +1,65 @@
+"""What the rows of a processor's prompt are: every placeholder stands for one token, in the order of the pictures."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.sequence.layout import RowKinds
+
+
+class Rows(NamedTuple):
+    """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
+
+    tile: Tensor  # [n] of the picture
+    token: Tensor  # [n] of the tile; -1 for structural rows, which are never candidates
+    tiles: int
+
+
+def whole_tiles(tiles: int, tokens: int) -> Rows:
+    """The rows of a picture whose tiles stand one behind the other."""
+    place = torch.arange(tiles * tokens)
+    return Rows(place // tokens, place % tokens, tiles)
+
+
+class Placed(NamedTuple):
+    """The pictures of one modality, and the id of their placeholders."""
+
+    modality: str
+    placeholder: int
+    pictures: list[Rows]
+
+
+def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | None) -> RowKinds:
+    """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
+
+    Raises:
+        OptionError: where placeholders and pictures do not match.
+    """
+    picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
+    first, videos = 0, set[int]()
+    for modality, placeholder, pictures in placed:
+        here = ids == placeholder
+        count = sum(len(rows.token) for rows in pictures)
+        if int(here.sum()) != count:
+            raise OptionError(
+                f"the prompts hold {int(here.sum())} placeholders (id {placeholder}) and {len(pictures)} "
+                f"{modality}s make {count} tokens: pass input_ids and pixels of one call of the model's own processor, "
+                "and truncate nothing"
+            )
+        if count:
+            number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
+            picture[here] = number
+            tile[here], token[here] = (torch.cat(part) for part in list(zip(*pictures, strict=True))[:2])
+        if modality == "video":
+            videos |= set(range(first, first + len(pictures)))
+        first += len(pictures)
+    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
+
+
+def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
+    """Row, start and length of every unbroken run of placeholders in prompts [R, S], in order."""
+    here = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
+    starts, stops = (here == 1).nonzero().tolist(), (here == -1).nonzero().tolist()
+    return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]

@@ -1,0 +1,68 @@
+"""`SmolVLMForConditionalGeneration` and `Idefics3ForConditionalGeneration`: tiles with text between them, no class
+token, and a shuffle that makes one token of s x s patches.
+
+A processor puts a tag in front of every tile, and the whole view of a picture, with a tag of its own, behind its tiles.
+So a picture ends with every tile whose tag is that of the last tile of the prompt.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import CutDecoder
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.hf.internvl import Shuffled
+from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.towers import ShuffledTower
+
+
+class SmolVLM(Shuffled):
+    """A SigLIP-like tower with a mask of patches."""
+
+    @property
+    def tower(self) -> ShuffledTower:
+        """The blocks, and the patches that the connector's shuffle puts together."""
+        inner, config = self.inner, self.module.config
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        place = torch.arange(side**2).view(1, -1, 1)
+        members = inner.connector.pixel_shuffle(place, config.scale_factor)[0]
+        blocks = list(inner.vision_model.encoder.layers)
+        return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
+
+    @property
+    def decoder(self) -> CutDecoder:
+        """The language side."""
+        return LlamaDecoder(self.inner.text_model)
+
+    def tiles(self, given: dict[str, Any]) -> Tensor:
+        """Tiles that are no padding."""
+        pixels: Tensor = given["pixel_values"].flatten(0, 1)
+        return pixels[(pixels != 0).flatten(1).any(1)]
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Tiles up to the whole view."""
+        mask = given.get("pixel_attention_mask")
+        if mask is not None:
+            own = mask.flatten(0, 1).flatten(1).bool()
+            if bool((own.any(1) & ~own.all(1)).any()):
+                raise OptionError(
+                    "pixel_attention_mask: pictures that fill a tile in part are not adapted, since the tower's "
+                    "attention masks patches. Let the processor resize or split pictures"
+                )
+        size, found = self.tower.tokens, []
+        own_runs = runs(ids, self.placeholder(modality))
+        last = {row: int(ids[row, start - 1]) for row, start, _ in own_runs}
+        waiting = 0
+        for row, start, length in own_runs:
+            if length != size:
+                raise OptionError(
+                    f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
+                    "input_ids and pixels of one call of the model's own processor, and truncate nothing"
+                )
+            waiting += 1
+            if int(ids[row, start - 1]) == last[row]:
+                found.append(whole_tiles(waiting, size))
+                waiting = 0
+        return found

@@ -1,0 +1,170 @@
+"""LLaVA-NeXT, LLaVA-NeXT-Video and LLaVA-OneVision: pictures of several tiles, packed into one row after another with a
+newline behind each, and videos whose frames are pooled. Newlines are structural.
+
+Where a token comes from is asked of the model's own packing, given coordinates in place of features. OneVision resizes
+the feature map of large pictures; a token then counts as the patch in its middle.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.hf.llava import Llava
+from llava_consensus.hosts.hf.model import Features
+from llava_consensus.hosts.hf.rows import Rows, whole_tiles
+from llava_consensus.hosts.tower.inside import acts_inside
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+NEWLINE = -9.0  # as a coordinate
+
+
+class LlavaNext(Llava):
+    """A base view and a grid of tiles, unpadded."""
+
+    @property
+    def most_tiles(self) -> int:
+        """The base view, and the largest grid there is."""
+        config = self.module.config
+        size = config.vision_config.image_size
+        return 1 + max((height // size) * (width // size) for height, width in config.image_grid_pinpoints)
+
+    def counts(self, given: dict[str, Any]) -> list[int]:
+        """Tiles of each picture."""
+        config, room = self.module.config, import_module(type(self.inner).__module__)
+        pins, size = config.image_grid_pinpoints, config.vision_config.image_size
+        return [room.image_size_to_num_patches(one, pins, size) for one in given["image_sizes"]]
+
+    def packing(self, given: dict[str, Any]) -> dict[str, Any]:
+        """More arguments of the model's packing."""
+        return {"vision_feature_select_strategy": self.module.config.vision_feature_select_strategy}
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Tiles as they are packed."""
+        sizes, newline = given["image_sizes"].cpu(), torch.full((3,), NEWLINE)
+        found = []
+        for index, count in enumerate(self.counts(given)):
+            size, columns = sizes[index : index + 1], self._columns(sizes[index])
+            places = [self._coordinates(count, columns)]
+            packed, _ = self.inner.pack_image_features(places, size, image_newline=newline, **self.packing(given))
+            found.append(self._rows(packed[0], count, columns))
+        return found
+
+    def _columns(self, size: Tensor) -> int:
+        """Tiles in a row of the grid of a picture of this size."""
+        config, room = self.module.config, import_module(type(self.inner).__module__)
+        shape = room.get_anyres_image_grid_shape(size, config.image_grid_pinpoints, config.vision_config.image_size)
+        return int(shape[1])
+
+    def _coordinates(self, tiles: int, columns: int) -> Tensor:
+        """Row and column of every patch in its view, and which view: 0 the base, 1 the grid. [tiles, N, 3]."""
+        side = self.tower.side
+        place = torch.arange(side**2)
+        tile = torch.arange(tiles)[:, None]
+        row = place // side + (tile - 1).clamp_min(0) // columns * side
+        column = place % side + (tile - 1).clamp_min(0) % columns * side
+        return torch.stack((row, column, (tile > 0).expand_as(row)), -1).float()
+
+    def _rows(self, packed: Tensor, tiles: int, columns: int) -> Rows:
+        """The rows of a picture, from packed coordinates [n, 3]."""
+        side = self.tower.side
+        row, column, view = packed.round().long().unbind(-1)
+        tile = torch.where(view > 0, 1 + row // side * columns + column // side, 0)
+        token = torch.where(view < 0, -1, row % side * side + column % side)
+        return Rows(tile, token, tiles)
+
+    def pixels(self, modality: str, given: dict[str, Any], pictures: list[Rows]) -> Tensor:
+        """Tiles without the padding behind those of smaller pictures."""
+        if modality == "video":
+            return given["pixel_values_videos"].flatten(0, 1)
+        pixels: Tensor = given["pixel_values"]
+        if pixels.ndim == 4:
+            return pixels
+        return torch.cat([own[: rows.tiles] for own, rows in zip(pixels, pictures, strict=True)])
+
+    def pack(self, modality: str, given: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
+        """The model's own packing."""
+        newline: Any = self.inner.image_newline
+        packed, _ = self.inner.pack_image_features(
+            projected, given["image_sizes"], image_newline=newline, **self.packing(given)
+        )
+        found: list[Tensor] = packed
+        return found
+
+
+class _WithVideos(LlavaNext):
+    """Videos of pooled frames, each frame a tile."""
+
+    newlines = 0  # structural rows behind a video
+
+    def pooled(self) -> tuple[int, Tensor]:
+        """Tokens in a row of a frame, and the patches each token is made of [N, m]."""
+        raise NotImplementedError
+
+    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Frame after frame."""
+        if modality != "video":
+            return super().pictures(modality, given, ids)
+        count, frames = given["pixel_values_videos"].shape[:2]
+        rows = whole_tiles(frames, len(self.pooled()[1]))
+        behind = torch.full((self.newlines,), -1)
+        return [Rows(torch.cat((rows.tile, behind)), torch.cat((rows.token, behind)), frames)] * count
+
+    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+        """Frames have a grid and members of their own."""
+        if modality != "video":
+            return super().encode(attachment, modality, given, pictures)
+        if acts_inside(attachment.method):
+            raise OptionError(
+                f"{type(attachment.method).__name__} acts inside the vision tower, and this model pools the patches of "
+                "a video behind it: take a method that acts behind the tower"
+            )
+        found = super().encode(attachment, modality, given, pictures)
+        side, members = self.pooled()
+        return found._replace(tiles=[one._replace(side=side, members=members) for one in found.tiles])
+
+
+class LlavaNextVideo(_WithVideos):
+    """Frames pooled before the projector, no newline."""
+
+    def pooled(self) -> tuple[int, Tensor]:
+        """Squares of `spatial_pool_stride` patches."""
+        side, stride = self.tower.side, self.module.config.spatial_pool_stride
+        width = side // stride
+        corner = torch.arange(width)[:, None] * stride * side + torch.arange(width) * stride
+        inside = torch.arange(stride)[:, None] * side + torch.arange(stride)
+        return width, corner.flatten()[:, None] + inside.flatten()
+
+
+class LlavaOnevision(_WithVideos):
+    """A SigLIP tower; frames are resized to half behind the projector, and one newline ends a video."""
+
+    tensors = frozenset({"video"})
+    newlines = 1
+
+    def counts(self, given: dict[str, Any]) -> list[int]:
+        """Pictures are tiled only where a prompt has a single one."""
+        alone = given.get("batch_num_images")
+        found = super().counts(given)
+        if alone is None:
+            return found
+        tiled = [int(count) == 1 for count in alone for _ in range(int(count))]
+        return [count if own else 1 for count, own in zip(found, tiled, strict=True)]
+
+    def packing(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Pictures of more than so many tiles are resized."""
+        return {"vision_aspect_ratio": given.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
+
+    def pooled(self) -> tuple[int, Tensor]:
+        """The four patches that bilinear resizing looks at."""
+        side = self.tower.side
+        width = (side + 1) // 2
+        middle = ((torch.arange(width) + 0.5) * side / width - 0.5).clamp_min(0)
+        first = middle.long()
+        pair = torch.stack((first, (first + 1).clamp_max(side - 1)), -1)  # [width, 2]
+        members = pair[:, None, :, None] * side + pair[None, :, None, :]
+        return width, members.reshape(width**2, 4)

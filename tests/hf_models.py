@@ -1,0 +1,299 @@
+"""Tiny models of transformers in memory, random weights, and prompts for them as their processors would make them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+TEXT = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+    max_position_embeddings=4096,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+    tie_word_embeddings=False,
+)
+VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+SQUARE = dict(**VISION, image_size=56, patch_size=14)
+IMAGE, VIDEO, START, END, TAG = 500, 501, 502, 503, 504
+
+
+class Picture(NamedTuple):
+    """A picture or clip: its place in a prompt, and what the processor gives with it."""
+
+    ids: list[int]
+    pixels: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A host under test."""
+
+    build: Callable[[], Any]
+    picture: Callable[[int], Picture]  # the n-th one; sizes differ where the model has several
+    blocks: Callable[[Any], Any]  # attention modules of the block that is read, all towers
+    tokens: int = 5  # a budget below every picture
+    square: int = 4  # a budget for smaller pictures
+    clips: tuple[int, ...] = ()  # which pictures are videos
+    tile_budget: str = "global"
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ready(kind: Any, config: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = kind(config).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 or "newline" in name or "position" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def prompts(*rows: list[Any]) -> dict[str, Any]:
+    """Left-padded prompts of ids and pictures, with everything a processor would give."""
+    ids = [[word for part in row for word in (part.ids if isinstance(part, Picture) else [part])] for row in rows]
+    width = max(map(len, ids))
+    words = torch.tensor([[0] * (width - len(row)) + row for row in ids])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    found: dict[str, Any] = {"input_ids": words, "attention_mask": mask}
+    pictures = [part for row in rows for part in row if isinstance(part, Picture)]
+    for name in sorted({name for one in pictures for name in one.pixels}):
+        parts = [one.pixels[name] for one in pictures if name in one.pixels]
+        if parts[0].ndim == 5 and name == "pixel_values":  # tiles, padded to the most of them
+            most = max(one.shape[1] for one in parts)
+            parts = [torch.nn.functional.pad(one, (0,) * 6 + (0, most - one.shape[1])) for one in parts]
+        found[name] = torch.cat(parts)
+    if any("grid" in name for name in found):
+        found["mm_token_type_ids"] = (words == IMAGE).int() + 2 * (words == VIDEO).int()
+    return found
+
+
+def _llava() -> Any:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**SQUARE),
+        text_config=LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+    )
+    return ready(LlavaForConditionalGeneration, config)
+
+
+def square(number: int) -> Picture:
+    return Picture([IMAGE] * 16, {"pixel_values": noise(1, 3, 56, 56, seed=number)})
+
+
+PINS = [[56, 112], [112, 56], [112, 112]]
+MROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ALL = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
+
+
+def _next(kind: str) -> Any:
+    import transformers
+
+    vision = transformers.CLIPVisionConfig(**SQUARE)
+    words = dict(image_token_index=IMAGE, image_grid_pinpoints=PINS)
+    if kind == "LlavaNextVideo":
+        words["video_token_index"] = VIDEO
+    config = getattr(transformers, f"{kind}Config")
+    text = transformers.LlamaConfig(**TEXT)
+    config = config(vision_config=vision, text_config=text, **words)
+    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def tiled(number: int) -> Picture:
+    """Pictures of five tiles whole, of five with columns unpadded, of three in a row, and whole again."""
+    size = [(112, 112), (112, 60), (40, 100), (112, 112)][number]
+    count, rows, columns = [(5, 8, 8), (5, 8, 4), (3, 4, 8), (5, 8, 8)][number]
+    pixels = noise(1, count, 3, 56, 56, seed=number)
+    return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
+
+
+def frames(length: Callable[[int], int], count: int = 4) -> Callable[[int], Picture]:
+    def clip(number: int) -> Picture:
+        return Picture([VIDEO] * length(count), {"pixel_values_videos": noise(1, count, 3, 56, 56, seed=number)})
+
+    return clip
+
+
+def _onevision() -> Any:
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        Qwen2Config,
+        SiglipVisionConfig,
+    )
+
+    config = LlavaOnevisionConfig(
+        vision_config=SiglipVisionConfig(**SQUARE, vision_use_head=False),
+        text_config=Qwen2Config(**TEXT),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+        image_grid_pinpoints=[[56 * a, 56 * b] for a in range(1, 4) for b in range(1, 4)],
+        vision_aspect_ratio="anyres_max_2",
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return ready(LlavaOnevisionForConditionalGeneration, config)
+
+
+def onevision(number: int) -> Picture:
+    """One tile and a half, resized from 2 x 2 tiles, a row, and 3 x 3 tiles resized."""
+    size = [(112, 112), (112, 56), (56, 112), (168, 168)][number]
+    count, rows, columns = [(5, 5, 5), (3, 8, 4), (3, 4, 8), (10, 5, 5)][number]
+    pixels = noise(1, count, 3, 56, 56, seed=number)
+    return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
+
+
+def _video_llava() -> Any:
+    from transformers import CLIPVisionConfig, LlamaConfig, VideoLlavaConfig, VideoLlavaForConditionalGeneration
+
+    config = VideoLlavaConfig(
+        vision_config=CLIPVisionConfig(**SQUARE),
+        text_config=LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        video_token_index=VIDEO,
+    )
+    return ready(VideoLlavaForConditionalGeneration, config)
+
+
+def _qwen(kind: str) -> Any:
+    import transformers
+
+    if kind == "Qwen2_5_VL":
+        text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
+        own = dict(patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
+    else:
+        text = dict(TEXT, head_dim=16)
+        text["rope_parameters"] = {**MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+        own = dict(patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
+    vision = dict(
+        depth=4,
+        hidden_size=32,
+        intermediate_size=48,
+        num_heads=4,
+        in_channels=3,
+        spatial_merge_size=2,
+        temporal_patch_size=2,
+        out_hidden_size=64,
+    )
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config={**vision, **own}, **ALL)
+    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def grid(patch: int) -> Callable[[int], Picture]:
+    def picture(number: int) -> Picture:
+        height, width = [(8, 12), (12, 8), (4, 8), (8, 8)][number]
+        pixels = noise(height * width, 6 * patch**2, seed=number)
+        ids = [START] + [IMAGE] * (height * width // 4) + [END]
+        return Picture(ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])})
+
+    return picture
+
+
+def film(patch: int, apart: bool) -> Callable[[int], Picture]:
+    """Clips of temporal patches, in one run or each in a run of its own."""
+
+    def clip(number: int) -> Picture:
+        time, height, width = [(2, 8, 8), (3, 4, 8), (2, 4, 8), (2, 8, 8)][number]
+        pixels = noise(time * height * width, 6 * patch**2, seed=number)
+        one = [VIDEO] * (height * width // 4)
+        ids = [word for step in range(time) for word in (20 + step, START, *one, END)] if apart else one * time
+        return Picture(ids, {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[time, height, width]])})
+
+    return clip
+
+
+def _internvl() -> Any:
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
+
+    vision = InternVLVisionConfig(**VISION, image_size=[56, 56], patch_size=[14, 14], use_qk_norm=True)
+    config = InternVLConfig(
+        vision_config=vision,
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=IMAGE,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    return ready(InternVLForConditionalGeneration, config)
+
+
+def run(number: int) -> Picture:
+    count = [3, 2, 4, 3][number]
+    return Picture([START] + [IMAGE] * 4 * count + [END], {"pixel_values": noise(count, 3, 56, 56, seed=number)})
+
+
+def _smolvlm(kind: str) -> Any:
+    import transformers
+
+    vision = dict(SQUARE)
+    text = dict(TEXT, model_type="llama")
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision, text_config=text, image_token_id=IMAGE, scale_factor=2, pad_token_id=0
+    )
+    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def split(number: int) -> Picture:
+    """Tiles with tags of their own and the whole view behind them."""
+    count = [3, 2, 4, 3][number]
+    ids = [word for tile in range(count - 1) for word in (START, 30 + tile, *[IMAGE] * 4)]
+    pixels = noise(1, count, 3, 56, 56, seed=number)
+    return Picture([*ids, START, TAG, *[IMAGE] * 4, START], {"pixel_values": pixels})
+
+
+def clip_tower(model: Any) -> list[Any]:
+    return [model.model.vision_tower.encoder.layers[-2].self_attn]
+
+
+def qwen_tower(model: Any) -> list[Any]:
+    return [model.model.visual.blocks[-1].attn]
+
+
+CASES: dict[str, Case] = {
+    "llava": Case(_llava, square, clip_tower),
+    "llava_next": Case(lambda: _next("LlavaNext"), tiled, clip_tower, 10, 20),
+    "qwen2_5_vl": Case(lambda: _qwen("Qwen2_5_VL"), grid(14), qwen_tower),
+    "qwen2_5_vl video": Case(lambda: _qwen("Qwen2_5_VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
+    "qwen3_vl": Case(lambda: _qwen("Qwen3VL"), grid(16), qwen_tower),
+    "qwen3_vl video": Case(lambda: _qwen("Qwen3VL"), film(16, True), qwen_tower, clips=(0, 1, 2, 3)),
+    "internvl": Case(_internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention]),
+    "smolvlm": Case(
+        lambda: _smolvlm("SmolVLM"), split, lambda model: [model.model.vision_model.encoder.layers[-1].self_attn]
+    ),
+    "idefics3": Case(
+        lambda: _smolvlm("Idefics3"), split, lambda model: [model.model.vision_model.encoder.layers[-1].self_attn]
+    ),
+    "llava_onevision": Case(
+        _onevision, onevision, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn], 12, 40
+    ),
+    "llava_onevision video": Case(
+        _onevision,
+        frames(lambda count: count * 4 + 1),
+        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
+        12,
+        40,
+        clips=(0, 1, 2, 3),
+    ),
+    "llava_next_video": Case(lambda: _next("LlavaNextVideo"), tiled, clip_tower, 10, 20),
+    "llava_next_video video": Case(
+        lambda: _next("LlavaNextVideo"), frames(lambda count: count * 4), clip_tower, 10, 12, clips=(0, 1, 2, 3)
+    ),
+    "video_llava": Case(_video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
+    "video_llava video": Case(
+        _video_llava,
+        frames(lambda count: count * 17),
+        lambda model: [model.model.video_tower.encoder.layers[-2].self_attn],
+        clips=(0, 1, 2, 3),
+    ),
+}

@@ -1,0 +1,354 @@
+"""Models of transformers as hosts, on tiny random models: what every one of them must hold."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import hf_models
+import pytest
+import torch
+import transformers
+from hf_models import CASES, prompts
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import HOSTS
+from llava_consensus.methods import METHODS, ConsensusDrop
+from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.scap import text_attention
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
+NEW = 4
+RECORDED: dict[Any, list[Tensor]] = {}
+
+
+class Tiny:
+    """One host of the tests."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.case = name, CASES[name]
+        self.model = self.case.build()
+
+    def attach(self, method: str = "consensusdrop", tokens: int | None = None, **options: Any) -> Any:
+        if "tile_budget" in METHODS[method].__dataclass_fields__:
+            options = {"tile_budget": self.case.tile_budget, **options}
+        return attach(self.model, method, self.case.tokens if tokens is None else tokens, **options)
+
+    def rows(self) -> list[list[Any]]:
+        """Prompts of different pictures, numbers of pictures and lengths."""
+        a, b, c, d = (self.case.picture(n) for n in range(4))
+        return [[1, 5, a, 6, 7, 8], [1, b, 9, c, 11, 12], [1, 21, 22, 23, 24], [1, 5, 6, 7, d, 31]]
+
+    def one(self, number: int = 0) -> dict[str, Any]:
+        return prompts([1, 5, 6, self.case.picture(number), 7, 8, 9, 10])
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def tiny(request: Any) -> Tiny:
+    if VERSION < (5, 19):
+        pytest.skip("needs transformers >= 5.19")
+    return Tiny(request.param)
+
+
+def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    return model.generate(**inputs, max_new_tokens=NEW, **{"do_sample": False, **options})
+
+
+def kept(attached: Any) -> list[list[int]]:
+    return [one.kept[0].tolist() for outcome in attached.outcomes for _, one in outcome.reductions]
+
+
+# ---- recording attention
+
+
+def _record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any) -> Any:
+    """An attention function of our own, plain and slow, that keeps what it computes."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    logits = query @ key.transpose(-1, -2) * options["scaling"]
+    weights = torch.softmax(logits if attention_mask is None else logits + attention_mask[..., : key.shape[2]], -1)
+    RECORDED.setdefault(module, []).append(weights)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+@pytest.fixture
+def recording(tiny: Tiny) -> Iterator[None]:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register("recorded", _record)
+    AttentionMaskInterface.register("recorded", eager_mask)
+    tiny.model.set_attn_implementation("recorded")
+    RECORDED.clear()
+    yield
+    tiny.model.set_attn_implementation("sdpa")
+    RECORDED.clear()
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ConsensusDrop is handed."""
+    found: list[Any] = []
+    original = ConsensusDrop.reduce
+
+    def spy(self: Any, tokens: Any, budget: Any) -> Any:
+        found.append(tokens)
+        return original(self, tokens, budget)
+
+    monkeypatch.setattr(ConsensusDrop, "reduce", spy)
+    return found
+
+
+# ---- the ladder
+
+
+def test_generate_as_the_user_calls_it(tiny: Tiny) -> None:
+    inputs = prompts(*tiny.rows())
+    with tiny.attach() as attached:
+        said = generate(tiny.model, inputs)
+        assert [one.row for one in attached.outcomes] == [0, 1, 1, 3]
+        assert all(one.after == tiny.case.tokens < one.before for one in attached.outcomes)
+        assert torch.equal(said[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
+        assert said.shape[1] == inputs["input_ids"].shape[1] + NEW
+        whole = generate(tiny.model, inputs, return_dict_in_generate=True)
+        assert torch.equal(whole.sequences, said)
+        length = whole.past_key_values.get_seq_length()
+        assert length < inputs["input_ids"].shape[1]
+
+
+@torch.no_grad()
+def test_captured_attention_is_that_of_the_tower(tiny: Tiny, recording: None, seen: list[Any]) -> None:
+    with tiny.attach():
+        tiny.model(**tiny.one())
+    blocks = tiny.case.blocks(tiny.model)
+    weights = torch.cat([one for block in blocks for one in RECORDED.get(block, [])])  # [T, H, n, n]
+    attention = seen[0].attention
+    if attention.classes:
+        expected = weights.mean(1)[:, 0, 1:]
+    else:
+        mean = weights.mean(1)
+        expected = (mean.sum(1) - mean.diagonal(dim1=1, dim2=2)) / (mean.shape[1] - 1)
+    found = torch.cat([class_saliency(one.attention) for one in seen])
+    order = (expected.sort(1).values, found.sort(1).values) if tiny.name.startswith("qwen2_5_vl") else (expected, found)
+    assert torch.allclose(*order, atol=1e-6)
+
+
+@torch.no_grad()
+def test_scap_rows_are_those_of_layer_0(tiny: Tiny, recording: None, seen: list[Any]) -> None:
+    inputs = prompts(*tiny.rows()[:2])
+    tiny.model(**inputs)
+    layer = tiny.model.get_decoder().layers[0].self_attn
+    full = RECORDED[layer][0].mean(1)  # [R, S, S]
+    with tiny.attach() as attached:
+        tiny.model(**inputs)
+        rows = [one.row for one in attached.outcomes]
+    for tokens in seen:
+        probe = tokens.probe
+        found = text_attention(probe)
+        for number, index in enumerate(tokens.prompt.tolist()):
+            row = rows[int(tokens.picture[number])]
+            places = probe.rows[index][probe.row_mask[index]]
+            assert torch.allclose(found[index][probe.row_mask[index]], full[row][places], atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv", "full"])
+@torch.no_grad()
+def test_all_tokens_and_detach_are_bit_identical(tiny: Tiny, method: str) -> None:
+    inputs = prompts(*tiny.rows())
+    before = {name: set(vars(one)) for name, one in tiny.model.named_modules()}
+    plain, said = tiny.model(**inputs).logits, generate(tiny.model, inputs)
+    try:
+        attached = tiny.attach(method, 4000)
+    except OptionError:
+        pytest.skip("refused, see the matrix")
+    with attached:
+        assert torch.equal(tiny.model(**inputs).logits, plain)
+        assert torch.equal(generate(tiny.model, inputs), said)
+        assert [one.after - one.before for one in attached.outcomes] == [0] * 4
+    assert torch.equal(tiny.model(**inputs).logits, plain)
+    assert {name: set(vars(one)) for name, one in tiny.model.named_modules()} == before
+
+
+@torch.no_grad()
+def test_selection_equals_masking_the_dropped_tokens(tiny: Tiny) -> None:
+    inputs = prompts(*tiny.rows()[:2])
+    with tiny.attach(positions="keep", merged=0, order="raster") as attached:
+        reduced = tiny.model(**inputs).logits[:, -1]
+        view, layout = attached.here, []
+        original, attached.layout = attached.layout, lambda kinds: layout.append(original(kinds)) or layout[0]
+        tiny.model(**inputs)
+        chosen = attached.outcomes
+    real = inputs["attention_mask"].bool()
+    mask = inputs["attention_mask"].clone()
+    units = iter(layout[0].reduced())
+    for outcome in chosen:
+        for _, one in outcome.reductions:
+            unit = next(units)
+            stays = torch.zeros(len(unit.places), dtype=torch.bool)
+            stays[one.kept[0]] = True
+            mask[outcome.row, unit.places[~stays]] = 0
+    positions = view.positions(inputs, inputs["input_ids"], real)
+    places = positions.permute(2, 0, 1) if positions.ndim == 3 else positions
+    masked = tiny.model(**{**inputs, "attention_mask": mask}, position_ids=places).logits[:, -1]
+    assert torch.allclose(masked, reduced, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv", "divprune"])
+def test_a_batch_answers_like_single_prompts(tiny: Tiny, method: str) -> None:
+    rows = tiny.rows()
+    try:
+        attached = tiny.attach(method)
+    except OptionError:
+        pytest.skip("refused, see the matrix")
+    with attached:
+        said = generate(tiny.model, prompts(*rows))[:, -NEW:]
+        together = kept(attached)
+        singles, apart = [], []
+        for row in rows:
+            singles.append(generate(tiny.model, prompts(row))[:, -NEW:])
+            apart += kept(attached)
+    assert torch.equal(said, torch.cat(singles))
+    assert together == apart
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2},
+        {"num_beams": 2, "num_return_sequences": 2},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"cache_implementation": "static"},
+        {"prefill_chunk_size": 5},
+    ],
+)
+def test_ways_of_generating(tiny: Tiny, options: dict[str, Any]) -> None:
+    inputs = prompts(*tiny.rows())
+    count = options.get("num_return_sequences", 1)
+    with tiny.attach():
+        said = generate(tiny.model, inputs, **options)
+        assert said.shape == (4 * count, inputs["input_ids"].shape[1] + NEW)
+        assert torch.equal(said[:, :-NEW], inputs["input_ids"].repeat_interleave(count, 0))
+        if "cache_implementation" in options or "prefill_chunk_size" in options:
+            assert torch.equal(said, generate(tiny.model, inputs))
+        if options == {"num_beams": 2}:
+            singles = [generate(tiny.model, prompts(row), **options)[:, -NEW:] for row in tiny.rows()]
+            assert torch.equal(said[:, -NEW:], torch.cat(singles))
+
+
+def test_a_loss_counts_the_answer_alone_and_reaches_the_projector(tiny: Tiny) -> None:
+    inputs = tiny.one()
+    labels = inputs["input_ids"].clone()
+    labels[:, :-3] = -100
+    with tiny.attach(answer_rows=True):
+        from llava_consensus.hosts.hf import reduce
+
+        reduced = reduce(tiny.model, **inputs, labels=labels)
+        output = tiny.model(**inputs, labels=labels)
+    assert reduced["labels"].shape == reduced["input_ids"].shape == output.logits.shape[:2]
+    assert (reduced["labels"] != -100).sum() == 3
+    visual = torch.isin(reduced["input_ids"], torch.tensor([hf_models.IMAGE, hf_models.VIDEO]))
+    assert (reduced["labels"][visual] == -100).all()
+    assert torch.isfinite(output.loss)
+    output.loss.backward()
+    grown = [parameter.grad for parameter in tiny.model.get_input_embeddings().parameters()]
+    assert any(grad is not None and grad.abs().sum() > 0 for grad in grown)
+    tiny.model.zero_grad(set_to_none=True)
+
+
+def test_prompts_and_pictures_that_do_not_match(tiny: Tiny) -> None:
+    from llava_consensus.hosts.hf import reduce
+
+    inputs = tiny.one()
+    image = hf_models.VIDEO if 0 in tiny.case.clips else hf_models.IMAGE
+    first = int((inputs["input_ids"][0] == image).nonzero()[0])
+    keep = [place for place in range(inputs["input_ids"].shape[1]) if place != first]
+    wrong = {name: one[:, keep] if one.shape == inputs["input_ids"].shape else one for name, one in inputs.items()}
+    with tiny.attach():
+        with pytest.raises(OptionError, match="placeholders"):
+            generate(tiny.model, wrong)
+        with pytest.raises(OptionError, match="inputs_embeds"):
+            bare = {name: one for name, one in inputs.items() if name != "input_ids"}
+            tiny.model(**bare, inputs_embeds=torch.zeros(1, 4, 64))
+        with pytest.raises(OptionError, match="attached already"):
+            tiny.attach()
+        first_turn = generate(tiny.model, inputs, return_dict_in_generate=True)
+        with pytest.raises(OptionError, match="whole conversation"):
+            generate(tiny.model, inputs, past_key_values=first_turn.past_key_values)
+    with pytest.raises(OptionError, match="attach"):
+        reduce(tiny.model, **inputs)
+
+
+@pytest.mark.parametrize("positions", ["renumber", "keep"])
+@torch.no_grad()
+def test_decoding_equals_a_forward_over_the_reduced_sequence(tiny: Tiny, positions: str) -> None:
+    from llava_consensus.hosts.hf import reduce
+
+    inputs = prompts(*tiny.rows()[:2])
+    with tiny.attach(positions=positions):
+        found = generate(tiny.model, inputs, return_dict_in_generate=True, output_logits=True)
+        reduced = reduce(tiny.model, **inputs)
+        new = found.sequences[:, -NEW:]
+        size = new.shape[1]
+        longer = {"input_ids": new, "attention_mask": torch.ones_like(new)}
+        longer["mm_token_type_ids"] = torch.zeros_like(new)
+        for name, more in longer.items():
+            if name in reduced:
+                reduced[name] = torch.cat((reduced[name], more.to(reduced[name])), 1)
+        places = reduced.get("position_ids")
+        places = (reduced["attention_mask"].cumsum(1) - 1).clamp_min(0)[:, :-size] if places is None else places
+        more = places[..., -1:] + 1 + torch.arange(size)
+        reduced["position_ids"] = torch.cat((places, more), -1)
+        logits = tiny.model(**reduced).logits[:, -NEW - 1 : -1]
+    assert torch.allclose(torch.stack(found.logits, 1), logits, atol=1e-4)
+
+
+# ---- every method on every host
+
+
+def count_hooks(model: Any) -> int:
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
+NO_CLIP = {"cdpruner": "text tower"}
+NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
+NO_PROJECTOR = {"prumerge": "projector", "prumerge_plus": "projector", "visionzip": "projector"}
+LAST_BLOCK = {"prumerge": "the last of", "prumerge_plus": "the last of", "visionzip": "class_feature"}
+POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
+FAMILIES = {
+    "llava": NO_CLIP,
+    "llava_next": NO_CLIP,
+    "llava_next_video": NO_CLIP,
+    "llava_next_video video": {**NO_CLIP, **POOLED},
+    "video_llava": {**NO_CLIP, **NO_BLOCKS},
+    "llava_onevision": {**NO_CLIP, **NO_BLOCKS, **LAST_BLOCK},
+}
+MERGERS = {**NO_CLIP, **NO_BLOCKS, **NO_PROJECTOR}
+
+
+def refused(host: str, method: str) -> str | None:
+    """What a refusal of this method says, if it is refused."""
+    return FAMILIES.get(host, FAMILIES.get(host.split()[0], MERGERS)).get(method)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "full"])
+def test_every_method_runs_or_says_what_is_missing(tiny: Tiny, method: str) -> None:
+    inputs = prompts(*tiny.rows())
+    reason, hooks = refused(tiny.name, method), count_hooks(tiny.model)
+    budget = tiny.case.square if METHODS[method].place is Place.PICTURE else tiny.case.tokens
+    if reason is not None:
+        with pytest.raises(OptionError, match=reason), tiny.attach(method, budget):
+            generate(tiny.model, inputs)
+        assert count_hooks(tiny.model) == hooks
+        return
+    with tiny.attach(method, budget) as attached:
+        said = generate(tiny.model, inputs)
+        assert [one.row for one in attached.outcomes] == [0, 1, 1, 3]
+        assert all(one.after < one.before for one in attached.outcomes)
+    assert said.shape[1] == inputs["input_ids"].shape[1] + NEW
+
+
+def test_every_hugging_face_host_is_tested() -> None:
+    families = {name for name, entry in HOSTS.items() if entry.view}
+    assert len(families) <= len(CASES)
