@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from conftest import IMAGE, tiny_llava
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import IMAGE, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
@@ -27,8 +27,9 @@ from llava_consensus.hosts.tower import taps as capture
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Need
 from llava_consensus.runs import costs as ledger
 from llava_consensus.runs.pictures import open_image
 
@@ -41,26 +42,32 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(Placement):
+class Late(Method):
     """Stands for a method inside the language model: every layer up to `layer` sees all tokens."""
 
     layer: int = 2
-    seam: ClassVar[str] = "decoder"
+    place: ClassVar[Place] = Place.DECODER
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         return [available] * self.layer + [min(budget.tokens, available)] * (layers - self.layer)
 
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Inside(Placement):
+class Inside(Method):
     """Stands for a method inside the vision tower: half the patches go in each of the first two blocks."""
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         return [shape.patches, shape.patches // 2] + [budget.tokens] * (shape.blocks - 2)
 
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Secretive(Placement):
+class Secretive(Method):
     """Stands for a method whose cost depends on a model the shape does not describe."""
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -156,14 +163,7 @@ def blank(host: Any) -> Any:
     return Image.new("RGB", (192, 192), (90, 20, 160))
 
 
-def test_random_multiplies_nothing(host: Any) -> None:
-    tokens = SimpleNamespace(projected=torch.randn(1, 576, 8), fingerprint=torch.tensor([5]))
-    with counter() as flops:
-        make("random").reduce(tokens, Budget(64))  # type: ignore[arg-type]
-    assert flops.get_total_flops() == 0 == make("random").flops(SEVEN, Budget(64))
-
-
-RUNNABLE = [name for name, one in METHODS.items() if "question" not in one.needs]  # the mini model has no text tower
+RUNNABLE = [name for name, one in METHODS.items() if Need.QUESTION not in one.needs]  # the mini model has no text tower
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -358,7 +358,7 @@ def test_what_is_not_known_is_said() -> None:
     [(192, SEVEN, 166), (128, SEVEN, 98), (64, SEVEN, 30), (640, NEXT, 491), (320, NEXT, 149)],
 )
 def test_match_by_average_is_the_equivalent_column(tokens: int, shape: Shape, given_tokens: int) -> None:
-    """The table of baselines.md 2.D for a cut after layer 2."""
+    """What a cut after layer 2 must keep to see T tokens per layer in the mean."""
     assert account.match(Late(), Budget(tokens), shape, "average") == Budget(given_tokens)
 
 

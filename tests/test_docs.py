@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_method import unit
+from units import unit
 
 from llava_consensus.reduction.budget import Budget
 

@@ -17,7 +17,7 @@ from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.tome_post import merged
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, VisualTokens
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5
@@ -117,7 +117,7 @@ def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -
         tile[:, None].expand(points.shape[:2]),
         torch.arange(points.shape[1]).expand(points.shape[:2]),
         clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
-        probed=torch.zeros_like(tile),
+        whole=WholePictures(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
     )
     theirs = arrays[f"kept_{case}_{count}"].long()
     reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))
@@ -141,7 +141,7 @@ def test_tome_post(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_divprune(size: int, count: int) -> None:
-    """Where tokens repeat, ours must differ: tests/test_tower.py says how."""
+    """Where tokens repeat, ours must differ: tests/test_divprune.py says how."""
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
 
 

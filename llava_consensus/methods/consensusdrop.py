@@ -85,7 +85,7 @@ class ConsensusDrop(ReadsTower):
         super().__post_init__()
         choose("vision_score", self.vision_score, ("class", "tokens"))
         choose("aggregate", self.aggregate, scap.AGGREGATES)
-        choose("fuser", self.fuser, (*FUSERS, "recovery"))
+        choose("fuser", self.fuser, ("convex", "recovery", "product", "rank"))
         choose("student", self.student, ("vision", "cross"))
         choose("fps_start", self.fps_start, egtm.STARTS)
         choose("select", self.select, ("top", "diverse"))
