@@ -78,7 +78,6 @@ class ConsensusDrop(ReadsTower):
     weights: str = "mean"
     answer_rows: bool = False
 
-    title: ClassVar[str] = "ConsensusDrop"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROBE})
 
     def __post_init__(self) -> None:
