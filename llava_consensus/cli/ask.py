@@ -26,7 +26,8 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
     from llava_consensus import hosts
     from llava_consensus.cli import answer as asked
-    from llava_consensus.hosts.checkpoints import check_checkpoint, check_conversation
+    from llava_consensus.hosts.checkpoints import check_checkpoint
+    from llava_consensus.hosts.llava.checks import check_conversation
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import Budget
     from llava_consensus.runs.pictures import open_image

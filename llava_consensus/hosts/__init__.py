@@ -2,47 +2,65 @@
 imported when it is used.
 """
 
+import json
 from importlib import import_module
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Answer, Attachment, Encoded, Host, Prompt
+from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
 
-__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "load", "wrap"]
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+    from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
+
+__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "check", "load", "wrap"]
 
 
 class HostEntry(NamedTuple):
-    """Where a host's code is, which model classes it adapts, and one line about it."""
+    """A host: its package, which has `host.wrap`, `host.load` and `checks.check`, the model classes it adapts, and one
+    line about it.
+    """
 
-    module: str
+    package: str
     classes: tuple[str, ...]
     line: str
 
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
-        "llava_consensus.hosts.llava.host",
+        "llava_consensus.hosts.llava",
         ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
     )
 }
+DEFAULT = "llava"  # for checkpoints that do not say which class they are of
 
 
-def wrap(model: Any) -> Host:
-    """The host of a model that is already loaded.
+def __getattr__(name: str) -> Any:
+    """Classes that need torch, imported when they are asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = "attachment" if name == "Attachment" else "base"
+    return getattr(import_module(f"{__name__}.{room}"), name)
+
+
+def wrap(model: Any) -> "Host":
+    """The host of a model that is already loaded, compiled or not.
 
     Raises:
         OptionError: for a model class no host adapts.
     """
+    model = getattr(model, "_orig_mod", model)
     names = {cls.__name__ for cls in type(model).__mro__}
     for entry in HOSTS.values():
         if names & set(entry.classes):
-            return import_module(entry.module).wrap(model)
-    known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
-    raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+            host: Host = import_module(f"{entry.package}.host").wrap(model)
+            return host
+    raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {_classes()}")
 
 
-def load(model: str, device: str = "auto", dtype: str = "auto") -> Host:
+def load(model: str, device: str = "auto", dtype: str = "auto") -> "Host":
     """Loads a checkpoint folder or hub name with the official loader of its package.
 
     Args:
@@ -50,6 +68,43 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> Host:
         device: `auto` | `cpu` | `cuda` | `cuda:N`.
         dtype: `auto` (the official loader's on CUDA, float32 on the CPU) | `float32` | `float16` | `bfloat16`.
     Raises:
-        OptionError: for a model that is not there or not of a kind any host adapts.
+        ConsensusError: for a model that is not there or not of a kind any host adapts.
     """
-    return import_module(HOSTS["llava"].module).load(model, device, dtype)
+    check_checkpoint(model)
+    host: Host = import_module(f"{_entry(model).package}.host").load(model, device, dtype)
+    return host
+
+
+def check(model: str, conversation: str | None = None, dtype: str = "auto") -> dict[str, Any]:
+    """Checks what can be known of a model without its weights.
+
+    Args:
+        model: local folder or `owner/name`.
+        conversation: template of the prompt; None is the host's own.
+        dtype: see `load`.
+    Returns:
+        What belongs in the description of a run beside these arguments, the host's defaults filled in.
+    Raises:
+        ConsensusError: for a folder that is no checkpoint, a class no host adapts, or a name the host does not know.
+    """
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    check_checkpoint(model)
+    found: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation)
+    return found
+
+
+def _entry(model: str) -> HostEntry:
+    """The host of a checkpoint, by the class its configuration names."""
+    file = Path(model).expanduser() / "config.json"
+    named = json.loads(file.read_text()).get("architectures") or [] if file.is_file() else []
+    for entry in HOSTS.values():
+        if set(named) & set(entry.classes):
+            return entry
+    if named:
+        raise OptionError(f"model {model!r} is a {named[0]}, which no host adapts. Adapted classes: {_classes()}")
+    return HOSTS[DEFAULT]
+
+
+def _classes() -> str:
+    return ", ".join(name for entry in HOSTS.values() for name in entry.classes)

@@ -1,15 +1,19 @@
-"""What a host offers: pictures in, answers out, with a method attached or not."""
+"""What a host is made of, and what it offers: pictures in, answers out, with a method attached or not.
 
-from collections.abc import Callable
+A host adapts one family of models. What is true of any model stands in `attachment.py`; a host supplies a `Tower`, a
+`Decoder`, the assembled `Sequence` (`sequence/`) and the functions of the model that a method must come between.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Reduction
+from llava_consensus.reduction.tokens import Need, Reduction
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,43 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without image tokens, the conversation template, and the bounds on the answer's length
-    (the lower one for timing alone).
+    """One question: its text without image tokens, the conversation template (None is the host's own), and the bounds
+    on the answer's length in tokens (the lower one for timing alone).
     """
 
     text: str
-    conversation: str = "vicuna_v1"
+    conversation: str | None = None
     max_new_tokens: int = 128
     min_new_tokens: int = 0
 
 
-class VisionTaps(NamedTuple):
-    """What was taken from the vision tower while it encoded T tiles. Everything but `projected` is there only when
-    it was asked for.
-    """
+class Tiles(NamedTuple):
+    """What a vision tower gave for the tiles of one picture (or several), with the parts a method asked for."""
 
-    projected: Tensor  # [T, N, D]
-    features: Tensor | None = None  # [T, N, D_v]
-    query: Tensor | None = None  # [T, H, C + N, d]
-    key: Tensor | None = None  # [T, H, C + N, d]
-    scale: float = 1.0
-    classes: int = 1
-    fingerprint: Tensor | None = None  # [T] int64
-    slot: Tensor | None = None  # [T, N] which merged token a patch is in, where a method acted inside the tower
-    class_feature: Tensor | None = None  # [T, D_v]
-    project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D]
+    projected: Tensor  # [T, N, D] as the language model would receive them
+    parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], slot [T, N], ...: see `Tap`
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """One picture after the vision tower, ready for any number of questions."""
 
-    taps: VisionTaps
-    tiled: bool  # several tiles of one picture (anyres), as against one square
+    tiles: Tiles
+    tiled: bool  # several tiles of one picture, as against one square
     size: tuple[int, int]  # width and height of the picture in pixels
+    method: Method  # it was encoded for
+    budget: Budget
 
 
-class ImageOutcome(NamedTuple):
+class PictureOutcome(NamedTuple):
     """What happened to one picture of one prompt."""
 
     row: int  # of the batch
@@ -81,31 +77,109 @@ class Answer(NamedTuple):
     after: int
     structural: int
     notes: tuple[str, ...]
-    outcomes: tuple[ImageOutcome, ...]
+    outcomes: tuple[PictureOutcome, ...]
     prefill: Prefill | None = None
 
 
-class Attachment(Protocol):
-    """A method attached to one model instance; leaving the `with` block detaches it."""
+class Tap(NamedTuple):
+    """A module of a model whose output is read while it runs; the output itself stays as it is."""
 
-    @property
-    def outcomes(self) -> list[ImageOutcome]: ...
-    def milliseconds(self) -> dict[str, float]:
-        """Time the last reduction took, by stage: the host's bookkeeping and the method's own work."""
+    module: nn.Module
+    read: Callable[[Any], dict[str, Tensor]]  # the module's output -> parts by name, first dimension tiles or rows
+
+
+class Tower(Protocol):
+    """The vision side of a model: a view of its modules that costs nothing to make."""
+
+    tokens: int  # N visual tokens of one tile
+    side: int  # tokens in a row of a tile, 0 where they form no grid
+    classes: int  # C, class tokens in front of the patches in the blocks
+    blocks: Sequence[Any]
+    feature_block: int  # the one whose output feeds the projector
+    members: Tensor | None  # [N, m] the block rows each token is made of; None: one each, in order
+    offers: frozenset[Need]  # what it can give of what methods ask for
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Tiles through tower and projector, by the model's own code: [T, ...] -> [T, N, D]."""
         ...
 
-    def detach(self) -> None: ...
-    def __enter__(self) -> "Attachment": ...
-    def __exit__(self, *error: Any) -> None: ...
+    def project(self, features: Tensor) -> Tensor:
+        """The model's projector: [..., D_v] -> [..., D]."""
+        ...
+
+    def scale(self, block: int) -> float:
+        """What the products of queries and keys of a block are multiplied with."""
+        ...
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """Where parts are read, given the block whose output and the one whose queries and keys are wanted: `query`
+        and `key` for ATTENTION, `features` and `class_feature` under these needs.
+        """
+        ...
+
+
+class Decoder(Protocol):
+    """The language side of a model: a view of its inner model that costs nothing to make."""
+
+    module: Any  # the inner model, whose forward runs the layers
+    layers: Sequence[Any]
+    kernel: str  # of attention: sdpa, eager, ...
+    reach: int  # positions the model was made for
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The norm behind the last layer."""
+        ...
+
+    def normed(self, layer: int, hidden: Tensor) -> Tensor:
+        """States [R, S, D] as the attention of a layer reads them: behind its norm."""
+        ...
+
+    def query(self, layer: int, normed: Tensor) -> Tensor:
+        """Queries before rotation, by the layer's own modules: [R, L, D] -> [R, H, L, d]."""
+        ...
+
+    def key(self, layer: int, normed: Tensor) -> Tensor:
+        """Keys before rotation: [R, S, D] -> [R, H_kv, S, d]."""
+        ...
+
+    def scale(self, layer: int) -> float:
+        """What the products of queries and keys of a layer are multiplied with."""
+        ...
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] of positions [R, S], or [R, S, A] of A axes."""
+        ...
+
+
+class CutDecoder(Decoder, Protocol):
+    """A decoder that methods can cut between its layers."""
+
+    def taps(self, layer: int) -> list[Tap]:
+        """Where `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer are read while it runs."""
+        ...
+
+    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W] (true: seen)."""
+        ...
+
+    def tables(self) -> Sequence[nn.Module]:
+        """Rotary modules that look positions up in a table as long as their own cache; none on current versions."""
+        ...
 
 
 class Host(Protocol):
-    """An adapted model."""
+    """An adapted model: what the harness asks of it."""
 
-    visual_tokens: int  # patches of one picture, or of one tile of it
+    visual_tokens: int  # of one picture, or of one tile of it
 
-    def attach(self, method: Method, budget: Budget) -> Attachment: ...
-    def encode(self, images: "list[Image]") -> list[Encoded]: ...
+    def attach(self, method: Method, budget: Budget) -> Any:
+        """An `Attachment`: a context manager with `outcomes`, `milliseconds()` and `detach()`."""
+        ...
+
+    def encode(self, images: "list[Image]") -> list[Encoded]:
+        """Pictures through the vision tower, for the method that is attached."""
+        ...
+
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
         ...

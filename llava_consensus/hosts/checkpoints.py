@@ -1,15 +1,14 @@
-"""What a user may name as a model or template, checked before weights load: `check_checkpoint("owner/name")`; where a
-checkpoint's vision tower is; and what of transformers' own reports on loading nobody needs to read.
+"""What a user may name as a model, checked before weights load: `check_checkpoint("owner/name")`; and what of
+transformers' own reports on loading nobody needs to read.
 """
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from llava_consensus.errors import DataError, unknown_name
+from llava_consensus.errors import DataError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -32,14 +31,6 @@ def _checkpoints() -> str:
     return f" Here are: {', '.join(found)}." if found else " There are none in checkpoints/ either."
 
 
-def check_conversation(name: str) -> None:
-    """Raises OptionError for a conversation template that official LLaVA does not have."""
-    from llava.conversation import conv_templates  # only now: it takes seconds
-
-    if name not in conv_templates:
-        raise unknown_name("conversation", name, conv_templates)
-
-
 @contextlib.contextmanager
 def without_unused_report() -> Iterator[None]:
     """Keeps transformers from listing weights a model has no place for, as of a whole CLIP model where only one side is
@@ -58,15 +49,3 @@ def _needs_reading(record: logging.LogRecord) -> bool:
     if "were not used when initializing" in text:  # transformers 4, which has a message of its own for missing weights
         return False
     return "UNEXPECTED" not in text or any(word in text for word in ("MISSING", "MISMATCH", "CONVERSION"))
-
-
-def tower_beside(path: str) -> dict[str, str]:
-    """Config changes that point the loader at a vision tower kept inside the checkpoint's own folder; none for other
-    checkpoints.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return {}
-    name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
-    beside = folder / Path(name).name
-    return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}

@@ -78,6 +78,10 @@ class Method:
         """Whether what is left of a picture depends on the question asked about it."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION})
 
+    def query(self, question: str) -> str:
+        """What of a prompt's text counts as the question, for methods that read it themselves."""
+        return question
+
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""
         return [min(budget.tokens, available)] * layers

@@ -17,7 +17,8 @@ from typing import Any
 from llava_consensus import benchmarks
 from llava_consensus.benchmarks import Benchmark, Question
 from llava_consensus.errors import DataError, OptionError, unknown_name
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, check_conversation
+from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
+from llava_consensus.hosts.llava.checks import check_conversation
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose

@@ -1,16 +1,14 @@
 """What a prefill left behind: bytes of keys and values, layer by layer, read off the cache object the model returned.
 
 Only sizes of tensors are looked at, so nothing waits for the device.
-`with watched(model) as layers: model.generate(...)`.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from llava_consensus.hosts.base import ImageOutcome, Prefill
+from llava_consensus.hosts.base import PictureOutcome, Prefill
 
 
 class CachedLayer(NamedTuple):
@@ -19,23 +17,6 @@ class CachedLayer(NamedTuple):
     bytes: int  # of keys and values
     rows: int  # R
     length: int  # positions of each row, padding among them
-
-
-@contextmanager
-def watched(model: nn.Module) -> Iterator[list[CachedLayer]]:
-    """The layers of the cache that the first forward pass in the body returns, empty without one."""
-    found: list[CachedLayer] = []
-
-    def look(module: nn.Module, inputs: Any, output: Any) -> None:
-        cache = getattr(output, "past_key_values", None)
-        if cache is not None and not found:
-            found.extend(cached_layers(cache))
-
-    handle = model.register_forward_hook(look)
-    try:
-        yield found
-    finally:
-        handle.remove()
 
 
 def cached_layers(cache: Any) -> list[CachedLayer]:
@@ -51,7 +32,7 @@ def cached_layers(cache: Any) -> list[CachedLayer]:
 
 
 def prefills(
-    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[ImageOutcome]]
+    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[PictureOutcome]]
 ) -> list[Prefill]:
     """What each row of a batch entered and cached.
 
@@ -78,7 +59,7 @@ def prefills(
     ]
 
 
-def _entering(outcomes: Sequence[ImageOutcome], layers: int) -> list[int]:
+def _entering(outcomes: Sequence[PictureOutcome], layers: int) -> list[int]:
     """Visual tokens of a row that entered each layer; an outcome says so where a method cuts inside the model."""
     counts = [getattr(one, "entering", ()) or (one.after,) * layers for one in outcomes]
     return [sum(count[layer] for count in counts) for layer in range(layers)]

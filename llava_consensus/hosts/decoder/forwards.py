@@ -1,16 +1,17 @@
-"""The two kinds of forward the seam between decoder layers takes part in: the prefill that is cut, and the steps on the
-cache it left. `decoder_seam.py` recognises them and owns the hooks.
+"""The two kinds of forward that hooks between decoder layers take part in: the prefill that is cut, and the steps on
+the cache it left. `hooks.py` recognises them.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import CutDecoder, PictureOutcome
 from llava_consensus.hosts.decoder.rows import (
     Group,
     Rows,
@@ -23,12 +24,18 @@ from llava_consensus.hosts.decoder.rows import (
     text_of,
 )
 from llava_consensus.hosts.sequence.layout import Layout, Unit
-from llava_consensus.hosts.tower.taps import split_heads
-from llava_consensus.reduction.decoder import DecoderView, Stage
+from llava_consensus.reduction.decoder import Cut, DecoderView
 from llava_consensus.reduction.tokens import TextProbe
 
-if TYPE_CHECKING:
-    from llava_consensus.hosts.decoder.hooks import DecoderSeam
+
+class Hooks(Protocol):
+    """What a forward that is cut tells of itself, and whose method chooses (`hooks.py`)."""
+
+    attachment: Any
+    method: Any
+
+    def remember(self, cache: Any, known: "CutCache") -> None: ...
+    def report(self, call: Any, cut: dict[int, PictureOutcome]) -> None: ...
 
 
 class Armed(NamedTuple):
@@ -36,7 +43,7 @@ class Armed(NamedTuple):
 
     tokens: int
     layout: Layout
-    units: list[tuple[Unit, list[Stage]]]
+    units: list[tuple[Unit, list[Cut]]]
     embeds: Callable[[], Tensor | None]  # dead once the sequence is gone
 
 
@@ -50,7 +57,7 @@ class Columns(NamedTuple):
 
 
 @dataclass(eq=False)
-class Kept:
+class CutCache:
     """What decode steps must know of a prefill."""
 
     size: int  # S
@@ -58,35 +65,39 @@ class Kept:
     holes: bool = False  # whether a later turn may have left padding behind the prompt
 
 
-class Prefill:
+class CutForward:
     """The forward that is cut."""
 
-    def __init__(self, seam: "DecoderSeam", armed: Armed, embeds: Tensor, kwargs: dict[str, Any], cache: Any) -> None:
-        self.seam, self.layout, self.embeds, self.cache = seam, armed.layout, embeds, cache
-        self.tokens = armed.tokens
+    def __init__(
+        self, hooks: Hooks, call: Any, armed: Armed, embeds: Tensor, kwargs: dict[str, Any], cache: Any
+    ) -> None:
+        self.hooks, self.call, self.layout, self.embeds, self.cache = hooks, call, armed.layout, embeds, cache
+        self.method, self.decoder = hooks.method, hooks.attachment.here.decoder
+        self.watch, self.tokens = call.watch, armed.tokens
+        check_window(self.decoder, armed.layout.real.shape[1])
         beams = len(embeds) // len(armed.layout.real)
-        self.seen = seen_pictures(armed.layout, armed.units, beams, seam.method.rows)
+        self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
         for index, one in enumerate(self.seen):
-            for stage in one.stages:
-                self.cuts[stage.layer].append(index)
+            for cut in one.cuts:
+                self.cuts[cut.layer].append(index)
         given = kwargs["position_ids"].expand(len(embeds), -1)
         self.rows: Rows = full_rows(armed.layout, self.seen, given, beams)
         self.full, self.reach = self.rows, self.rows.size
-        self.found: dict[str, Tensor] = {}  # query and key of the layer before the next cut
         self.columns: dict[int, Columns] = {}
         self.changes: dict[str, Any] = {}  # to the arguments of the layers since the last cut
-        if seam.method.looks == "previous":
-            for layer in self.cuts:
-                seam.tap(layer - 1, self.found)
+
+    def wants(self, layer: int) -> bool:
+        """Whether queries and keys of a layer are needed."""
+        return layer + 1 in self.cuts
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """States and changed arguments of layer `index`."""
         if index in self.cuts:
             hidden = self._cut(index, hidden)
-            need = self.rows.padded or self.seam.kernel == "eager"
+            need = self.rows.padded or self.decoder.kernel == "eager"
             mask = causal(self.rows.real, hidden.shape[1]) if need else None
-            self.changes, self.cached = self.seam.replace(hidden, self.rows.positions, mask), self._cached()
+            self.changes, self.cached = self.decoder.arguments(hidden, self.rows.positions, mask), self._cached()
         for one in self.seen:
             one.entering.append(one.left)
         if self.changes:
@@ -101,90 +112,89 @@ class Prefill:
 
     @property
     def _renumbers(self) -> bool:
-        renumbers: bool = self.seam.method.renumbers
+        renumbers: bool = self.method.renumbers
         return renumbers
 
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
-        method, stages = self.seam.method, self.seam.stages
+        method, watch = self.method, self.watch
         together: dict[Any, list[int]] = defaultdict(list)
         for index in self.cuts[layer]:
             one = self.seen[index]
-            stage = next(stage for stage in one.stages if stage.layer == layer)
-            together[len(one.unit.places), one.left, stage, index if method.alone else 0].append(index)
+            cut = next(cut for cut in one.cuts if cut.layer == layer)
+            together[len(one.unit.places), one.left, cut, index if method.adaptive else 0].append(index)
         groups = []
-        for (_, _, stage, _), indices in together.items():
-            with stages.time("view"):
-                view = self._view(layer, stage, indices, hidden)
-            groups.append(Group(indices, view.columns, stage, method.select(view, stages)))
-        with stages.time("shorten"):
+        for (_, _, cut, _), indices in together.items():
+            with watch.time("view"):
+                view = self._view(layer, cut, indices, hidden)
+            groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
+        with watch.time("shorten"):
             self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._renumbers)
-        for indices, _, _, cut in groups:
+        for indices, _, _, chosen in groups:
             for index in indices:
-                self.seen[index].merged = 0 if cut.merged is None else cut.merged.shape[1]
-                self.seen[index].left = cut.kept.shape[1] + self.seen[index].merged
+                self.seen[index].merged = 0 if chosen.merged is None else chosen.merged.shape[1]
+                self.seen[index].left = chosen.kept.shape[1] + self.seen[index].merged
         return hidden
 
-    def _view(self, layer: int, stage: Stage, indices: list[int], hidden: Tensor) -> DecoderView:
+    def _view(self, layer: int, cut: Cut, indices: list[int], hidden: Tensor) -> DecoderView:
         """What a method sees of these pictures."""
-        seam, rows = self.seam, self.rows
+        rows, decoder = self.rows, self.decoder
         batch = torch.tensor([self.seen[index].row for index in indices], device=hidden.device)
         places, asked, mask = text_of(rows, self.seen, indices)
         columns = columns_of(rows, self.seen, indices)
         begun = torch.stack([self.seen[index].unit.places for index in indices]).to(hidden.device)
         query, key = self._projected(layer, hidden.detach(), asked, batch)
-        cos, sin = seam.angles(hidden, rows.positions)
-        attention = seam.decoder.layers[layer].self_attn
+        cos, sin = decoder.rotary(hidden, rows.positions)
         whole = [self.seen[index].row for index in indices] == list(range(len(hidden)))  # then nothing is copied
         key, cos, sin, real = (x if whole else x[batch] for x in (key, cos, sin, rows.real))
-        probe = TextProbe(query, key, cos, sin, attention.head_dim**-0.5, asked, mask, real)
+        probe = TextProbe(query, key, cos, sin, decoder.scale(layer), asked, mask, real)
         embeds = self.embeds.detach()
         inputs = embeds[batch[:, None], begun], embeds[batch[:, None], places]
         states = hidden[batch[:, None], columns], hidden[batch[:, None], asked]
-        return DecoderView(self.tokens, stage, *states, columns, probe, *inputs, seam.decoder.norm)
+        return DecoderView(self.tokens, cut, *states, columns, probe, *inputs, decoder.norm)
 
     @torch.no_grad()
     def _projected(self, layer: int, hidden: Tensor, asked: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [P, H, L, d] of the asked rows and keys [R, H_kv, W, d], of the layer the method looks at."""
-        own = self.seam.method.looks == "own"
-        attention = self.seam.decoder.layers[layer if own else layer - 1].self_attn
-        if own:
-            normed = self.seam.decoder.layers[layer].input_layernorm(hidden)
-            query, key = attention.q_proj(normed[batch[:, None], asked]), attention.k_proj(normed)
-        else:
-            query, key = self.found["query"][batch[:, None], asked], self.found["key"]
-        width = attention.head_dim
-        return split_heads(query, query.shape[-1] // width), split_heads(key, key.shape[-1] // width)
+        if self.method.attention == "own":
+            normed = self.decoder.normed(layer, hidden)
+            return self.decoder.query(layer, normed[batch[:, None], asked]), self.decoder.key(layer, normed)
+        query, key = self.call.layer_parts["query"], self.call.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
+        return query.transpose(1, 2)[batch[:, None], asked].transpose(1, 2), key
 
     def end(self, hidden: Tensor) -> Tensor:
         """The full length again, after everything is reported and remembered."""
-        self.seam.remember(self.cache, Kept(self.rows.size, self.columns))
+        self.hooks.remember(self.cache, CutCache(self.rows.size, self.columns))
         reported = {one.unit.picture: index for index, one in enumerate(self.seen) if one.first}
         found = {p: outcome(self.layout, self.rows, hidden, self.seen, index) for p, index in reported.items()}
-        self.seam.report(found, self.seam.stages)
+        self.hooks.report(self.call, found)
         return put_back(self.rows, hidden)
 
 
 class Step:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
-    def __init__(self, seam: "DecoderSeam", kept: Kept, grown: int, mask: Tensor | None) -> None:
-        self.seam, self.kept, self.grown = seam, kept, grown
-        self.mask = None if mask is None or mask.ndim != 2 else mask[:, kept.size :].bool()
+    def __init__(self, decoder: CutDecoder, known: CutCache, grown: int, mask: Tensor | None) -> None:
+        self.decoder, self.known, self.grown = decoder, known, grown
+        self.mask = None if mask is None or mask.ndim != 2 else mask[:, known.size :].bool()
         self.reach = 0
         self.made: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """States as they are, and changed arguments of layer `index`."""
-        self.reach = self.kept.size + self.grown + hidden.shape[1]
-        columns = self.kept.columns.get(index)
+        self.reach = self.known.size + self.grown + hidden.shape[1]
+        columns = self.known.columns.get(index)
         if columns is None:
             return hidden, {}
         if id(columns.real) not in self.made:
             positions = kwargs["position_ids"] - columns.shift
             mask = self._columns_mask(columns, hidden)
-            self.made[id(columns.real)] = self.seam.replace(hidden, positions, mask)
+            self.made[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)
         return hidden, self.made[id(columns.real)]
+
+    def wants(self, layer: int) -> bool:
+        """Nothing is chosen on a cache."""
+        return False
 
     def end(self, hidden: Tensor) -> Tensor:
         """States as they are."""
@@ -193,8 +203,8 @@ class Step:
     def _columns_mask(self, columns: Columns, hidden: Tensor) -> Tensor | None:
         """Which columns of a layer the new rows see: [R, 1, q, columns], or None for all."""
         new = hidden.shape[1]
-        self.kept.holes |= new > 1 and self.mask is not None
-        if new == 1 and not columns.padded and not self.kept.holes and self.seam.kernel != "eager":
+        self.known.holes |= new > 1 and self.mask is not None
+        if new == 1 and not columns.padded and not self.known.holes and self.decoder.kernel != "eager":
             return None
         later = torch.ones(len(hidden), self.grown + new, dtype=torch.bool, device=hidden.device)
         if self.mask is not None and self.mask.shape[1] == later.shape[1]:
@@ -212,15 +222,15 @@ def causal(real: Tensor, new: int) -> Tensor:
     return (((place <= row) & real[:, None]) | (place == row))[:, None]
 
 
-def fits(kept: Kept, cache: Any) -> bool:
+def fits(known: CutCache, cache: Any) -> bool:
     """Whether a cache's layers are as long as this prefill left them, and grown alike since."""
-    grown = cache.get_seq_length() - kept.size
-    return grown >= 0 and all(cache.get_seq_length(i) == one.width + grown for i, one in kept.columns.items())
+    grown = cache.get_seq_length() - known.size
+    return grown >= 0 and all(cache.get_seq_length(i) == one.width + grown for i, one in known.columns.items())
 
 
-def check_window(config: Any, size: int) -> None:
+def check_window(decoder: Any, size: int) -> None:
     """Raises OptionError where a sliding window would be narrower than the prompt."""
-    window = getattr(config, "sliding_window", None)
+    window = getattr(decoder, "window", None)
     if window and size >= window:
         raise OptionError(
             f"sliding_window={window} is narrower than this prompt of {size} rows: "

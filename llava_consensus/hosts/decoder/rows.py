@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import ImageOutcome
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import NEVER
-from llava_consensus.reduction.decoder import Cut, Stage
+from llava_consensus.reduction.decoder import Chosen, Cut
 from llava_consensus.reduction.tokens import Reduction
 
 STRIDE = 1 << 24  # sort key of a row is its place times this; tokens merged behind a place rank below it
-PER_STAGE = 1 << 16
+PER_CUT = 1 << 16
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class Seen:
     row: int  # of the forward: beams repeat the rows of the layout
     end: int  # place of its last row in the full sequence
     text: list[int]  # places of the rows whose queries are asked
-    stages: list[Stage]
+    cuts: list[Cut]
     left: int  # visual tokens now
     merged: int  # of them made at the last cut
     first: bool  # of the beams of one prompt: the one that is reported
@@ -54,17 +54,17 @@ class Rows(NamedTuple):
         return min(self.lengths) < self.real.shape[1]
 
 
-def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Stage]]], beams: int, asked: str) -> list[Seen]:
+def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: int, asked: str) -> list[Seen]:
     """The pictures that will be cut, once for each beam of their prompt."""
     found = []
-    for unit, stages in units:
+    for unit, cuts in units:
         picture = layout.pictures[unit.picture]
         text = picture.text.tolist()
         if asked == "last" or not text:
-            text = [int(layout.real[picture.row].nonzero()[-1])]
+            text = [int(layout.asked[picture.row].nonzero()[-1])]
         for beam in range(beams):
             row, count = picture.row * beams + beam, len(unit.places)
-            found.append(Seen(unit, row, picture.end, text, stages, count, 0, beam == 0, []))
+            found.append(Seen(unit, row, picture.end, text, cuts, count, 0, beam == 0, []))
     return found
 
 
@@ -115,8 +115,8 @@ class Group(NamedTuple):
 
     indices: list[int]  # into the seen pictures
     columns: Tensor  # [P, v]
-    stage: Stage
     cut: Cut
+    chosen: Chosen
 
 
 def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], renumber: bool) -> tuple[Rows, Tensor]:
@@ -130,16 +130,17 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
     dropped = torch.zeros(count, width, dtype=torch.bool, device=device)
     added: list[list[Tensor]] = []  # of each picture with merged tokens: row, states, owner, key, origin
     lengths = list(rows.lengths)
-    for indices, columns, stage, cut in groups:
+    for group in groups:
+        indices, columns, _, chosen = group
         batch = torch.tensor([seen[index].row for index in indices], device=device)
-        stays = torch.zeros_like(columns, dtype=torch.bool).scatter(1, cut.kept, True)
+        stays = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
         dropped[batch[:, None].expand_as(columns), columns] = ~stays
         for index in indices:
-            lengths[seen[index].row] += cut.kept.shape[1] - columns.shape[1]
-        if cut.merged is not None and cut.centres is not None:
-            added += _merged(rows, seen, Group(indices, columns, stage, cut), batch)
+            lengths[seen[index].row] += chosen.kept.shape[1] - columns.shape[1]
+        if chosen.merged is not None and chosen.centres is not None:
+            added += _merged(rows, seen, group, batch)
             for index in indices:
-                lengths[seen[index].row] += cut.merged.shape[1]
+                lengths[seen[index].row] += chosen.merged.shape[1]
     keys = rows.key.masked_fill(dropped | ~rows.real, NEVER)
     pool, channels = hidden, [rows.positions, rows.origin, rows.owner, keys]
     if added:
@@ -158,11 +159,11 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
 
 def _merged(rows: Rows, seen: list[Seen], group: Group, batch: Tensor) -> list[list[Tensor]]:
     """Row, states, position, origin, owner and key of the merged tokens of every picture of a group."""
-    merged, centres = group.cut.merged, group.cut.centres
+    merged, centres = group.chosen.merged, group.chosen.centres
     assert merged is not None and centres is not None
     slots = group.columns.gather(1, centres)  # [P, M]
     positions, origin = rows.positions[batch[:, None], slots], rows.origin[batch[:, None], slots]
-    rank = 1 + torch.arange(merged.shape[1], device=merged.device) + group.stage.layer * PER_STAGE
+    rank = 1 + torch.arange(merged.shape[1], device=merged.device) + group.cut.layer * PER_CUT
     found = []
     for place, index in enumerate(group.indices):
         owner = torch.full_like(origin[place], index)
@@ -190,7 +191,7 @@ def put_back(rows: Rows, hidden: Tensor) -> Tensor:
     return full.scatter(1, rows.origin[..., None].expand_as(hidden), hidden)[:, :-1]
 
 
-def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> ImageOutcome:
+def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> PictureOutcome:
     """What became of one picture, after its last cut."""
     one = seen[index]
     picture = layout.pictures[one.unit.picture]
@@ -203,6 +204,6 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
     reduction = Reduction(
         hidden[one.row, columns[0]][None].detach(), source[:, :kept].sort(1).values, source[:, kept:], source, owner
     )
-    return ImageOutcome(
+    return PictureOutcome(
         picture.row, picture.before, one.left, picture.structural, ((0, reduction),), tuple(one.entering)
     )

@@ -1,41 +1,40 @@
-"""Host: official LLaVA 1.5 and 1.6, Llama and Mistral language models, by the `llava` package's own loader, templates
-and `generate`.
+"""Official LLaVA as the harness uses it: pictures in, answers out, by the package's own loader (`loading.py`),
+templates and `generate`.
 
 The vision tower runs once for a picture, however many questions are asked about it; prompts are answered in
 left-padded batches.
 """
 
-import contextlib
-import io
-import pickle
+import threading
 import warnings
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor
 
-from llava_consensus.errors import DataError, MissingDependency, OptionError
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint, tower_beside, without_unused_report
-from llava_consensus.hosts.decoder.cache import CachedLayer, prefills, watched
-from llava_consensus.hosts.llava.attachment import SEAM, LlavaAttachment
-from llava_consensus.hosts.llava.encode import join_taps, slice_taps, take_taps
+from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.decoder.cache import prefills
+from llava_consensus.hosts.llava.adapter import LlavaModel
+from llava_consensus.hosts.llava.loading import load_official
+from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.llava.prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava.shape import read_shape
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
 
-SHARED = (
-    3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
-)  # questions that share a picture
+# Questions that share a picture's cache: from three on it pays, where the cache can be repeated at all.
+SHARED = 3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
+COUNTS = ("before", "after", "structural")
 LEFT = {"tokenizer_padding_side": "left"}
+FULL = make("full"), Budget(1)
 
 
 class LlavaHost:
@@ -48,7 +47,9 @@ class LlavaHost:
 
     def __init__(self, model: Any, tokenizer: Any = None, image_processor: Any = None) -> None:
         self.model, self.tokenizer, self.image_processor = model, tokenizer, image_processor
-        self.attachment: LlavaAttachment | None = None
+        self._attached: Attachment | None = None
+        self._guests = 0  # callers that use the model without a method
+        self._door = threading.Lock()
 
     @property
     def visual_tokens(self) -> int:
@@ -64,10 +65,31 @@ class LlavaHost:
         """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
         return text_rows(self.prompt_ids(prompt, pictures))
 
-    def attach(self, method: Method, budget: Budget) -> LlavaAttachment:
+    def attach(self, method: Method, budget: Budget) -> Attachment:
         """Attaches a method to this model instance; a context manager, or call `.detach()`."""
-        self.attachment = LlavaAttachment(self.model, method, budget)
-        return self.attachment
+        model = LlavaModel(self.model)
+        model.check(method)
+        self._attached = Attachment(model, method, budget)
+        return self._attached
+
+    @contextmanager
+    def _attachment(self) -> Iterator[Attachment]:
+        """What is attached, or for as long as anybody is inside the method that reduces nothing."""
+        with self._door:
+            if self._attached is None or not self._attached.active:
+                self.attach(*FULL)
+                self._guests = 0
+            guest = self._attached is not None and (self._attached.method, self._attached.budget) == FULL
+            self._guests += guest
+            attachment = self._attached
+        assert attachment is not None
+        try:
+            yield attachment
+        finally:
+            with self._door:
+                self._guests -= guest
+                if guest and not self._guests:
+                    attachment.detach()
 
     @torch.inference_mode()
     def encode(self, images: list[Image.Image]) -> list[Encoded]:
@@ -77,55 +99,64 @@ class LlavaHost:
         pixels = [process_images([image], self.image_processor, self.model.config)[0] for image in images]
         tiles = [one if one.ndim == 4 else one[None] for one in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        attachment = self.attachment
-        sizes = [len(own) for own in tiles]
-        taps = attachment.taps(batch, sizes) if attachment else take_taps(self.model, batch, make("full"))
-        parts, start = [], 0
-        for image, one, own in zip(images, pixels, tiles, strict=True):
-            parts.append(Encoded(slice_taps(taps, start, start + len(own)), one.ndim == 4, image.size))
-            start += len(own)
-        return parts
+        with self._attachment() as attachment, attachment.call():
+            found = attachment.encode(batch, [len(own) for own in tiles])
+        own = attachment.method, attachment.budget
+        return [
+            Encoded(part, one.ndim == 4, image.size, *own)
+            for image, one, part in zip(images, pixels, found, strict=True)
+        ]
 
     @torch.inference_mode()
     def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
         """Greedy answers to one prompt about each list of encoded pictures, in left-padded batches.
 
         Raises:
-            ValueError: when the prompts differ in the length of answer they allow.
+            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
+                method than the one that is attached.
         """
         if len({prompt.max_new_tokens for prompt in prompts}) != 1:
             raise ValueError("the prompts of one batch must allow answers of one length")
-        attached = self.attachment is not None and self.attachment.active
-        attachment = self.attachment if attached and self.attachment else self.attach(make("full"), Budget(1))
-        try:
-            return self._generate(attachment, encoded, prompts)
-        finally:
-            attachment.encoded, attachment.overrides, attachment.questions = None, {}, None
-            if not attached:
-                attachment.detach()
-
-    def _generate(
-        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], prompts: list[Prompt]
-    ) -> list[Answer]:
-        """Answers group by group; a group of several questions about one picture shares the work on the picture."""
-        ids = [self.prompt_ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
-        answers: dict[int, Answer] = {}
-        for rows in self._groups(attachment, encoded, ids):
-            same = all(encoded[row][:1] == encoded[rows[0]][:1] for row in rows)
-            alone = all(len(encoded[row]) == 1 for row in rows)
-            shared = same and alone and len(rows) >= SHARED and not attachment.reads_prompts
-            ask = self._ask_shared if shared else self._ask
-            attachment.questions = [prompts[row].text for row in rows]
-            with watched(self.model) as cache:
-                texts = ask(attachment, [encoded[row] for row in rows], [ids[row] for row in rows], prompts[0])
-            read = self._prefills(attachment, cache, [ids[row] for row in rows], shared)
-            for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-                words = len(ids[row]) - len(encoded[row])
-                answer = self._answer(attachment, 0 if shared else place, text.strip(), words)
-                answers[row] = answer._replace(prefill=read[place])
+        with self._attachment() as attachment:
+            for one in (one for own in encoded for one in own):
+                _check_encoded(one, attachment)
+            ids = [self.prompt_ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
+            answers: dict[int, Answer] = {}
+            for rows in self._groups(attachment, encoded, ids):
+                found = self._answer_group(
+                    attachment,
+                    [encoded[row] for row in rows],
+                    [ids[row] for row in rows],
+                    [prompts[row] for row in rows],
+                )
+                answers.update(zip(rows, found, strict=True))
         return [answers[row] for row in range(len(prompts))]
 
-    def _groups(self, attachment: LlavaAttachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+    def _answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+    ) -> list[Answer]:
+        """Answers of prompts that are asked together; several questions about one picture share the work on it."""
+        shared = self._share(attachment, encoded)
+        pictures = [one for own in (encoded[:1] if shared else encoded) for one in own]
+        questions = [prompt.text for prompt in prompts]
+        given = {"encoded": [one.tiles for one in pictures] or None, "questions": questions, "settings": LEFT}
+        with attachment.call(**given) as call:
+            ask = self._ask_shared if shared else self._ask
+            texts = ask(pictures, ids, prompts[0])
+        places = [0 if shared else place for place in range(len(ids))]
+        own = [[one for one in call.outcomes if one.row == place] for place in places]
+        read = prefills(call.cache, [text_rows(row) for row in ids], own)
+        return [
+            self._answer(call, place, text.strip(), len(row) - len(seen), prefill)
+            for place, text, row, seen, prefill in zip(places, texts, ids, encoded, read, strict=True)
+        ]
+
+    def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
+        """Whether these prompts are about one and the same picture, whose cache they can share."""
+        same = all(len(own) == 1 and own[0] is encoded[0][0] for own in encoded)
+        return same and len(encoded) >= SHARED and not attachment.reads_prompts
+
+    def _groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
         by picture.
         """
@@ -141,14 +172,9 @@ class LlavaHost:
         rest = sorted(set(seeing) - {row for rows in shared for row in rows})
         return [rows for rows in (*shared, rest, bare) if rows]
 
-    def _ask(
-        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], rows: list[Tensor], prompt: Prompt
-    ) -> list[str]:
-        """Texts by the official `generate`, in one left-padded batch, with the pictures' features handed over."""
+    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+        """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
         ids, mask = self._pad(rows)
-        pictures = [one for own in encoded for one in own]
-        attachment.encoded, attachment.overrides = join_taps([one.taps for one in pictures]) if pictures else None, LEFT
-        attachment.outcomes, attachment.notes = [], ()
         output = self.model.generate(
             ids,
             images=self._blank(pictures) if pictures else None,
@@ -158,15 +184,12 @@ class LlavaHost:
         )
         return self._decode(output)
 
-    def _ask_shared(
-        self, attachment: LlavaAttachment, encoded: list[list[Encoded]], rows: list[Tensor], prompt: Prompt
-    ) -> list[str]:
+    def _ask_shared(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts of several questions about one picture: system prompt and picture are read once, into one cache."""
-        one, start = encoded[0][0], image_place(rows[0]) + 1
-        attachment.encoded, attachment.overrides = one.taps, LEFT
+        start = image_place(rows[0]) + 1
         front = rows[0][None, :start].to(self.model.device)
-        seam = getattr(self.model, SEAM)
-        embeds = seam(front, None, None, None, None, self._blank([one]), [one.size])[4]
+        prepare = getattr(self.model, PREPARE)
+        embeds = prepare(front, None, None, None, None, self._blank(pictures), [pictures[0].size])[4]
         cache = self.model.get_model()(inputs_embeds=embeds, use_cache=True).past_key_values
         cache.batch_repeat_interleave(len(rows))
         ids, mask = self._pad([row[start:] for row in rows])
@@ -187,7 +210,7 @@ class LlavaHost:
     def _blank(self, encoded: list[Encoded]) -> Any:
         """Pictures without pixels, of the shape the official function looks at."""
         device, dtype = self.model.device, self.model.dtype
-        blank = [torch.empty(len(one.taps.projected), 3, 0, 0, device=device, dtype=dtype) for one in encoded]
+        blank = [torch.empty(len(one.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for one in encoded]
         return blank if any(one.tiled for one in encoded) else torch.cat(blank)
 
     @property
@@ -205,12 +228,12 @@ class LlavaHost:
         texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
 
-    def _answer(self, attachment: LlavaAttachment, row: int, text: str, words: int) -> Answer:
+    def _answer(self, call: Call, row: int, text: str, words: int, prefill: Prefill) -> Answer:
         """One row's text with the account of its tokens; `words` is the number of text tokens in its prompt."""
-        own = tuple(one for one in attachment.outcomes if one.row == row)
-        counts = [sum(getattr(one, name) for one in own) for name in ("before", "after", "structural")]
-        notes = attachment.notes + self._beyond(words + counts[1] + counts[2])
-        return Answer(text, counts[0], counts[1], counts[2], notes, own)
+        own = tuple(one for one in call.outcomes if one.row == row)
+        before, after, structural = (sum(getattr(one, name) for one in own) for name in COUNTS)
+        notes = call.notes + self._beyond(words + after + structural)
+        return Answer(text, before, after, structural, notes, own, prefill)
 
     def _beyond(self, length: int) -> tuple[str, ...]:
         """A note on a prompt of more rows than the model was made for: it is answered, but from places never seen
@@ -223,18 +246,20 @@ class LlavaHost:
         warnings.warn(f"{note}: take fewer tokens per image", stacklevel=2)  # Python says it once
         return (note,)
 
-    def _prefills(
-        self, attachment: LlavaAttachment, cache: list[CachedLayer], ids: list[Tensor], shared: bool
-    ) -> list[Prefill]:
-        """What each row read and cached; rows that share a picture have its one outcome in common."""
-        places = [0 if shared else place for place in range(len(ids))]
-        own = [[one for one in attachment.outcomes if one.row == place] for place in places]
-        return prefills(cache, [text_rows(row) for row in ids], own)
-
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         return to_ids(prompt, pictures, self.tokenizer, wrapped)
+
+
+def _check_encoded(one: Encoded, attachment: Attachment) -> None:
+    """Raises ValueError for a picture that was encoded for another method: what this one reads was not collected."""
+    inside = attachment.method.place in (Place.TOWER, Place.PICTURE)
+    if one.method != attachment.method or (inside and one.budget != attachment.budget):
+        raise ValueError(
+            f"a picture was encoded for {one.method} and {one.budget}, but {attachment.method} with "
+            f"{attachment.budget} is attached: encode it again"
+        )
 
 
 def wrap(model: Any) -> LlavaHost:
@@ -243,40 +268,5 @@ def wrap(model: Any) -> LlavaHost:
 
 
 def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
-    """Loads a checkpoint with LLaVA's own loader (`llava.model.builder`).
-
-    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
-    any folder.
-
-    Raises:
-        DataError: for a folder that is not there or cannot be loaded.
-        OptionError: for a name LLaVA's loader would take for another model, or a bad device or dtype.
-    """
-    choose("dtype", dtype, DTYPES)
-    check_checkpoint(path)
-    path = str(Path(path).expanduser()) if path.startswith("~") else path
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place.startswith("cuda") and not torch.cuda.is_available():
-        raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
-    changes = tower_beside(path)
-    try:
-        from llava.mm_utils import get_model_name_from_path
-        from llava.model.builder import load_pretrained_model
-    except ImportError as error:
-        raise MissingDependency(
-            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
-        ) from error
-    name = get_model_name_from_path(path)
-    if "llava" not in name.lower() or "lora" in name.lower():
-        raise OptionError(
-            f"model={path!r}: LLaVA's loader goes by the folder's name, "
-            "which must contain 'llava' and not 'lora' (merge first)"
-        )
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), without_unused_report():
-            tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
-        raise DataError(f"model={path!r} cannot be loaded: {error}") from error
-    if dtype != "auto" or place == "cpu":
-        model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
-    return LlavaHost(model.eval(), tokenizer, processor)
+    """The host of a checkpoint, see `loading.load_official`."""
+    return LlavaHost(*load_official(path, device, dtype))

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.hosts.base import Prompt
-from llava_consensus.hosts.checkpoints import check_conversation
+from llava_consensus.hosts.llava.checks import CONVERSATION, check_conversation
 
 
 def to_ids(prompt: Prompt, pictures: int, tokenizer: Any, wrapped: bool = False) -> Tensor:
@@ -16,9 +16,10 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: Any, wrapped: bool = False)
     from llava.conversation import conv_templates
     from llava.mm_utils import tokenizer_image_token
 
-    check_conversation(prompt.conversation)
+    conversation = prompt.conversation or CONVERSATION
+    check_conversation(conversation)
     image = DEFAULT_IM_START_TOKEN + DEFAULT_IMAGE_TOKEN + DEFAULT_IM_END_TOKEN if wrapped else DEFAULT_IMAGE_TOKEN
-    turns = conv_templates[prompt.conversation].copy()
+    turns = conv_templates[conversation].copy()
     turns.append_message(turns.roles[0], f"{image * pictures}\n{prompt.text}" if pictures else prompt.text)
     turns.append_message(turns.roles[1], None)
     ids: Tensor = tokenizer_image_token(turns.get_prompt(), tokenizer, IMAGE_TOKEN_INDEX, return_tensors="pt")

@@ -1,18 +1,31 @@
 """Where the visual tokens stand in assembled sequences, and which of them are reduced together. Pure bookkeeping on
 the CPU; no model.
-
-A host says by provenance what every assembled row is: 0 for text or padding, n > 0 for patch n - 1 counted over all
-tiles, -1 for a newline.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
+
+Budgets = Callable[
+    [int, int], list[Budget]
+]  # tiles and visual tokens of a picture -> one for all, or one for each tile
+
+
+class RowKinds(NamedTuple):
+    """What every row of assembled sequences is, on the CPU. All [R, S]."""
+
+    real: Tensor  # true where the row is not padding
+    picture: Tensor  # which picture of the call the row belongs to, -1 for text and padding
+    tile: Tensor  # which tile of that picture
+    token: Tensor  # which token of that tile; -1 for structural rows, such as newlines, which are never candidates
+    answer: Tensor | None = None  # true where the row has a label: the answer in training
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +34,8 @@ class Unit:
 
     picture: int  # index into `Layout.pictures`
     places: Tensor  # [N] in the sequence
-    tile: Tensor  # [N] over all tiles of the batch
-    patch: Tensor  # [N]
+    tile: Tensor  # [N] of the picture
+    patch: Tensor  # [N] token of the tile
     tiles: int
     part: int  # which part of its picture this is: 0, 1, ...
     budget: Budget
@@ -32,9 +45,10 @@ class Unit:
 class Picture:
     """One picture in one prompt."""
 
+    source: int  # which picture of the call
     row: int  # of the batch
-    before: int  # patches
-    structural: int  # newlines
+    before: int  # visual tokens
+    structural: int  # structural rows
     end: int  # place of its last row in the sequence
     text: Tensor  # [L] places of the text rows after it
 
@@ -43,10 +57,15 @@ class Picture:
 class Layout:
     """A batch of assembled sequences."""
 
-    rows: Tensor  # [R, S] provenance
-    real: Tensor  # [R, S] true where the row is not padding
+    kinds: RowKinds
+    asked: Tensor  # [R, S] true where a row can ask: no padding, and in training no answer unless the method wants it
     pictures: list[Picture]
     units: list[Unit]
+
+    @property
+    def real(self) -> Tensor:
+        """True where a row is not padding: [R, S]."""
+        return self.kinds.real
 
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""
@@ -54,66 +73,65 @@ class Layout:
 
     @cached_property
     def probes(self) -> tuple[list[Picture], list[int]]:
-        """One picture for each prompt with text of its own after it, and which of them stands for every picture: the
-        frames of a video are followed by the same words.
+        """Pictures of a prompt that are followed by the same text, as the frames of a video are, share one probe.
+        Returns one picture for each probe, and for every picture which of the probes is its own.
         """
         first: dict[tuple[int, ...], int] = {}
         keys = [(picture.row, *picture.text.tolist()) for picture in self.pictures]
         which = [first.setdefault(key, len(first)) for key in keys]
         return [self.pictures[keys.index(key)] for key in first], which
 
-    def groups(self, adaptive: bool = False) -> list[list[Unit]]:
-        """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets; one by one for an
-        `adaptive` method, which leaves a number of tokens that nobody knows beforehand.
+    def has_text(self, unit: Unit) -> bool:
+        """Whether text follows the unit's picture."""
+        return len(self.pictures[unit.picture].text) > 0
+
+    def groups(self, by: Callable[[Unit], object]) -> list[list[Unit]]:
+        """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets, and equal in what
+        `by` says of them.
         """
-        if adaptive:
-            return [[unit] for unit in self.reduced()]
-        found: dict[tuple[int, int, Budget], list[Unit]] = defaultdict(list)
+        found: dict[tuple[object, ...], list[Unit]] = defaultdict(list)
         for unit in self.reduced():
-            found[len(unit.places), unit.tiles, unit.budget].append(unit)
+            found[len(unit.places), unit.tiles, unit.budget, by(unit)].append(unit)
         return list(found.values())
 
 
-def read_layout(rows: Tensor, real: Tensor, tiles_of: list[int], patches: int, shares: list[list[Budget]]) -> Layout:
+def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) -> Layout:
     """The layout of assembled sequences.
 
     Args:
-        rows: [R, S] provenance, on the CPU.
-        real: [R, S] true where the row is not padding.
-        tiles_of: tiles of each picture handed to the host, in its order.
-        patches: patches of one tile.
-        shares: budgets of each picture: one for all its tiles together, or one for each tile.
+        kinds: what every row is.
+        budgets: of a picture, from its numbers of tiles and of visual tokens.
+        answer_rows: whether rows with labels count as text rows.
     """
-    owner = torch.repeat_interleave(torch.arange(len(tiles_of)), torch.tensor(tiles_of))  # [T] picture of each tile
-    tile = (rows - 1).div(patches, rounding_mode="floor")
-    picture_of = torch.where(rows > 0, owner[tile.clamp(0, len(owner) - 1)], -1)
     pictures: list[Picture] = []
     units: list[Unit] = []
-    for row in range(len(rows)):
-        for index in picture_of[row].unique().tolist():
-            if index < 0:
+    asked = kinds.real if kinds.answer is None or answer_rows else kinds.real & ~kinds.answer
+    words = asked & (kinds.picture < 0)
+    places_all = torch.arange(kinds.real.shape[1])
+    for row in range(len(kinds.real)):
+        for source in kinds.picture[row].unique().tolist():
+            if source < 0:
                 continue
-            places = (picture_of[row] == index).nonzero()[:, 0]
-            after = picture_of[row, places[-1] + 1 :] >= 0
-            limit = int(places[-1]) + 1 + (int(after.nonzero()[0]) if after.any() else len(after))
-            newlines = (rows[row, int(places[0]) : limit] == -1).nonzero()[:, 0] + int(places[0])
-            end = max(int(places[-1]), int(newlines[-1]) if len(newlines) else 0)
-            text = (real[row] & (rows[row] == 0) & (torch.arange(rows.shape[1]) > end)).nonzero()[:, 0]
-            units += _units(len(pictures), places, rows[row], patches, shares[index])
-            pictures.append(Picture(row, len(places), len(newlines), end, text))
-    return Layout(rows, real, pictures, units)
+            mine = kinds.picture[row] == source
+            places = (mine & (kinds.token[row] >= 0)).nonzero()[:, 0]
+            if not len(places):
+                continue
+            end = int(mine.nonzero()[-1])
+            text = (words[row] & (places_all > end)).nonzero()[:, 0]
+            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], budgets)
+            pictures.append(Picture(source, row, len(places), int(mine.sum()) - len(places), end, text))
+    return Layout(kinds, asked, pictures, units)
 
 
-def _units(picture: int, places: Tensor, row: Tensor, patches: int, shares: list[Budget]) -> list[Unit]:
+def _units(picture: int, places: Tensor, tile: Tensor, token: Tensor, budgets: Budgets) -> list[Unit]:
     """The units of one picture: the whole of it under one budget, or each tile under its own."""
-    flat = row[places] - 1
-    tile, patch = flat.div(patches, rounding_mode="floor"), flat % patches
-    present = tile.unique()
+    present = tile.unique().tolist()
+    shares = budgets(present[-1] + 1 if len(present) > 1 else 1, len(places))
     if len(shares) == 1:
-        return [Unit(picture, places, tile, patch, len(present), 0, shares[0])]
+        return [Unit(picture, places, tile, token, len(present), 0, shares[0])]
     units = []
-    for number in present.tolist():
+    for number in present:
         here = (tile == number).nonzero()[:, 0]
-        part = number - int(present[0])
-        units.append(Unit(picture, places[here], tile[here], patch[here], 1, part, shares[part]))
+        part = number - present[0]
+        units.append(Unit(picture, places[here], tile[here], token[here], 1, part, shares[part]))
     return units

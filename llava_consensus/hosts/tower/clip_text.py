@@ -13,7 +13,6 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.checkpoints import without_unused_report
-from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides
 
 
@@ -57,39 +56,27 @@ class ClipText:
         embeds: Tensor = self._text(input_ids=pieces, attention_mask=mask).text_embeds
         return embeds
 
-
-class TextSide:
-    """The text tower at work for one attachment."""
-
-    def __init__(self, model: Any, method: Any) -> None:
-        tower = model.get_vision_tower()
-        self._clip = _load(tower.vision_tower_name, model.device)
-        self._norm = getattr(tower.vision_tower, "vision_model", tower.vision_tower).post_layernorm
-        self._query = method.query
-
     @torch.no_grad()
-    def sides(self, features: Tensor | None, questions: list[str] | None, rows: int) -> ClipSides:
-        """Embeddings of patches [T, N, D_v] (the tower's features) and of the question of each of the rows.
+    def sides(self, norm: Any, features: Tensor, questions: list[str] | None, rows: int) -> ClipSides:
+        """Embeddings of patches [T, n, D_v] (the tower's features, behind its last norm) and of the question of each of
+        the rows [rows, M, P].
 
         Raises:
             OptionError: where there is not one question for each row.
         """
-        if features is None or questions is None or len(questions) != rows:
+        if questions is None or len(questions) != rows:
             raise OptionError(
-                f"this method reads the question: set the attachment's `questions` to {rows} texts, one for each prompt"
+                "this method reads the question: say it around the call, `with attached.asking([...]):`, "
+                f"{rows} texts, one for each prompt"
             )
-        patches = self._clip.projection(self._norm(features).float())
-        texts = [self._clip.embed(self._query(question)) for question in questions]
+        patches = self.projection(norm(features).float())
+        texts = [self.embed(question) for question in questions]
         real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]
         pad = torch.nn.utils.rnn.pad_sequence
         return ClipSides(patches, pad(texts, batch_first=True), pad(real, batch_first=True))
 
 
-def text_side(model: Any, method: Method) -> TextSide | None:
-    """What a method that needs `question` reads it with; nothing for the others."""
-    return TextSide(model, method) if "question" in method.needs else None
-
-
 @lru_cache(maxsize=1)
-def _load(name: str, device: torch.device) -> ClipText:
+def load_clip_text(name: str, device: torch.device) -> ClipText:
+    """The text side of a CLIP model, loaded once."""
     return ClipText(name, device)

@@ -1,4 +1,4 @@
-"""The seam at the input picture: a CLIP tower of fixed size made to look at a smaller one.
+"""A CLIP tower of fixed size made to look at a smaller picture.
 
 The pixels prepared for the tower are resized to rows x columns patches (bicubic, antialiased; resizing is linear, so it
 commutes with normalisation), and the position embeddings are interpolated to the same grid, bicubically, as
@@ -6,7 +6,6 @@ transformers does for `interpolate_pos_encoding=True`. Everything behind the emb
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,17 +13,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 
-def shrunk_picture(embeddings: Any, rows: int, columns: int) -> Callable[..., Tensor]:
-    """A forward for the embeddings of a CLIP tower: [T, 3, h, w] -> [T, 1 + rows x columns, D_v]."""
-
-    def forward(pixel_values: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        patch = embeddings.patch_size
-        small = shrink(pixel_values, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
-        patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)
-        front = embeddings.class_embedding.expand(len(patches), 1, -1)
-        return torch.cat((front, patches), dim=1) + positions(embeddings.position_embedding.weight, rows, columns)
-
-    return forward
+def shrunk_picture(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:
+    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP tower: [T, 3, h, w] ->
+    [T, 1 + rows x columns, D_v].
+    """
+    patch = embeddings.patch_size
+    small = shrink(pixels, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
+    patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)
+    front = embeddings.class_embedding.expand(len(patches), 1, -1)
+    return torch.cat((front, patches), dim=1) + positions(embeddings.position_embedding.weight, rows, columns)
 
 
 def shrink(pixels: Tensor, height: int, width: int) -> Tensor:

@@ -1,0 +1,379 @@
+"""A method attached to one model instance: everything that is true of any vision-language model.
+
+    host -> attachment -> reduction -> attachment -> host
+
+The host says how its model is entered and assembles sequences; the attachment collects what the method needs, gives
+every picture its budget, reduces, puts the reduced tokens back, and reports. Hooks are installed when a method is
+attached and removed by `detach`; what one call collects and reports lives in that call (`call.py`), so that calls in
+several threads never meet. The class of the model is never touched.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles, Tower
+from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.decoder.cache import cached_layers
+from llava_consensus.hosts.decoder.hooks import DecoderHooks
+from llava_consensus.hosts.sequence.gather import Source, probe_text
+from llava_consensus.hosts.sequence.insert import Group, inserts, lengths, outcomes
+from llava_consensus.hosts.sequence.layout import Layout, RowKinds, read_layout
+from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, cut, splice
+from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.tower.clip_text import ClipText
+from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
+from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fingerprint, install_taps
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens
+
+NO_TEXT = "no text after the image: reduced by vision saliency alone"
+GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
+
+
+class Model(Protocol):
+    """What a host supplies of its model. All of it is a view of `module` that costs nothing to make."""
+
+    module: Any
+
+    @property
+    def tower(self) -> Tower | None: ...
+    @property
+    def decoder(self) -> CutDecoder: ...
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles a picture of this model can have."""
+        ...
+
+    def clip_text(self) -> ClipText:
+        """CLIP's text side that belongs to the vision tower; OptionError where there is none."""
+        ...
+
+    def of(self, module: nn.Module) -> "Model":
+        """The same view of another module of this class, such as a replica."""
+        ...
+
+    def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
+        """Functions that take the place of the module's own while a method is attached, by name."""
+        ...
+
+
+class Attachment:
+    """A method on one model; leaving the `with` block detaches it. `outcomes` says what became of the pictures of the
+    last call.
+
+    Args:
+        model: a host's view of the model.
+        method: what reduces.
+        budget: of one picture.
+    Raises:
+        OptionError: for a method this model has no parts for, or a model that has a method already.
+    """
+
+    def __init__(self, model: Model, method: Method, budget: Budget) -> None:
+        self.model, self.method, self.budget = model, method, budget
+        self.active = False
+        self._check()
+        self._clip = model.clip_text() if Need.QUESTION in method.needs else None
+        self._latest: Call | None = None
+        self._warned = False
+        self._handles: list[Any] = []
+        self._shadows: list[Shadow] = []
+        self.decoder: DecoderHooks | None = None
+        try:
+            self._install()
+        except BaseException:
+            self.detach()
+            raise
+        self.active = True
+
+    def _install(self) -> None:
+        """Hooks and shadows, silent until a call is under way."""
+        module, tower = self.model.module, self.model.tower
+        self._handles.append(module.register_forward_pre_hook(self._enter_model))
+        self._handles.append(module.register_forward_hook(calls.leave_model, always_call=True))
+        self._handles.append(module.register_forward_hook(self._read_cache))
+        if tower is not None:
+            self._handles += install_taps(self, tower)
+            shadows, handles = install_inside(self, tower)
+            self._shadows += shadows
+            self._handles += handles
+        if self.method.place is Place.DECODER:
+            self.decoder = DecoderHooks(self)
+            self._handles += self.decoder.install(self.model.decoder)
+        for name, entrance in self.model.entrances(self).items():
+            self._shadows.append(Shadow(module, name, entrance))
+
+    def _check(self) -> None:
+        """Raises OptionError for what cannot be attached, with the remedy."""
+        tower, needs = self.model.tower, self.method.needs
+        if tower is None:
+            return
+        missing = sorted(need.name.lower() for need in needs - tower.offers - GIVEN)
+        if missing:
+            raise OptionError(
+                f"{type(self.method).__name__} needs {', '.join(missing)}, which the vision side of "
+                f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
+            )
+        self._attention_block(tower)
+        if acts_inside(self.method):
+            check_inside(tower, self.method, [*self.tile_tokens(1), *self.tile_tokens(self.model.most_tiles)])
+
+    def _attention_block(self, tower: Tower) -> int:
+        features = chosen_block(tower, self.method.vision_layer)
+        return attending_block(tower, features, self.method.blocks_ahead)
+
+    def detach(self) -> None:
+        """Gives the model back as it was, bit for bit. Detaching twice does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        for shadow in reversed(self._shadows):
+            shadow.restore()
+        self._handles, self._shadows, self.active = [], [], False
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
+        """A copy of an attached model is attached; what its calls reported stays with the original."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            setattr(twin, name, None if name == "_latest" else copy.deepcopy(value, memo))
+        return twin
+
+    # ---- calls
+
+    @contextmanager
+    def call(self, **given: Any) -> Iterator[Call]:
+        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings` (see `Call`)."""
+        with calls.scope(Call(self, **given)) as one:
+            self._latest = one
+            yield one
+
+    def asking(self, questions: list[str]) -> Any:
+        """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
+        the text asked in each row of the batch.
+        """
+        return self.call(questions=questions)
+
+    def current(self, fresh: bool = True) -> Call:
+        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
+        unless somebody ends the present one.
+        """
+        call = calls.current(self)
+        if call is None or (fresh and not call.scoped):
+            call = calls.begin(Call(self))
+            self._latest = call
+        return call
+
+    @property
+    def _last(self) -> Call | None:
+        return calls.latest(self) or self._latest
+
+    @property
+    def outcomes(self) -> list[PictureOutcome]:
+        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
+        return self._last.outcomes if self._last else []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said of the last call."""
+        return self._last.notes if self._last else ()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
+        own = {id(one.watch): one.watch for outcome in self.outcomes for _, one in outcome.reductions}
+        spent: dict[str, float] = {}
+        for watch in (self._last.watch if self._last else None, *own.values()):
+            for name, time in watch.milliseconds().items() if watch else ():
+                spent[name] = spent.get(name, 0.0) + time
+        return spent
+
+    @property
+    def here(self) -> Model:
+        """The model whose forward runs: this one, or its replica on another device."""
+        module = calls.called(self.model.module)
+        return self.model if module is self.model.module else self.model.of(module)
+
+    def _enter_model(self, module: nn.Module, args: Any) -> None:
+        """Every forward of the model belongs to a call."""
+        calls.enter_model(module)
+        if calls.current(self) is None:
+            self.current()
+
+    def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Sizes of the cache behind the first forward of a call."""
+        call, cache = calls.current(self), getattr(output, "past_key_values", None)
+        if call is not None and call.scoped and cache is not None and not call.cache:
+            call.cache = cached_layers(cache)
+
+    # ---- budgets
+
+    def budgets(self, tiles: int, available: int) -> list[Budget]:
+        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
+        picture of this model can have. A budget of all its tokens leaves a picture as it is.
+        """
+        tower, method = self.model.tower, self.method
+        if acts_inside(method) and tower is not None:
+            available = tiles * tower.tokens  # known before the sequence is
+        if not method.reduces or self.budget.tokens >= available:
+            return [Budget(max(available, 1))]
+        if tiles == 1 or method.tile_budget == "global":
+            return [self.budget]
+        return self.budget.share(max(tiles, self.model.most_tiles))[:tiles]
+
+    def tile_tokens(self, tiles: int) -> list[int]:
+        """Budget of each tile of a picture, for methods inside the tower."""
+        tower = self.model.tower
+        size = tower.tokens if tower is not None else 1
+        shares = self.budgets(tiles, tiles * size)
+        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether what is left of a picture depends on the question asked about it."""
+        tower = self.model.tower
+        most = self.model.most_tiles * (tower.tokens if tower is not None else 0)
+        return self.method.reduces and self.budget.tokens < most and self.method.reads_prompt
+
+    # ---- the way of a picture
+
+    def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
+        """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
+        needs: what was encoded before where there is some, one `Tiles` for each picture.
+        """
+        call, tower = self.current(fresh=False), self.here.tower
+        if call.encoded is not None:
+            return call.encoded
+        assert tower is not None
+        call.parts = {}
+        try:
+            if acts_inside(self.method):
+                tokens = [count for number in tiles for count in self.tile_tokens(number)]
+                projected, slot = run_inside(self.method, call, tower, pixels, tokens)
+            else:
+                projected, slot = tower.encode(pixels), None
+            parts = {**call.parts, **({} if slot is None else {"slot": slot})}
+        finally:
+            call.parts = None
+        if Need.FINGERPRINT in self.method.needs:
+            parts["fingerprint"] = fingerprint(pixels)
+        split = {name: value.split(tiles) for name, value in parts.items()}
+        return [
+            Tiles(own, {name: values[i] for name, values in split.items()})
+            for i, own in enumerate(projected.split(tiles))
+        ]
+
+    def layout(self, kinds: RowKinds) -> Layout:
+        """Where the pictures of assembled sequences stand, and what of them is reduced."""
+        return read_layout(kinds, self.budgets, self.method.answer_rows)
+
+    def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:
+        """Reports the pictures of a call that stay as they are, `limit` being the rows that are left of a longer
+        sequence.
+        """
+        call.outcomes, call.notes, call.watch = outcomes(layout, []), (), None
+        if limit is not None:
+            left = _picture_rows(layout).where(layout.real.cumsum(1) <= limit, -1)
+            call.outcomes = _counted(call.outcomes, left)
+
+    def arm(self, call: Call, layout: Layout, embeds: Tensor, limit: int | None = None) -> None:
+        """Reports pictures that stay as they are; sequences [R, S, D] that a method between decoder layers will cut
+        while they are read are announced to it.
+        """
+        self.pass_by(call, layout, limit)
+        if self.decoder is not None:
+            self.decoder.arm(call, layout, self.budget, embeds)
+
+    def reduce(
+        self, call: Call, full: Sequence, layout: Layout, tiles: list[Tiles], prompts: Tensor, limit: int | None = None
+    ) -> Sequence:
+        """The sequences with their visual tokens reduced, padded on the right; the call has the outcomes.
+
+        Args:
+            full: as the language model would have read them.
+            tiles: of each picture of the call.
+            prompts: [R] int64 fingerprint of each row's prompt.
+            limit: rows that are left of a longer sequence, as the host truncates.
+        """
+        watch = call.watch = call.watch or Stopwatch(full.embeds.device)
+        here = self.here
+        assert here.tower is not None
+        with torch.autocast(full.embeds.device.type, enabled=False):
+            clip = self._clip_sides(call, here.tower, tiles, len(full.real))
+            probing = Need.PROBE in self.method.needs
+            with watch.time("probe"):
+                probe = probe_text(full, layout, here.decoder) if probing else None
+            block = self._attention_block(here.tower)
+            source = Source(full, layout, tiles, here.tower, block, self.method, prompts, probe, clip)
+            groups = []
+            for units in source.groups():
+                with watch.time("gather"):
+                    tokens = source.tokens(units)
+                groups.append(Group(units, _timed(self.method, tokens, units[0].budget)))
+        with watch.time("splice"):
+            call.outcomes, sizes = outcomes(layout, groups), lengths(layout, groups)
+            short = limit is not None and max(sizes) > limit
+            full = _with_pictures(full, layout) if short else full
+            out = splice(full, *inserts(full, layout, groups, self.method.order), sizes)
+            if short and limit is not None:
+                out = cut(out, limit)
+                call.outcomes = _counted(call.outcomes, out.channels["picture"].values)
+        self._note_missing_text(call, layout)
+        return out
+
+    def _clip_sides(self, call: Call, tower: Any, tiles: list[Tiles], rows: int) -> ClipSides | None:
+        """Patches of all tiles and the question of each row in CLIP's space, for methods that compare them."""
+        if self._clip is None:
+            return None
+        features = torch.cat([one.parts["features"] for one in tiles])
+        questions = None if call.questions is None else [self.method.query(text) for text in call.questions]
+        return self._clip.sides(tower.last_norm, features, questions, rows)
+
+    def _note_missing_text(self, call: Call, layout: Layout) -> None:
+        """Says once, and in every record, that a prompt had nothing to probe with."""
+        missing = Need.PROBE in self.method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
+        call.notes = (NO_TEXT,) if missing else ()
+        if missing and not self._warned:
+            self._warned = True
+            warnings.warn(NO_TEXT, stacklevel=4)
+
+
+def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
+    """The reduction with its time: by the method's own steps, or as one where it has none."""
+    whole = Stopwatch(tokens.projected.device)
+    with whole.time("method"):
+        reduction = method.reduce(tokens, budget)
+    return reduction if reduction.watch is not None else reduction._replace(watch=whole)
+
+
+def _with_pictures(full: Sequence, layout: Layout) -> Sequence:
+    """The sequences with a channel that says which picture a visual token belongs to, to count what truncation left."""
+    channel = Channel(_picture_rows(layout).to(full.embeds.device), -1, Rule.SOURCE)
+    return Sequence(full.embeds, full.real, full.positions, {**full.channels, "picture": channel})
+
+
+def _picture_rows(layout: Layout) -> Tensor:
+    """Which picture of the layout every visual token belongs to, else -1: [R, S]."""
+    kinds, own = layout.kinds, torch.full(layout.real.shape, -1)
+    for index, picture in enumerate(layout.pictures):
+        own[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
+    return own
+
+
+def _counted(found: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
+    """The outcomes with the visual tokens that are left in the sequences [R, S]. Waits for the device."""
+    return [one._replace(after=int((picture == index).sum())) for index, one in enumerate(found)]

@@ -1,0 +1,90 @@
+"""The language side of Llama-like models (Llama, Mistral, Qwen2, ...) in transformers 4.37 and 5: separate projections
+of queries and keys, norms of them where a model has some, rotary positions.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.hosts.base import Tap
+from llava_consensus.hosts.tower.taps import split_heads
+
+
+class LlamaDecoder:
+    """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer."""
+
+    def __init__(self, module: Any) -> None:
+        self.module: Any = module
+        self.layers: Sequence[Any] = module.layers
+        self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
+        self.reach: int = module.config.max_position_embeddings
+        self.window: int | None = getattr(module.config, "sliding_window", None)
+
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The norm behind the last layer."""
+        normed: Tensor = self.module.norm(hidden)
+        return normed
+
+    def normed(self, layer: int, hidden: Tensor) -> Tensor:
+        """States as the attention of a layer reads them."""
+        normed: Tensor = self.layers[layer].input_layernorm(hidden)
+        return normed
+
+    def query(self, layer: int, normed: Tensor) -> Tensor:
+        """Queries before rotation, by the layer's own modules: [R, L, D] -> [R, H, L, d]."""
+        own = self.layers[layer].self_attn
+        return self._heads(own, own.q_proj(normed), "q_norm")
+
+    def key(self, layer: int, normed: Tensor) -> Tensor:
+        """Keys before rotation: [R, S, D] -> [R, H_kv, S, d]."""
+        own = self.layers[layer].self_attn
+        return self._heads(own, own.k_proj(normed), "k_norm")
+
+    def scale(self, layer: int) -> float:
+        """The root of the width of a head, inverted."""
+        scale: float = self.layers[layer].self_attn.head_dim ** -0.5
+        return scale
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] of the model's rotary embedding, for positions [R, S]."""
+        if hasattr(self.module, "rotary_emb"):
+            cos, sin = self.module.rotary_emb(hidden, positions)
+            return cos, sin
+        rotary = self.layers[0].self_attn.rotary_emb
+        if "position_ids" in inspect.signature(rotary.forward).parameters:
+            cos, sin = rotary(hidden, positions)
+            return cos, sin
+        cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
+        return cos[positions], sin[positions]
+
+    def taps(self, layer: int) -> list[Tap]:
+        """Where queries and keys of a layer are read while it runs."""
+        own = self.layers[layer].self_attn
+        return [
+            Tap(own.q_proj, lambda output: {"query": self._heads(own, output, "q_norm")}),
+            Tap(own.k_proj, lambda output: {"key": self._heads(own, output, "k_norm")}),
+        ]
+
+    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W] (true: seen)."""
+        if mask is not None and self.kernel == "eager":
+            mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
+        changes = {"position_ids": positions, "attention_mask": mask}
+        if hasattr(self.module, "rotary_emb"):
+            return {**changes, "position_embeddings": self.rotary(hidden, positions)}
+        return changes
+
+    def tables(self) -> Sequence[nn.Module]:
+        """Rotary modules that look positions up in a table as long as their own cache; none on current versions."""
+        if hasattr(self.module, "rotary_emb"):
+            return []
+        return [layer.self_attn.rotary_emb for layer in self.layers]
+
+    @staticmethod
+    def _heads(attention: Any, states: Tensor, norm: str) -> Tensor:
+        heads = split_heads(states, states.shape[-1] // attention.head_dim)
+        own = getattr(attention, norm, None)
+        return heads if own is None else own(heads)

@@ -1,0 +1,103 @@
+"""Official LLaVA (the `llava` package, wheel and git HEAD) as an attachment sees it.
+
+The parts a method may read or act on: vision tower and projector, language model, and the two functions by which the
+model is entered (`prepare.py`).
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.llava.prepare import PREPARE, generate, prepare
+from llava_consensus.hosts.llava.shape import most_tiles
+from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
+from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
+from llava_consensus.reduction.method import Method, Place
+
+
+class LlavaTower(ClipBlocks):
+    """LLaVA's wrapper of a CLIP tower, with the projector behind it."""
+
+    def __init__(self, model: Any) -> None:
+        wrapper = model.get_vision_tower()
+        blocks = len(getattr(wrapper.vision_tower, "vision_model", wrapper.vision_tower).encoder.layers)
+        super().__init__(wrapper.vision_tower, hidden_state_block(wrapper.select_layer, blocks))
+        self._model = model
+        self.tokens: int = wrapper.num_patches
+        self.side: int = wrapper.num_patches_per_side
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
+        projected: Tensor = self._model.encode_images(pixels)
+        return projected
+
+    def project(self, features: Tensor) -> Tensor:
+        """The projector: [..., D_v] -> [..., D]."""
+        projected: Tensor = self._model.get_model().mm_projector(features)
+        return projected
+
+
+class LlavaModel:
+    """A view of a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM`, see `attachment.Model`."""
+
+    def __init__(self, module: Any) -> None:
+        self.module: Any = module
+
+    def of(self, module: Any) -> "LlavaModel":
+        """The same view of a replica."""
+        return LlavaModel(module)
+
+    @property
+    def tower(self) -> LlavaTower | None:
+        """The vision side; None without one, or before its weights are loaded."""
+        wrapper = self.module.get_vision_tower()
+        return LlavaTower(self.module) if wrapper is not None and wrapper.is_loaded else None
+
+    @property
+    def decoder(self) -> LlamaDecoder:
+        """The language side."""
+        return LlamaDecoder(self.module.get_model())
+
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles a picture can have."""
+        tower = self.module.get_vision_tower()
+        return 1 if tower is None else most_tiles(self.module.config, tower.config.image_size)
+
+    def clip_text(self) -> ClipText:
+        """The text side of the CLIP model that the vision tower is of."""
+        return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
+
+    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
+        """The official function, and `generate`, which makes a call of its own."""
+        own = partial(generate, attachment)
+        return {PREPARE: partial(prepare, attachment), "generate": wraps(type(self.module).generate)(own)}
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for what cannot be attached, with the remedy."""
+        model = self.module
+        if type(model).__name__ == "LlavaMptForCausalLM":
+            raise OptionError(
+                "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): "
+                "use a Llama or Mistral checkpoint"
+            )
+        if PREPARE in vars(model):
+            raise OptionError("this model has a method attached already: detach it first")
+        tower = model.get_vision_tower()
+        if tower is not None and getattr(tower, "select_feature", "patch") != "patch":
+            raise OptionError(
+                f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
+                "a class token among the patches is no candidate"
+            )
+        kept = method.positions == "keep" and method.place is not Place.DECODER
+        if kept and int(transformers.__version__.split(".")[0]) < 5:
+            raise OptionError(
+                f"positions=keep needs transformers >= 5: "
+                f"generate() of {transformers.__version__} does not advance given positions"
+            )

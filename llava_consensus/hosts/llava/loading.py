@@ -1,0 +1,54 @@
+"""Loads a checkpoint with LLaVA's own loader."""
+
+import contextlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from llava_consensus.errors import DataError, MissingDependency, OptionError
+from llava_consensus.hosts.checkpoints import DTYPES, without_unused_report
+from llava_consensus.hosts.llava.checks import tower_beside
+from llava_consensus.reduction.checks import choose
+
+
+def load_official(path: str, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any, Any]:
+    """Model, tokenizer and image processor of a checkpoint, by LLaVA's own loader (`llava.model.builder`).
+
+    A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
+    any folder.
+
+    Raises:
+        DataError: for a folder that is not there or cannot be loaded.
+        OptionError: for a name LLaVA's loader would take for another model, or a bad device or dtype.
+    """
+    choose("dtype", dtype, DTYPES)
+    path = str(Path(path).expanduser()) if path.startswith("~") else path
+    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if place.startswith("cuda") and not torch.cuda.is_available():
+        raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
+    changes = tower_beside(path)
+    try:
+        from llava.mm_utils import get_model_name_from_path
+        from llava.model.builder import load_pretrained_model
+    except ImportError as error:
+        raise MissingDependency(
+            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
+        ) from error
+    name = get_model_name_from_path(path)
+    if "llava" not in name.lower() or "lora" in name.lower():
+        raise OptionError(
+            f"model={path!r}: LLaVA's loader goes by the folder's name, "
+            "which must contain 'llava' and not 'lora' (merge first)"
+        )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), without_unused_report():
+            tokenizer, model, processor, _ = load_pretrained_model(path, None, name, device=place, **changes)
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
+        raise DataError(f"model={path!r} cannot be loaded: {error}") from error
+    if dtype != "auto" or place == "cpu":
+        model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
+    return model.eval(), tokenizer, processor

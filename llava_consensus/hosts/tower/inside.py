@@ -1,0 +1,178 @@
+"""Methods that act before the projector: inside the blocks of a vision tower, or on the picture it is shown.
+
+Tower and projector work on fewer tokens, so they cost only those; then every patch gets a copy of the token it was
+merged into, and `slot` says which. So a host that lays patches out on a grid finds the number of rows it expects, and
+the method's `reduce` picks one row for each token afterwards. `forward` of the blocks (or of the embeddings) is
+shadowed once, when the method is attached, and does what it always did unless a call is at work.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.base import Tap, Tower
+from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.tower.clip import BlockParts
+from llava_consensus.hosts.tower.small_picture import shrunk_picture
+from llava_consensus.reduction.merging import Bag, fresh
+from llava_consensus.reduction.method import Method, Place
+
+ATTRIBUTES = {Place.TOWER: "attend", Place.PICTURE: "embeddings"}  # what a tower has that a method can act inside
+
+
+class OpenTower(Tower, Protocol):
+    """A tower whose blocks or embeddings a method can act inside."""
+
+    kernel: str
+    embeddings: Any
+
+    def parts(self, block: int) -> BlockParts: ...
+    def key_tap(self, block: int) -> Tap: ...
+    def attend(self, block: int, hidden: Tensor, bias: Tensor | None) -> Tensor: ...
+    def result(self, states: Tensor) -> Any: ...
+
+
+@dataclass
+class Merging:
+    """The state of a pass of tiles through blocks that merge."""
+
+    counts: list[int]  # patches to merge away in each block
+    bag: Bag | None = None  # the tokens so far
+    key: Tensor | None = None  # [T, H, t, d] of the block under way
+
+
+class Shrinking(NamedTuple):
+    """The grid of patches that tiles are shrunk to."""
+
+    rows: int
+    columns: int
+
+
+def acts_inside(method: Method) -> bool:
+    """Whether a method works before the projector."""
+    return method.place in ATTRIBUTES
+
+
+def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
+    """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
+    if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None:
+        raise OptionError(
+            f"{type(method).__name__} acts at {method.place.value} and is adapted to CLIP towers, whose patches are "
+            "the tokens of the language model. Take a method that acts behind the tower"
+        )
+    if method.place is not Place.TOWER:
+        return
+    if method.masks and tower.kernel not in ("eager", "sdpa"):
+        raise OptionError(
+            f"attention {tower.kernel!r} of the vision tower takes no additive mask: load it with sdpa, or "
+            "proportional=false"
+        )
+    for count in tokens:
+        if count < tower.tokens:
+            method.schedule(count, tower.tokens, tower.feature_block + 1)
+
+
+def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]]:
+    """Shadows and hooks of what a method inside the tower replaces and reads; none for other methods."""
+    if attachment.method.place is Place.PICTURE:
+        own = tower.embeddings
+        return [Shadow(own, "forward", partial(_embed, attachment, own.forward))], []
+    if attachment.method.place is not Place.TOWER:
+        return [], []
+    blocks = list(enumerate(tower.blocks[: tower.feature_block + 1]))
+    shadows = [Shadow(own, "forward", partial(_merge_inside, attachment, index, own.forward)) for index, own in blocks]
+    taps = [tower.key_tap(index) for index, _ in blocks]
+    return shadows, [tap.module.register_forward_hook(partial(_keep_key, attachment, tap)) for tap in taps]
+
+
+def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """Tiles through tower and projector, the method acting inside on their way.
+
+    Args:
+        tokens: budget of each tile; tiles of one budget go together, those with room for all patches as without method.
+    Returns:
+        projected [T, N, D], and which merged token each patch is in [T, N].
+    """
+    order, projected, slots = [], [], []
+    for count in sorted(set(tokens)):
+        own = [place for place, value in enumerate(tokens) if value == count]
+        every = len(own) == len(tokens)
+        part, slot = _encode(method, call, tower, pixels if every else pixels[own], count)
+        order += own
+        projected.append(part)
+        slots.append(slot)
+    if len(projected) == 1:
+        return projected[0], slots[0]
+    back = torch.tensor(order, device=projected[0].device).argsort()
+    return torch.cat(projected)[back], torch.cat(slots)[back]
+
+
+def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The same for tiles of one budget."""
+    if count >= tower.tokens:
+        projected = tower.encode(pixels)
+        return projected, torch.arange(tower.tokens, device=projected.device).expand(projected.shape[:2])
+    small = method.place is Place.PICTURE
+    counts = None if small else method.schedule(count, tower.tokens, tower.feature_block + 1)
+    call.inside = Shrinking(*method.picture(count)) if counts is None else Merging(counts)
+    try:
+        merged = tower.encode(pixels)  # [T, count, D]
+        state = call.inside
+    finally:
+        call.inside = None
+    if isinstance(state, Shrinking):
+        slot = _spread(tower.side, state.rows, state.columns, merged.device).expand(len(merged), -1)
+    elif state.bag is None:
+        raise RuntimeError("the vision tower did not run its blocks")
+    else:
+        slot = state.bag.place[:, 1:].to(merged.device) - 1  # the class token is token 0 throughout
+    return merged.gather(1, slot[..., None].expand(-1, -1, merged.shape[-1])), slot
+
+
+def _embed(attachment: Any, plain: Callable[..., Any], pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Forward of a tower's embeddings: of a smaller picture while a call is at work."""
+    call = calls.current(attachment)
+    if call is None or not isinstance(call.inside, Shrinking):
+        return plain(pixel_values, *args, **kwargs)
+    return shrunk_picture(attachment.here.tower.embeddings, pixel_values, call.inside.rows, call.inside.columns)
+
+
+def _merge_inside(
+    attachment: Any, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Forward of block `index`: with the merge between attention and MLP while a call is at work."""
+    call = calls.current(attachment)
+    if call is None or not isinstance(call.inside, Merging):
+        return plain(hidden, *args, **kwargs)
+    tower: OpenTower = attachment.here.tower
+    merging = call.inside
+    if index == 0 and merging.bag is not None:
+        raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
+    bag = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)
+    parts, bias = tower.parts(index), attachment.method.bias(bag) if index else None
+    attended = tower.attend(index, parts.before_attention(hidden), bias)
+    bag = bag._replace(values=hidden + attended)
+    if merging.counts[index]:
+        bag = attachment.method.fold(bag, merging.key, merging.counts[index])
+    merging.bag, merging.key = bag, None
+    return tower.result(bag.values + parts.mlp(parts.before_mlp(bag.values)))
+
+
+def _keep_key(attachment: Any, tap: Tap, module: Any, inputs: Any, output: Any) -> None:
+    """Forward hook of a block's key projection."""
+    call = calls.current(attachment)
+    if call is not None and isinstance(call.inside, Merging):
+        call.inside.key = tap.read(output)["key"].detach()
+
+
+def _spread(side: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """The cell of a grid of rows x columns that each patch of side x side lies in: [N]."""
+    place = torch.arange(side, device=device)
+    return ((place * rows // side)[:, None] * columns + place * columns // side).flatten()
