@@ -1,10 +1,20 @@
-"""Tiny models in memory with random weights, shared by the tests."""
+"""Tiny models in memory with random weights, shared by the tests, and the smallest view of a bare tower or language
+model that a method can be attached to.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.sequence.layout import RowKinds
+from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
+from llava_consensus.hosts.tower.taps import attending_block, chosen_block
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
 
 PATCHES = 16
 IMAGE = 56
@@ -74,3 +84,73 @@ def write_clip(folder: Path, vision: dict[str, Any]) -> Any:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return model
+
+
+class BareTower(ClipBlocks):
+    """A CLIP tower of `side` x `side` patches without a projector."""
+
+    def __init__(self, clip: Any, side: int) -> None:
+        super().__init__(clip, hidden_state_block(-2, clip.config.num_hidden_layers))
+        self.tokens, self.side = side * side, side
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        states = self.module(pixels, output_hidden_states=True).hidden_states
+        return states[self.feature_block + 1][:, 1:]
+
+    def project(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+class BareModel:
+    """A CLIP tower, or a language model with a head, as an attachment sees it."""
+
+    most_tiles = 1
+
+    def __init__(self, module: Any, side: int = 0) -> None:
+        self.module = module
+        self.tower = BareTower(module, side) if side else None
+
+    @property
+    def decoder(self) -> LlamaDecoder:
+        return LlamaDecoder(self.module.model)
+
+    def of(self, module: Any) -> "BareModel":
+        return self
+
+    def clip_text(self) -> Any:
+        raise NotImplementedError
+
+    def entrances(self, attachment: Attachment) -> dict[str, Any]:
+        return {}
+
+
+def collected(tower: Any, method: Any, pixels: torch.Tensor) -> VisualTokens:
+    """What a method is given of tiles [U, 3, h, w], each a unit of its own, by a tower's own hooks."""
+    model = BareModel(tower, side=pixels.shape[-1] // tower.config.patch_size)
+    with Attachment(model, method, Budget(1)) as attached:
+        (found,) = attached.encode(pixels, [len(pixels)])
+    return as_units(model.tower, method, found)
+
+
+def as_units(tower: Any, method: Any, found: Any) -> VisualTokens:
+    """Encoded tiles, each as a unit of its own."""
+    count, size = found.projected.shape[:2]
+    parts = dict(found.parts)
+    query, key = parts.pop("query", None), parts.pop("key", None)
+    block = attending_block(tower, chosen_block(tower, method.vision_layer), method.blocks_ahead)
+    return VisualTokens(
+        projected=found.projected,
+        tile=torch.arange(count)[:, None].expand(-1, size),
+        patch=torch.arange(size).expand(count, -1),
+        attention=None if query is None else VisionAttention(query, key, tower.scale(block), tower.classes),
+        project=tower.project if Need.PROJECTOR in method.needs else None,
+        **parts,
+    )
+
+
+def one_picture(before: int, visual: int, after: int) -> RowKinds:
+    """A sequence of text, one picture of so many tokens, and text."""
+    rows = torch.full((1, before + visual + after), -1)
+    picture, token = rows.clone(), rows.clone()
+    picture[0, before : before + visual], token[0, before : before + visual] = 0, torch.arange(visual)
+    return RowKinds(rows < 0, picture, picture.clone(), token)

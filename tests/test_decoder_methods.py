@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from models import BareModel, one_picture
 from transformers import LlamaConfig, LlamaForCausalLM
 from units import WATCH, view_of
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.decoder.hooks import DecoderSeam
-from llava_consensus.hosts.sequence.layout import read_layout
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.methods.fastv import FastV
 from llava_consensus.reduction import peaks
@@ -46,15 +46,14 @@ def test_fastv_positions_keep_their_gaps_and_the_cache_is_ragged(monkeypatch: py
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
     monkeypatch.setattr(FastV, "select", lambda self, view, watch: Chosen(torch.tensor([[1, 3]])))
-    seam = DecoderSeam(model.model, make("fastv", layer=2), lambda *_: None)
+    attached = Attachment(BareModel(model), make("fastv", layer=2), Budget(2))
     seen: list[Any] = []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(kwargs["position_ids"].tolist()[0]), with_kwargs=True
         )
-    rows = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 0, 0, 0]])
     embeds = torch.randn(1, 10, 16)
-    seam.arm(read_layout(rows, rows >= 0, [1], 5, [[Budget(2)]]), Budget(2), embeds)
+    attached.arm(attached.current(), attached.layout(one_picture(2, 5, 3)), embeds)
     out = model(inputs_embeds=embeds, use_cache=True)
     assert seen == [list(range(10))] * 2 + [[0, 1, 3, 5, 7, 8, 9]] * 2
     lengths = [one[0].shape[2] for one in out.past_key_values]
@@ -62,7 +61,7 @@ def test_fastv_positions_keep_their_gaps_and_the_cache_is_ragged(monkeypatch: py
     seen.clear()
     model(inputs_embeds=embeds[:, :1], past_key_values=out.past_key_values, use_cache=True)
     assert seen == [[10]] * 4
-    seam.detach()
+    attached.detach()
 
 
 @pytest.mark.parametrize(
