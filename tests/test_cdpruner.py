@@ -170,8 +170,8 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
     ids, mask = batch(row(5), row(6))
     images = tiles(2)
     with attach(model, "cdpruner", tokens=6) as attached:
-        attached.questions = [questions[0] + SHORT_ANSWER, questions[1]]
-        model(ids, images=images, attention_mask=mask)
+        with attached.asking([questions[0] + SHORT_ANSWER, questions[1]]):
+            model(ids, images=images, attention_mask=mask)
         found = [outcome.reductions[0][1] for outcome in attached.outcomes]
     from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
@@ -204,8 +204,8 @@ def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder
     kept = []
     for question in ("what?", "where is it?"):
         with attach(model, "cdpruner", tokens=tokens) as attached:
-            attached.questions = [question]
-            model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
+            with attached.asking([question]):
+                model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
             parts = [reduction for _, reduction in attached.outcomes[0].reductions]
         every = torch.cat([part.fused for part in parts])
         assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
@@ -218,10 +218,9 @@ def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folde
         attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
     model, (ids, _) = tiny_llava(clip_folder.folder), batch(row(5))
     with attach(model, "cdpruner", tokens=6) as attached:
-        with pytest.raises(OptionError, match="set the attachment's `questions` to 1 texts"):
+        with pytest.raises(OptionError, match=r"reads the question: say it around the call.* 1 texts, one for each"):
             model(ids, images=tiles(1))
-        attached.questions = ["one", "two"]
-        with pytest.raises(OptionError, match="to 1 texts"):
+        with pytest.raises(OptionError, match="1 texts, one for each"), attached.asking(["one", "two"]):
             model(ids, images=tiles(1))
     dense = model(ids, images=tiles(1)).logits
     with attach(model, "cdpruner", tokens=16):

@@ -78,7 +78,10 @@ def test_downsample_equals_transformers_own_interpolation(llava_model: Any, toke
     images, tower = tiles(2), llava_model.get_vision_tower()
     rows, columns = near_square(tokens)
     with attach(llava_model, "downsample", tokens=tokens) as attached:
-        taps = attached.taps(images, [1, 1])
+        tiles_of = attached.encode(images, [1, 1])
+    projected, slot = (
+        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles_of), strict=True)
+    )
     size = (14 * rows, 14 * columns)
     small = torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True)
     out = tower.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True)
@@ -87,5 +90,5 @@ def test_downsample_equals_transformers_own_interpolation(llava_model: Any, toke
     for y in range(side):
         for x in range(side):
             cell = (y * rows // side) * columns + x * columns // side
-            assert torch.allclose(taps.projected[:, y * side + x], expected[:, cell], atol=1e-5)
-            assert (taps.slot[:, y * side + x] == cell).all()
+            assert torch.allclose(projected[:, y * side + x], expected[:, cell], atol=1e-5)
+            assert (slot[:, y * side + x] == cell).all()

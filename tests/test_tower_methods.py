@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from models import IMAGE, PATCHES, tiny_llava
+from models import IMAGE, PATCHES, as_units, tiny_llava
 from prompts import ANYRES, batch, row, tiles
 from units import headed, of_batch, seen, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava import encode as llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE
+from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 
@@ -230,6 +229,13 @@ def test_gradients_flow_and_half_precision_keeps_its_type(name: str) -> None:
 # ---- on a host
 
 
+def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
+    """What a method is given of tiles by LLaVA's tower."""
+    with attach(model, name, tokens=1) as attached:
+        (found,) = attached.encode(images, [len(images)])
+        return as_units(attached.model.tower, attached.method, found)
+
+
 @torch.no_grad()
 def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: Path) -> None:
     from transformers import CLIPVisionModel
@@ -238,15 +244,15 @@ def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: 
     tower = CLIPVisionModel.from_pretrained(tower_folder)
     states = tower(images, output_hidden_states=True).hidden_states[-2]
     blocks = getattr(tower, "vision_model", tower).encoder.layers
-    taps = llava_taps.take_taps(llava_model, images, make("prumerge"))
+    given = of_llava(llava_model, "prumerge", images)
     key = blocks[3].self_attn.k_proj(blocks[3].layer_norm1(states))  # the last block, which reads the features
-    assert torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)
-    assert torch.allclose(taps.features, states[:, 1:], atol=1e-4) and taps.class_feature is None
-    assert torch.allclose(taps.project(taps.features), taps.projected, atol=1e-4)
-    taps = llava_taps.take_taps(llava_model, images, make("visionzip"))
-    assert torch.allclose(taps.class_feature, states[:, 0], atol=1e-4)
-    assert not torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's, not the next's
-    assert llava_taps.take_taps(llava_model, images, make("vispruner")).project is None
+    assert torch.allclose(given.attention.key.transpose(1, 2).flatten(2), key, atol=1e-4)
+    assert torch.allclose(given.features, states[:, 1:], atol=1e-4) and given.class_feature is None
+    assert torch.allclose(given.project(given.features), given.projected, atol=1e-4)
+    given = of_llava(llava_model, "visionzip", images)
+    assert torch.allclose(given.class_feature, states[:, 0], atol=1e-4)
+    assert not torch.allclose(given.attention.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's
+    assert of_llava(llava_model, "vispruner", images).class_feature is None
 
 
 def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> None:
