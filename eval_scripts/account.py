@@ -20,6 +20,7 @@ from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
 from llava_consensus.reduction.shape import Shape
+from llava_consensus.runs import MODEL
 
 PAPER = Path(__file__).parents[1] / "llava_consensus" / "report" / "paper.json"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
@@ -28,7 +29,7 @@ BUDGETS: dict[str, tuple[int, ...]] = {
     "llava-1.5-13b": (576, 192, 128, 64, 32),
     "llava-next-7b": (2880, 640, 320, 160),
 }
-TABLES = (  # of the paper, with the sizes and the rows of text its columns mean (baselines.md 0.5)
+TABLES = (  # of the paper, with the sizes and the rows of text its columns mean (docs/accounting.md)
     ("llava_1_5_7b", "llava-1.5-7b", 66),
     ("efficiency_llava_1_5_7b", "llava-1.5-7b", 50),
     ("efficiency_llava_1_5_13b", "llava-1.5-13b", 50),
@@ -144,7 +145,7 @@ def verdict(name: str, column: str, printed: float, ours: float | None) -> str:
 def main() -> None:
     """Prints the three parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="checkpoints/llava-mini")
+    parser.add_argument("--model", default=MODEL)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64])
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()

@@ -17,6 +17,7 @@ from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import MATCHES, Account, account, match
 from llava_consensus.reduction.shape import Shape
+from llava_consensus.runs import DATA, MODEL
 from llava_consensus.runs.pictures import open_image
 from llava_consensus.runs.timing import Measured, Side, measure
 
@@ -56,8 +57,8 @@ def line(name: str, one: Measured, found: Account, tokens: int) -> dict[str, Any
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="checkpoints/llava-mini")
-    parser.add_argument("--images", default="playground/mini/eval/gqa/data/images")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--images", default=f"{DATA}/eval/gqa/data/images")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--tokens", type=int, nargs="+", default=[64])
     parser.add_argument("--match", choices=MATCHES, default="kept")

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from llava_consensus.runs import DATA, MODEL
+
 
 def official(questions: Path, images: Path, folder: Path, given: argparse.Namespace) -> tuple[float, list[str]]:
     """Seconds and texts of LLaVA's own loop."""
@@ -41,8 +43,8 @@ def texts(answers: Path) -> list[str]:
 def main() -> None:
     """Measures both sides in turn and prints the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="checkpoints/llava-mini")
-    parser.add_argument("--data", default="playground/mini")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--data", default=DATA)
     parser.add_argument("--limit", type=int, default=240)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=128)

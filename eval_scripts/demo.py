@@ -8,16 +8,15 @@ from pathlib import Path
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS
-from llava_consensus.cli.arguments import OUT
-
-DATA = Path("playground/mini")
+from llava_consensus.runs import DATA, OUT
 
 
 def main() -> int:
     """Asks the first question of the mini GQA."""
     gqa = BENCHMARKS["gqa"]
-    question = next(one for one in gqa.load(DATA) if one.images)
-    picture = DATA / "eval" / gqa.folder / gqa.images / question.images[0]
+    data = Path(DATA)
+    question = next(one for one in gqa.load(data) if one.images)
+    picture = data / "eval" / gqa.folder / gqa.images / question.images[0]
     print(f"{picture}\n{question.text}\n", flush=True)
     overlay = Path(OUT) / "demo.png"
     overlay.parent.mkdir(exist_ok=True)

@@ -15,20 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from llava_consensus.runs import DATA, MODEL
+
 
 def evaluate(arguments: argparse.Namespace, out: Path) -> subprocess.Popen[bytes]:
     """Starts one evaluation."""
     command = [sys.executable, "-m", "llava_consensus.cli", "eval", arguments.benchmark, "--no-progress"]
-    command += [
-        "--model",
-        arguments.model,
-        "--data",
-        arguments.data,
-        "--out",
-        str(out),
-        "--limit",
-        str(arguments.limit),
-    ]
+    command += ["--model", arguments.model, "--data", arguments.data, "--out", str(out)]
+    command += ["--limit", str(arguments.limit)]
     command += ["--tokens", str(arguments.tokens), "--batch", str(arguments.batch)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -72,8 +66,8 @@ def main() -> int:
     """Kills, finishes, compares."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmark", nargs="?", default="gqa")
-    parser.add_argument("--model", default="checkpoints/llava-mini")
-    parser.add_argument("--data", default="playground/mini")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--data", default=DATA)
     parser.add_argument("--limit", type=int, default=400)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=4)

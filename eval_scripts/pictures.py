@@ -11,12 +11,13 @@ from pathlib import Path
 from PIL.Image import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.cli.answer import picture
+from llava_consensus.cli.ask import draw_kept
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.report.overlay import contact_sheet
+from llava_consensus.runs import DATA, MODEL
 from llava_consensus.runs.pictures import open_image
 
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
@@ -35,7 +36,7 @@ def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens
     """What a method keeps for a question, and the answer it leads to."""
     with host.attach(method, Budget(tokens)):
         (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
-    return f"{name}: {text.split(chr(10))[0]} {answer.text}", picture(host, image, answer)
+    return f"{name}: {text.split(chr(10))[0]} {answer.text}", draw_kept(host, image, answer)
 
 
 def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple[str, Image]]:
@@ -52,8 +53,8 @@ def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple
 def main() -> None:
     """Writes scenes.png, kept.png and methods.png."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="checkpoints/llava-mini")
-    parser.add_argument("--data", default="playground/mini")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--data", default=DATA)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--scene", type=int, default=3, help="which picture of the mini GQA (%(default)s)")
     parser.add_argument("--questions", type=int, nargs=2, default=[3, 15], help="which of its questions (%(default)s)")

@@ -17,6 +17,8 @@ from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, load_questions
 from llava_consensus.hosts.base import Answer, Prefill
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.runs.configuration import RunConfig
 
@@ -138,9 +140,25 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def config(data: Path, model: Path, /, **changes: Any) -> RunConfig:
-    """The configuration most tests use."""
-    return RunConfig(**{"benchmark": "fake", "data": str(data), "model": str(model), "device": "cpu", **changes})
+def make_place(folder: Path, pictures: int = 4, each: int = 5) -> Path:
+    """Data and a model in one folder, the model below `model`: what `config(data, data / "model")` is about."""
+    make_model(folder / "model")
+    return make_data(folder, pictures, each)
+
+
+def config(
+    data: Path,
+    model: Path,
+    /,
+    method: str = "consensusdrop",
+    options: Mapping[str, Any] | None = None,
+    tokens: int = 64,
+    merged: int | None = None,
+    **changes: Any,
+) -> RunConfig:
+    """The configuration most tests use, of names and numbers, on the fake benchmark where they do not say another."""
+    given = {"benchmark": FAKE, "data": data, "model": str(model), "device": "cpu", **changes}
+    return RunConfig(method=make(method, **(options or {})), budget=Budget(tokens, merged), **given)
 
 
 class DyingHost(FakeHost):

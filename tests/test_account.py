@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import IMAGE, tiny_llava
@@ -19,18 +20,20 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Prompt
-from llava_consensus.hosts.base import ImageOutcome, Prefill
-from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills, watched
-from llava_consensus.hosts.llava.attachment import SEAM
+from llava_consensus.hosts.base import PictureOutcome, Prefill
+from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills
+from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.llava.shape import read_shape
-from llava_consensus.hosts.tower import taps as capture
+from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Need
-from llava_consensus.runs import costs as ledger
+from llava_consensus.runs import costs
+from llava_consensus.runs.configuration import prepare
+from llava_consensus.runs.matching import budget_of, match_budget
 from llava_consensus.runs.pictures import open_image
 
 ROOT = Path(__file__).parents[1]
@@ -145,10 +148,9 @@ def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, optio
     ids = host.prompt_ids(Prompt("Is there a dog in the image?"))[None]
     text, question = host.rows(Prompt("Is there a dog in the image?"))
     with host.attach(method, budget) as attached, torch.inference_mode():
-        attached.encoded = host.encode([blank(host)])[0].taps
-        with counter() as flops:
-            getattr(host.model, SEAM)(ids, None, None, None, None, pixels, [(192, 192)])
-        attached.encoded = None
+        tiles = host.encode([blank(host)])[0].tiles
+        with attached.call(encoded=[tiles]), counter() as flops:
+            getattr(host.model, PREPARE)(ids, None, None, None, None, pixels, [(192, 192)])
     kept, merged = budget.split(576)
     shape = host.shape(text)._replace(question=question)
     sampling = merged * (576 - kept) if method.anchors == "fps" else 0  # type: ignore[attr-defined]
@@ -232,7 +234,7 @@ def test_what_a_cache_holds_too_much_is_seen() -> None:
 
 
 def test_newlines_are_rows_of_text() -> None:
-    outcome = ImageOutcome(0, 12, 8, 3, ())
+    outcome = PictureOutcome(0, 12, 8, 3, ())
     (one,) = prefills([CachedLayer(150, 1, 15)], [(4, 2)], [[outcome]])
     assert one == Prefill(7, 2, (8,), (150,))
 
@@ -245,12 +247,6 @@ def test_caches_of_every_kind() -> None:
         ((key, key),),
     ]
     assert {cached_layers(kind)[0] for kind in kinds} == {CachedLayer(2 * 2 * 3 * 5 * 4 * 4, 2, 5)}
-
-
-def test_watching_leaves_no_hook(host: Any) -> None:
-    with pytest.raises(RuntimeError), watched(host.model):
-        raise RuntimeError
-    assert not host.model._forward_hooks
 
 
 # ---- the paper's columns
@@ -448,18 +444,18 @@ RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives i
 
 def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
     """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
-    book = ledger.Ledger(method, Budget(64), RUN)
+    counted = costs.AnswerCosts(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:
         found = account.account(make("random"), Budget(64), RUN._replace(text=text, pictures=pictures))
         prefill = Prefill(text, question, found.layers, found.kv_layers)
-        rows.append({"metadata": json.loads(json.dumps(book.entry(prefill, pictures)))})
+        rows.append({"metadata": json.loads(json.dumps(counted.of(prefill, pictures)))})
     return rows
 
 
 def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
     records = answers(make("random"), (60, 20, 1), (61, 21, 1), (60, 20, 1), (50, 20, 0))
-    found = ledger.of_run(records, "kept")
+    found = costs.of_run(records, "kept")
     assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0 == found["measured"]["kept"]
     assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
     shapes = [SEVEN._replace(text=text, pictures=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
@@ -468,24 +464,37 @@ def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
 
 
 def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
-    assert ledger.of_run([], "kept") is None
-    assert ledger.of_run([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
-    assert ledger.Ledger(make("random"), Budget(64), RUN).entry(None, 1) == {}
+    assert costs.of_run([], "kept") is None
+    assert costs.of_run([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
+    assert costs.AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
 
 
 def test_account_of_a_run_says_what_a_method_does_not_know() -> None:
-    found = ledger.of_run(answers(Secretive(), (60, 20, 1)), "kept")
+    found = costs.of_run(answers(Secretive(), (60, 20, 1)), "kept")
     assert found is not None and found["flops"]["total"] is None and "text tower" in found["notes"][0]
 
 
 def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
     asked = [(Prompt("one two"), 1), (Prompt("one two three four five six"), 1), (Prompt("none at all"), 0)]
-    found = ledger.settle(host, make("consensusdrop"), Budget(64), "flops", asked)
+    found = match_budget(host, make("consensusdrop"), Budget(64), "flops", asked)
     lengths = [host.rows(prompt, 1) for prompt, _ in asked[:2]]
     text, question = (round(sum(column) / 2) for column in zip(*lengths, strict=True))
     shape = host.shape(text)._replace(question=question)
-    assert found.budget == account.match(make("consensusdrop"), Budget(64), shape, "flops")
-    assert found.budget.tokens < 64 and found.shape == host.shape()
+    assert found == account.match(make("consensusdrop"), Budget(64), shape, "flops")
+    assert found.tokens < 64
+
+
+def test_a_budget_that_is_not_matched_is_given_as_it_is_and_no_prompt_is_looked_at(host: Any) -> None:
+    def never() -> Any:
+        raise AssertionError("a prompt was looked at")
+        yield
+
+    assert match_budget(host, make("consensusdrop"), Budget(64, 5), "kept", never()) == Budget(64, 5)
+
+
+def test_the_full_model_is_given_all_tokens_of_a_picture(host: Any, tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    assert budget_of(prepare(config(place, place / "model", method="full")), host) == Budget(host.shape().available)
 
 
 def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
@@ -493,14 +502,14 @@ def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
     prompt = Prompt("Is there a dog in the image?")
     _, question = host.rows(prompt)
     seen: list[int] = []
-    real = capture.probe_first_layer
+    real = ConsensusDrop.reduce
 
-    def probe(decoder: Any, embeds: Any, positions: Any, rows: Any, batch: Any) -> Any:
-        seen.append(rows.shape[1])
-        return real(decoder, embeds, positions, rows, batch)
+    def reduce(self: Any, tokens: Any, budget: Any) -> Any:
+        seen.append(tokens.probe.rows.shape[1])
+        return real(self, tokens, budget)
 
     with pytest.MonkeyPatch.context() as patch, host.attach(make("consensusdrop"), Budget(64)):
-        patch.setattr(capture, "probe_first_layer", probe)
+        patch.setattr(ConsensusDrop, "reduce", reduce)
         host.answer([host.encode([open_image(mini_picture())])], [prompt])
     assert seen == [question]
 

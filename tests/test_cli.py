@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from fakes import FAKE, FakeHost, make_data, make_model
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli, hosts, make
 from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.cli import arguments
+from llava_consensus.errors import OptionError
 from llava_consensus.report.table import BEGIN, END
-from llava_consensus.runs.sweep import parse_options
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_eval_compares_with_all_tokens(place: list[str], capsys: pytest.CaptureF
     assert "% of it kept)" in capsys.readouterr().out
 
 
-def test_complete_run_is_read_again(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_a_complete_run_reads_it(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(place) == cli.main(place) == 0
     output = capsys.readouterr()
     assert output.out.count("fake: accuracy") == 2 and "complete already" in output.err
@@ -75,7 +76,7 @@ def test_unreadable_pictures_are_counted(place: list[str], tmp_path: Path, capsy
         (["--data", "nowhere"], 3, "questions.jsonl"),
     ],
 )
-def test_bad_arguments(
+def test_eval_with_bad_arguments(
     place: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, why: str
 ) -> None:
     assert cli.main([*place, *arguments]) == code
@@ -95,7 +96,9 @@ def test_tokens_must_be_a_number(place: list[str], capsys: pytest.CaptureFixture
     assert caught.value.code == 2
 
 
-def test_interrupt(place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_says_how_far_it_came(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     host = FakeHost()
     host.interrupt_after = 16
     monkeypatch.setattr(hosts, "load", lambda *_: host)
@@ -107,7 +110,56 @@ def test_interrupt(place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_options_are_read_as_json_or_text() -> None:
     pairs = ["alpha=0.5", "scap_rope=false", "fuser=recovery", "vision_layer=null", "x=a=b", "n=3"]
     expected: dict[str, Any] = {"alpha": 0.5, "scap_rope": False, "fuser": "recovery", "vision_layer": None}
-    assert parse_options(pairs) == {**expected, "x": "a=b", "n": 3}
+    assert arguments.options(pairs) == {**expected, "x": "a=b", "n": 3}
+
+
+def test_a_method_and_its_options_in_one_word() -> None:
+    assert arguments.one_word_method("random") == make("random")
+    found = arguments.one_word_method("consensusdrop:alpha=0.5,scap_rope=false,fuser=recovery")
+    assert found == make("consensusdrop", alpha=0.5, scap_rope=False, fuser="recovery")
+    with pytest.raises(OptionError, match="must be KEY=VALUE"):
+        arguments.one_word_method("random:seed")
+
+
+def test_sweep_tells_every_run(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "--bench", "fake", "--methods", "consensusdrop:alpha=1.0 random", *place[2:]]
+    assert cli.main([*command, "--tokens", "32 64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["full all", *(f"{name} {count}" for count in (64, 32) for name in ("consensusdrop:alpha=1.0", "random"))]
+    assert [line.split(":  ")[0].rpartition(": ")[0] for line in lines[:-1]] == [
+        f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)
+    ]
+    assert lines[-1].startswith("5 of 5 runs are complete: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--methods", "randon"], "unknown method 'randon'"),
+        (["--methods", "random:sead=1"], "Did you mean 'seed'"),
+        (["--tokens", "64 many"], "must be whole numbers"),
+        (["--tokens", "64 0"], "tokens=0"),
+        (["--bench", "fake gqaa"], "Did you mean 'gqa'"),
+    ],
+)
+def test_a_wrong_sweep_stops_before_anything_is_loaded(
+    place: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    why: str,
+) -> None:
+    monkeypatch.setattr(hosts, "load", lambda *_: pytest.fail("weights were loaded"))
+    assert cli.main(["sweep", "--bench", "fake", *place[2:], *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", [[], ["--tokens", "64"], ["--tokens", "576"]])
+def test_the_full_model_has_no_budget(place: list[str], tmp_path: Path, tokens: list[str]) -> None:
+    assert cli.main([*place, "--method", "full", *tokens]) == 0
+    (run,) = (tmp_path / "out").iterdir()
+    config = json.loads((run / "config.json").read_text())
+    assert run.name.startswith("fake-full-all-") and (config["tokens"], config["merged"]) == (None, None)
 
 
 def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +194,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 3 for line in lines if line.startswith("  "))
 
 
-def test_ask(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
+    place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
     model = ["--model", str(tmp_path / "model"), "--repeats", "2"]
     kept = tmp_path / "kept.png"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pandas
 import pytest
-from fakes import FakeHost, make_model
+from fakes import FakeHost, config, make_model
 from golden_cases import sample
 from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2, write_lines
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS, get
-from llava_consensus.runs.configuration import RunConfig
-from llava_consensus.runs.loop import Pace, run
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import run
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(
     images = data / "eval/vqav2/test2015"
     images.mkdir()
     Image.new("RGB", (4, 4)).save(images / "COCO_test2015_1.jpg")
-    model = str(make_model(tmp_path / "model"))
+    model = make_model(tmp_path / "model")
 
     def of(**choices: str) -> Any:
-        config = RunConfig("vqav2", data=str(data), model=model, device="cpu", choices=choices)
-        return run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: FakeHost())
+        asked = config(data, model, benchmark=get("vqav2", choices))
+        return run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
 
     first, older, back, whole = of(), of(rules="2017"), of(), of(split="test")
     assert first.path == older.path == back.path != whole.path and (older.asked, whole.asked) == (0, 4)

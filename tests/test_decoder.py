@@ -15,12 +15,13 @@ from test_llava_host import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava.attachment import SEAM
+from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
-DECODER = [name for name, method in METHODS.items() if method.seam == "decoder"]
+DECODER = [name for name, method in METHODS.items() if method.place is Place.DECODER]
 VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DECODER]
 VARIANTS += [("fastv", {"positions": "renumber", "layer": 3}), ("dart", {"exact": False})]
 VARIANTS += [("sparsevlm", {"version": "2.0"}), ("pyramiddrop", {"count": "eq"})]
@@ -52,9 +53,9 @@ class Recorded:
 def record(monkeypatch: pytest.MonkeyPatch, name: str) -> Recorded:
     found, select = Recorded(), METHODS[name].select
 
-    def recording(self: Any, view: Any, stages: Any) -> Any:
-        cut = select(self, view, stages)
-        found.cuts.append((view.stage.layer, cut))
+    def recording(self: Any, view: Any, watch: Any) -> Any:
+        cut = select(self, view, watch)
+        found.cuts.append((view.cut.layer, cut))
         return cut
 
     monkeypatch.setattr(METHODS[name], "select", recording)
@@ -225,7 +226,7 @@ def test_full_budget_detach_and_exceptions_leave_the_model_bit_identical(
         with pytest.raises(RuntimeError, match="boom"), attach(model, name, tokens=TOKENS):
             model(prompt.ids, images=prompt.images)
         handle.remove()
-        assert hooks(model) == before and set(vars(model)) == keys and SEAM not in vars(model)
+        assert hooks(model) == before and set(vars(model)) == keys and PREPARE not in vars(model)
         assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
 
 

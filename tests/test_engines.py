@@ -9,18 +9,22 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, Loader, config, make_data, make_model
+from fakes import FAKE, FakeHost, Loader, config, make_place
 
-from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.runs import loop as harness
-from llava_consensus.runs import sweep
-from llava_consensus.runs.loop import Pace, RunResult
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs import loop
+from llava_consensus.runs.configuration import prepare
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import RunResult
 from llava_consensus.runs.store import open_run
+from llava_consensus.runs.sweep import cells, sweep
 from llava_consensus.runs.workers import ENGINES, Result, Shard, check_engine
 from llava_consensus.runs.workers.base import Died, WorkerError
 from llava_consensus.runs.workers.schedule import schedule
@@ -29,22 +33,16 @@ FORK = multiprocessing.get_context("fork")
 FILES = ("config.json", "answers.jsonl", "errors.jsonl")
 
 
-@pytest.fixture(autouse=True)
-def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    make_model(tmp_path / "data" / "model")
-    made = make_data(tmp_path / "data", pictures=8, each=5)
+    made = make_place(tmp_path / "data", pictures=8)
     (made / "eval" / "fake" / "images" / "5.png").write_bytes(b"no picture")
     return made
 
 
 def go(data: Path, out: Path, workers: int = 1, loader: Loader | None = None, engine: str = "local") -> RunResult:
-    pace = Pace(batch=2, workers=workers, engine=engine, progress=False)
-    return harness.run(config(data, data / "model"), out, pace, loader or Loader())
+    execution = Execution(batch=2, workers=workers, engine=engine, progress=False)
+    return loop.run(config(data, data / "model"), out, execution, loader or Loader())
 
 
 def content(result: RunResult) -> list[bytes]:
@@ -96,7 +94,7 @@ def test_engines_are_checked_by_name() -> None:
     with pytest.raises(OptionError, match="Did you mean 'local'"):
         check_engine("locall")
     with pytest.raises(OptionError, match="workers=0 must be at least 1"):
-        Pace(workers=0).check()
+        Execution(workers=0).check()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -137,7 +135,7 @@ def test_killed_half_way_another_number_of_workers_goes_on(data: Path, tmp_path:
 def test_a_single_process_goes_on_with_what_workers_left(data: Path, tmp_path: Path) -> None:
     alone = go(data, tmp_path / "alone")
     lines = [json.loads(line) for line in (alone.path / "answers.jsonl").read_bytes().splitlines()]
-    plan = harness.prepare(config(data, data / "model"))
+    plan = prepare(config(data, data / "model"))
     with open_run(tmp_path / "out", plan.description, range(40)) as folder:
         folder.add_shard("00000008-00000011", lines[8:12], [])
     again = go(data, tmp_path / "out")
@@ -145,7 +143,7 @@ def test_a_single_process_goes_on_with_what_workers_left(data: Path, tmp_path: P
 
 
 def test_damage_in_a_shard_stops_with_file_and_line(data: Path, tmp_path: Path) -> None:
-    plan = harness.prepare(config(data, data / "model"))
+    plan = prepare(config(data, data / "model"))
     with open_run(tmp_path / "out", plan.description, range(40)) as folder:
         (folder.path / "shards").mkdir()
         (folder.path / "shards" / "00000000-00000001.jsonl").write_text('{"question_id": 1, "te')
@@ -160,32 +158,44 @@ def test_sweep_checks_first_loads_once_and_goes_on_past_a_failure(data: Path, tm
         loads.append(key[0])
         return FakeHost()
 
-    shared = config(data, data / "model")
-    grid = sweep.cells(shared, ["fake"], ["consensusdrop:alpha=1.0,fuser=convex", "random"], [32, 64, 64])
-    assert [(c.config.method, c.config.tokens) for c in grid] == [
-        ("full", 576),
+    methods = [make("full"), make("consensusdrop", alpha=1.0, fuser="convex"), make("random")]
+    full = config(data, data / "model", method="full")
+    grid = cells([full], methods, [Budget(32), Budget(64), Budget(64)])
+    assert [(cell.plan.description["method"], cell.plan.description["tokens"]) for cell in grid] == [
+        ("full", None),
         *((name, count) for count in (64, 32) for name in ("consensusdrop", "random")),
     ]
-    assert grid[1].config.options == {"alpha": 1.0, "fuser": "convex"}
-    done = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
+    assert grid[1].plan.description == prepare(replace(full, method=methods[1], budget=Budget(64))).description
+    still = Execution(progress=False)
+    done = list(sweep(grid, tmp_path / "out", still, load))
     assert loads == [str(data / "model")] and len(done) == 5 and all(cell.result for cell in done)
-    assert done[1].name == "fake consensusdrop:alpha=1.0,fuser=convex 64"
-    again = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
+    assert (done[0].name, done[1].name) == ("fake full all", "fake consensusdrop:alpha=1.0 64")
+    again = list(sweep(grid, tmp_path / "out", still, load))
     assert len(loads) == 1 and [cell.result.asked for cell in again if cell.result] == [0] * 5
     damaged = done[1].result
     assert damaged
     (damaged.path / "answers.jsonl").write_text("{}\n{}\n")
-    third = list(sweep.sweep(grid, tmp_path / "out", Pace(progress=False), load))
+    third = list(sweep(grid, tmp_path / "out", still, load))
     assert [bool(cell.error) for cell in third] == [False, True, False, False, False]
-    with pytest.raises(OptionError, match="unknown method 'randon'"):
-        list(sweep.sweep(sweep.cells(shared, ["fake"], ["randon"], [64]), tmp_path, Pace(), load))
 
 
-def test_options_of_a_method_in_one_word() -> None:
-    assert sweep.parse_method("random") == ("random", {})
-    assert sweep.parse_method("consensusdrop:alpha=0.5,scap_rope=false,fuser=recovery") == (
-        "consensusdrop",
-        {"alpha": 0.5, "scap_rope": False, "fuser": "recovery"},
-    )
-    with pytest.raises(OptionError, match="must be KEY=VALUE"):
-        sweep.parse_method("random:seed")
+def test_a_sweep_reads_the_questions_of_a_benchmark_once(data: Path) -> None:
+    reads: list[Path] = []
+    read = FAKE.load
+    counted = replace(FAKE, load=lambda place: reads.append(place) or read(place))
+    full = config(data, data / "model", method="full", benchmark=counted)
+    grid = cells([full], [make("consensusdrop"), make("random")], [Budget(64), Budget(32)])
+    assert len(grid) == 5 and reads == [data]
+
+
+def test_a_sweep_matches_every_method_but_the_full_model(data: Path) -> None:
+    full = config(data, data / "model", method="full", match="flops")
+    found = [cell.plan for cell in cells([full], [make("random")], [Budget(64)])]
+    assert [plan.match for plan in found] == ["kept", "flops"]
+    assert ["match" in plan.description for plan in found] == [False, True]
+
+
+def test_a_wrong_cell_stops_a_sweep_before_anything_is_loaded(data: Path) -> None:
+    full = config(data, data / "model", method="full")
+    with pytest.raises(DataError, match="missing file"):
+        cells([full, replace(full, data=data / "nowhere")], [make("random")], [Budget(64)])

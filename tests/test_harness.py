@@ -9,37 +9,34 @@ import multiprocessing
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FAKE, FakeHost, config, make_data, make_model
+from fakes import FakeHost, config, make_model, make_place
 
-from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
-from llava_consensus.runs import loop as harness
-from llava_consensus.runs.asking import Pictures
+from llava_consensus.methods import make
+from llava_consensus.runs import loop
 from llava_consensus.runs.configuration import prepare
-from llava_consensus.runs.loop import Interrupted, Pace, RunResult
-from llava_consensus.runs.store import open_run, read_answers
+from llava_consensus.runs.encodings import EncodingCache
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import Interrupted, RunResult
+from llava_consensus.runs.pictures import open_image
+from llava_consensus.runs.store import open_run, read_answers, run_name
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
 
 
-@pytest.fixture(autouse=True)
-def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BENCHMARKS, "fake", FAKE)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    make_model(tmp_path / "data" / "model")
-    return make_data(tmp_path / "data")
+    return make_place(tmp_path / "data")
 
 
 def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
     loader = lambda *_: host or FakeHost()  # noqa: E731
-    return harness.run(config(data, data / "model", **changes), out, Pace(batch, progress=False), loader)
+    return loop.run(config(data, data / "model", **changes), out, Execution(batch, progress=False), loader)
 
 
 def no_load(*_: str) -> Any:
@@ -56,7 +53,7 @@ def texts(result: RunResult) -> list[tuple[int, str, str]]:
     return [(one["metadata"]["index"], one["prompt"], one["text"]) for one in lines]
 
 
-def test_a_whole_run(data: Path, tmp_path: Path) -> None:
+def test_a_run_encodes_each_picture_once_and_answers_in_the_order_of_the_file(data: Path, tmp_path: Path) -> None:
     host = FakeHost()
     result = go(data, tmp_path / "out", host)
     assert host.encoded == [0, 1, 2, 3], "the tower runs once per picture"
@@ -76,7 +73,7 @@ def test_the_account_of_a_run_measured_beside_analytic(data: Path, tmp_path: Pat
         assert found["entering"] == found["kept"] == found["average"] == count == found["measured"]["kept"]
         assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
         assert found["flops"]["total"] > found["flops"]["llm"] > 0 and found["match"] == "kept"
-        assert found["tokens"] == 64
+        assert found["tokens"] == count
 
 
 def test_a_budget_meant_by_its_flops_is_another_run(
@@ -93,16 +90,16 @@ def test_a_budget_meant_by_its_flops_is_another_run(
     assert "match" not in json.loads((plain.path / "config.json").read_text()), "the default leaves old runs valid"
 
 
-def test_complete_run_loads_nothing(data: Path, tmp_path: Path) -> None:
+def test_a_complete_run_is_read_without_loading_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
-    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert again.metrics == first.metrics and again.asked == 0
 
 
 def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
     (first.path / "metrics.json").unlink()
-    again = harness.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert steady(again.metrics) == steady(first.metrics)
 
 
@@ -125,7 +122,7 @@ def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest
     assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
 
 
-def test_cut_answers_at_every_byte_of_the_last_line(data: Path, tmp_path: Path) -> None:
+def test_answers_cut_anywhere_in_the_last_line_are_asked_again(data: Path, tmp_path: Path) -> None:
     whole = go(data, tmp_path)
     path = whole.path / "answers.jsonl"
     content = path.read_bytes()
@@ -143,7 +140,7 @@ def written(out: Path) -> int:
     return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
 
 
-def test_sigkill_at_random_moments(data: Path, tmp_path: Path) -> None:
+def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, tmp_path: Path) -> None:
     """Killed again and again, between and in the middle of batches: nothing lost, nothing twice, the same metrics."""
     undisturbed = go(data, tmp_path / "undisturbed")
     out, moments, kills = tmp_path / "killed", random.Random(0), 0
@@ -165,7 +162,7 @@ def test_sigkill_at_random_moments(data: Path, tmp_path: Path) -> None:
     assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
 
 
-def test_second_process_is_told(data: Path, tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_run_is_refused(data: Path, tmp_path: Path) -> None:
     plan = prepare(config(data, data / "model"))
     with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
         go(data, tmp_path)
@@ -187,20 +184,20 @@ def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path
     assert go(data, tmp_path).asked == 10, "without errors.jsonl they are asked again"
 
 
-def test_no_readable_picture_at_all(data: Path, tmp_path: Path) -> None:
+def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_path: Path) -> None:
     for path in (data / "eval" / "fake" / "images").iterdir():
         path.write_bytes(b"")
     with pytest.raises(DataError, match="not one picture can be read"):
         go(data, tmp_path)
 
 
-def test_questions_without_picture(data: Path, tmp_path: Path) -> None:
+def test_a_question_without_picture_is_answered(data: Path, tmp_path: Path) -> None:
     path = data / "eval" / "fake" / "questions.jsonl"
     path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
     assert go(data, tmp_path).metrics["answered"] == 21
 
 
-def test_limit(data: Path, tmp_path: Path) -> None:
+def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_path: Path) -> None:
     whole, part = go(data, tmp_path), go(data, tmp_path, limit=7)
     assert part.metrics["questions"] == 7 and whole.path != part.path
 
@@ -242,6 +239,33 @@ def test_spelling_of_options_is_the_same_run(data: Path, tmp_path: Path) -> None
     assert prepare(config(data, data / "model", options={"alpha": 1})).description["changed"] == {"alpha": 1.0}
 
 
+def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
+    plain = prepare(config(data, data / "model", method="full")).description
+    assert (plain["tokens"], plain["merged"]) == (None, None)
+    for change in ({"tokens": 32}, {"merged": 3}, {"match": "flops"}):
+        assert prepare(config(data, data / "model", method="full", **change)).description == plain
+
+
+def test_a_method_that_reduces_needs_a_budget(data: Path) -> None:
+    with pytest.raises(OptionError, match="'random' needs a budget, for example tokens=64"):
+        prepare(replace(config(data, data / "model", method="random"), budget=None))
+
+
+def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path) -> None:
+    first = prepare(config(data, data / "model", method="random", match="flops"))
+    for change in ({"method": "full"}, {"method": "consensusdrop", "tokens": 32, "match": "entering"}):
+        wanted = config(data, data / "model", **change)
+        found = first.reduced_by(wanted.method, wanted.budget, wanted.match)
+        assert found == prepare(wanted) and run_name(found.description) == run_name(prepare(wanted).description)
+
+
+def test_a_method_of_no_registry_goes_by_its_class(data: Path) -> None:
+    class Own(type(make("random"))):  # type: ignore[misc]
+        pass
+
+    assert prepare(replace(config(data, data / "model"), method=Own())).description["method"] == "Own"
+
+
 def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert go(data, tmp_path, tokens=600).metrics["tokens"]["after"] == 576
@@ -251,7 +275,6 @@ def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.Log
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
-        ({"benchmark": "fak"}, OptionError, "Did you mean 'fake'"),
         ({"method": "consensus_drop"}, OptionError, "Did you mean 'consensusdrop'"),
         ({"options": {"alpa": 1}}, OptionError, "alpha"),
         ({"options": {"alpha": 2}}, OptionError, "alpha=2"),
@@ -274,11 +297,13 @@ def test_bad_input_stops_before_weights(
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(error, match=why):
-        harness.run(config(data, data / "model", **change), out, host_loader=no_load)
+        loop.run(config(data, data / "model", **change), out, host_loader=no_load)
     assert not out.exists()
 
 
-def test_models(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_no_checkpoint_is_told_from_a_hub_name(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "checkpoints" / "one")
     (tmp_path / "checkpoints" / "empty").mkdir()
@@ -289,7 +314,7 @@ def test_models(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert prepare(config(data, Path("liuhaotian/llava-v1.5-7b"))).description["model"] == "liuhaotian/llava-v1.5-7b"
 
 
-def test_missing_pictures_folder_and_empty_questions(data: Path) -> None:
+def test_a_missing_folder_of_pictures_and_an_empty_question_file_stop_the_run(data: Path) -> None:
     folder = data / "eval" / "fake"
     (folder / "images").rename(folder / "elsewhere")
     with pytest.raises(DataError, match=r"missing folder: .*images"):
@@ -299,9 +324,9 @@ def test_missing_pictures_folder_and_empty_questions(data: Path) -> None:
         prepare(config(data, data / "model"))
 
 
-def test_pictures_forgets_what_is_no_longer_needed(data: Path) -> None:
+def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:
     paths = [(data / "eval" / "fake" / "images" / f"{n}.png",) for n in (0, 1, 0, 2, 3, 1)]
     host = FakeHost()
-    pictures = Pictures(host, paths, capacity=2)
-    assert [pictures.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
-    assert host.encoded == [0, 1, 2, 3] and not pictures._held
+    cache = EncodingCache(host, paths, lambda path: [open_image(path)], capacity=2)
+    assert [cache.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
+    assert host.encoded == [0, 1, 2, 3] and not cache._held

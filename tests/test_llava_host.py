@@ -14,13 +14,15 @@ from conftest import IMAGE, PATCHES, tiny_llava
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava import attachment as llava_seam
-from llava_consensus.hosts.llava import encode as llava_taps
-from llava_consensus.hosts.llava.attachment import SEAM
-from llava_consensus.hosts.tower import taps as capture
+from llava_consensus.hosts.attachment import NO_TEXT
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.hosts.sequence.gather import probe_text
+from llava_consensus.hosts.sequence.layout import Layout, Picture, RowKinds
+from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.scap import text_attention
-from llava_consensus.reduction.tokens import TextProbe, VisionAttention
+from llava_consensus.reduction.tokens import VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])
 ANYRES = {
@@ -72,7 +74,7 @@ def test_full_budget_and_detach_are_bit_identical(tower_folder: Path, prompt: Si
     with attach(model, tokens=5) as attached:
         assert model(prompt.ids, images=prompt.images).logits.shape[1] == dense.shape[1] - PATCHES + 5
         assert attached.outcomes[0][:4] == (0, PATCHES, 5, 0)
-    assert SEAM not in vars(model)
+    assert PREPARE not in vars(model)
     assert torch.equal(model(prompt.ids, images=prompt.images).logits, dense)
 
 
@@ -390,11 +392,11 @@ def test_a_prompt_that_ends_in_its_picture_is_reduced_by_sight_and_says_so_once(
     with attach(llava_model, tokens=6, merged=0, alpha=0.0) as attached:
         with pytest.warns(UserWarning, match="vision saliency alone"):
             blind = llava_model(ids, images=tiles(1)).logits
-        assert attached.notes == (llava_seam.NO_TEXT,)
+        assert attached.notes == (NO_TEXT,)
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)
             llava_model(ids, images=tiles(1))
-        assert attached.notes == (llava_seam.NO_TEXT,)
+        assert attached.notes == (NO_TEXT,)
     assert torch.equal(sight, blind)
 
 
@@ -415,19 +417,19 @@ def test_hooked_saliency_equals_eager_attention_and_changes_no_output(llava_mode
 
     images = tiles(2)
     plain = llava_model.encode_images(images)
-    from llava_consensus.methods import make
-
-    taps = llava_taps.take_taps(llava_model, images, make("consensusdrop"))
-    assert torch.equal(taps.projected, plain)
+    with attach(llava_model, tokens=6) as attached:
+        (first, second), tower = attached.encode(images, [1, 1]), attached.model.tower
+    assert torch.equal(torch.cat((first.projected, second.projected)), plain)
+    query, key, features = (torch.cat((first.parts[n], second.parts[n])) for n in ("query", "key", "features"))
     eager = (
         CLIPVisionModel.from_pretrained(tower_folder, attn_implementation="eager")
         if MAJOR >= 5
         else CLIPVisionModel.from_pretrained(tower_folder)
     )
     out = eager(images, output_attentions=True, output_hidden_states=True)
-    attention = VisionAttention(taps.query, taps.key, taps.scale, taps.classes)
+    attention = VisionAttention(query, key, tower.scale(tower.feature_block), tower.classes)
     assert torch.allclose(class_saliency(attention), out.attentions[-2][:, :, 0, 1:].mean(1), atol=1e-5)
-    assert torch.allclose(taps.features, out.hidden_states[-2][:, 1:], atol=1e-5)
+    assert torch.allclose(features, out.hidden_states[-2][:, 1:], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2"])
@@ -454,9 +456,10 @@ def test_scap_equals_the_eager_first_layer(family: str) -> None:
     eager = decoder(
         inputs_embeds=embeds, attention_mask=mask, position_ids=positions, output_attentions=True, use_cache=False
     )
-    rows = torch.arange(22, 30).expand(2, -1)
-    fields = capture.probe_first_layer(decoder, embeds, positions, rows, torch.tensor([0, 1]))
-    probe = TextProbe(rows=rows, row_mask=torch.ones(2, 8, dtype=torch.bool), key_mask=mask.bool(), **fields)
+    none = torch.full((2, 30), -1)
+    pictures = [Picture(row, row, 10, 0, 21, torch.arange(22, 30)) for row in range(2)]
+    layout = Layout(RowKinds(mask.bool(), none, none, none), mask.bool(), pictures, [])
+    probe = probe_text(Sequence(embeds, mask.bool(), positions), layout, LlamaDecoder(decoder))
     assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
 
 

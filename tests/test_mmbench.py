@@ -7,14 +7,14 @@ from typing import Any
 
 import pandas
 import pytest
-from fakes import FakeHost, make_model
+from fakes import FakeHost, config, make_model
 from golden_cases import golden, sample
 from tiny_data import make_mmbench
 
 from llava_consensus.benchmarks import get
 from llava_consensus.errors import DataError, ImageError
-from llava_consensus.runs.configuration import RunConfig
-from llava_consensus.runs.loop import Pace, run
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import run
 
 RIGHT = {5: "A", 1000005: "C", 2000005: "B", 6: "A", 1000006: "B"}
 
@@ -59,8 +59,8 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     questions = get("mmbench").load(data)
     assert [one.images for one in questions] == [("5",)] * 3 + [("6",)] * 2
     host = FakeHost()
-    config = RunConfig("mmbench", data=str(data), model=str(make_model(tmp_path / "model")), device="cpu")
-    result = run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: host)
+    asked = config(data, make_model(tmp_path / "model"), benchmark=get("mmbench"))
+    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: host)
     assert sorted(host.encoded) == [0, 255] and result.metrics["answered"] == 5
     assert "choices" not in json.loads((result.path / "config.json").read_text())
     recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
@@ -78,8 +78,8 @@ def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_pat
         cells[9] = "x" * 101
         lines[number] = "\t".join(cells)
     table(data).write_text("\n".join(lines))
-    config = RunConfig("mmbench", data=str(data), model=str(make_model(tmp_path / "model")), device="cpu")
-    result = run(config, tmp_path / "out", Pace(progress=False), host_loader=lambda *_: FakeHost())
+    asked = config(data, make_model(tmp_path / "model"), benchmark=get("mmbench"))
+    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
     assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
 
 

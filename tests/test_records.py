@@ -45,7 +45,7 @@ def reopen(out: Path) -> Run:
     return run
 
 
-def test_goes_on_with_what_it_holds(tmp_path: Path) -> None:
+def test_a_reopened_run_goes_on_with_what_it_holds(tmp_path: Path) -> None:
     path = begun(tmp_path)
     run = reopen(tmp_path)
     assert run.path == path and not run.repairs
@@ -137,7 +137,7 @@ def test_answers_without_config_stop(tmp_path: Path) -> None:
         open_run(tmp_path, CONFIG, INDEXES)
 
 
-def test_killed_between_folder_and_config(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_configuration_was_written_starts_anew(tmp_path: Path) -> None:
     path = tmp_path / run_name(CONFIG)
     path.mkdir()
     (path / "lock").touch()
@@ -177,7 +177,7 @@ def test_metrics_are_dropped_when_answers_go_missing(tmp_path: Path) -> None:
         assert run.metrics() is None and run.done == set(range(5))
 
 
-def test_unwritable_place_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="--out"):
         open_run(tmp_path / "file", CONFIG, INDEXES)
@@ -211,3 +211,7 @@ def test_names_are_equal_exactly_for_equal_configurations(one: dict[str, Any], o
     assert (run_name(first) == run_name(second)) == same
     assert run_name(dict(reversed(first.items()))) == run_name(first)
     assert run_name(first).startswith("gqa-random-64-")
+
+
+def test_a_run_of_all_tokens_is_named_so() -> None:
+    assert run_name({**CONFIG, "method": "full", "tokens": None}).startswith("gqa-full-all-")

@@ -1,19 +1,20 @@
 """Frames of videos: which ones, and what is said about files that are none. Files are written here."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import FAKE, FakeHost, config, make_data, make_model
+from fakes import FAKE, FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.errors import ImageError, MissingDependency
-from llava_consensus.runs import configuration as plan
-from llava_consensus.runs import loop as harness
+from llava_consensus.runs import loop
+from llava_consensus.runs.configuration import RunConfig, prepare
+from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.videos import read_frames, sample_places
 
 av = pytest.importorskip("av")
@@ -157,22 +158,25 @@ def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.Monke
         read_frames(path, 8)
 
 
-@pytest.fixture
-def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake benchmark with four videos instead of pictures."""
-    from dataclasses import replace
+VIDEOS = replace(FAKE, frames=8)
 
-    monkeypatch.setitem(BENCHMARKS, "fake", replace(FAKE, frames=8))
-    make_model(tmp_path / "data" / "model")
-    data = make_data(tmp_path / "data")
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Four videos where the fake benchmark has its pictures."""
+    data = make_place(tmp_path / "data")
     for path in (data / "eval" / "fake" / "images").iterdir():
         number = int(path.stem)
         path.write_bytes(write_mp4(tmp_path / f"{number}.mp4", 9 + number).read_bytes())
     return data
 
 
-def run(data: Path, out: Path, host: FakeHost) -> harness.RunResult:
-    return harness.run(config(data, data / "model"), out, harness.Pace(3, progress=False), lambda *_: host)
+def of_videos(data: Path) -> RunConfig:
+    return config(data, data / "model", benchmark=VIDEOS)
+
+
+def run(data: Path, out: Path, host: FakeHost) -> loop.RunResult:
+    return loop.run(of_videos(data), out, Execution(3, progress=False), lambda *_: host)
 
 
 def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path, tmp_path: Path) -> None:
@@ -180,11 +184,11 @@ def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path,
     result = run(videos, tmp_path / "out", host)
     assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
     assert result.metrics["tokens"]["before"] == 8 * 576
-    assert "av" in plan.prepare(config(videos, videos / "model")).description["versions"]
+    assert "av" in prepare(of_videos(videos)).description["versions"]
 
 
 def test_the_account_counts_frames_as_pictures(videos: Path) -> None:
-    prepared = plan.prepare(config(videos, videos / "model"))
+    prepared = prepare(of_videos(videos))
     assert {prepared.shown(question) for question in prepared.questions} == {8}
 
 

@@ -42,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llava-consensus", description="Fewer visual tokens for LLaVA, measured.")
+    parser = argparse.ArgumentParser(
+        prog="llava-consensus", description="Fewer visual tokens for vision-language models, measured."
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, lines: Lines, line: str) -> argparse.ArgumentParser:

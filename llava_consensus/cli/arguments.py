@@ -1,64 +1,159 @@
-"""Arguments that several commands share, with their defaults."""
+"""Arguments that several commands share, and the one place where their texts become objects: method, budget, benchmark,
+run. Nothing below the command line parses.
+
+`add_...` adds arguments to a command's parser; the others make objects of what was given.
+"""
 
 import argparse
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import OptionError
+from llava_consensus.runs import DATA, MODEL, OUT
+from llava_consensus.runs.execution import Execution
+
+if TYPE_CHECKING:
+    from llava_consensus.benchmarks import Benchmark
+    from llava_consensus.reduction.budget import Budget
+    from llava_consensus.reduction.method import Method
+    from llava_consensus.runs.configuration import RunConfig
 
 Lines = Callable[[argparse.Namespace], Iterator[str]]
 Command = Callable[[str, Lines, str], argparse.ArgumentParser]  # name, what it does, its line -> its parser
 
-MODEL, DATA, OUT = "checkpoints/llava-mini", "playground/mini", "results"
 
-
-def data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: argparse.ArgumentParser) -> None:
     """Where benchmarks are read."""
-    parser.add_argument(
-        "--data", default=DATA, metavar="DIR", help="folder with eval/... in LLaVA's layout (%(default)s)"
-    )
+    line = "folder with eval/... in LLaVA's layout (%(default)s)"
+    parser.add_argument("--data", default=DATA, type=Path, metavar="DIR", help=line)
 
 
-def load(parser: argparse.ArgumentParser) -> None:
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Where runs are stored."""
+    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
     """What is loaded."""
     parser.add_argument("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)")
 
 
-def method(parser: argparse.ArgumentParser) -> None:
+def add_method(parser: argparse.ArgumentParser) -> None:
     """How tokens are reduced, and how the model is asked."""
-    load(parser)
+    add_model(parser)
     parser.add_argument("--method", default="consensusdrop", help="see `llava-consensus list` (%(default)s)")
-    parser.add_argument("--tokens", default=64, type=int, help="visual tokens per image for the LLM (%(default)s)")
+    parser.add_argument(
+        "--tokens", default=64, type=int, help="visual tokens per image for the LLM (%(default)s); not for full"
+    )
     parser.add_argument("--merged", type=int, help="how many of them are merged ones (the paper's split)")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
-    parser.add_argument("--conversation", help="LLaVA's conversation template (the benchmark's own, vicuna_v1)")
+    parser.add_argument("--conversation", help="template of the prompts (the benchmark's own, or the model's)")
     parser.add_argument("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, 128)")
 
 
-def run(parser: argparse.ArgumentParser) -> None:
-    """What is asked, where it is stored, and how fast."""
-    data(parser)
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """What is asked, where it is stored, and how it is carried out."""
+    add_data(parser)
     parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
-    parser.add_argument("--out", default=OUT, type=Path, help="folder of results (%(default)s)")
+    add_out(parser)
     parser.add_argument("--limit", type=int, help="only the first questions")
-    parser.add_argument("--batch", default=16, type=int, help="questions answered together (%(default)s)")
-    parser.add_argument("--workers", default=1, type=int, help="processes, each with its own model (%(default)s)")
-    parser.add_argument("--engine", default="local", help="where several workers are: local, ray (%(default)s)")
+    parser.add_argument("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)")
+    parser.add_argument(
+        "--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"
+    )
+    parser.add_argument(
+        "--engine", default=Execution.engine, help="where several workers are: local, ray (%(default)s)"
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
 
 
-def choice(parser: argparse.ArgumentParser) -> None:
+def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
     """An option of the benchmark."""
-    help_line = "option of the benchmark, for example split=test; a wrong one lists what there is"
-    parser.add_argument("--benchmark-option", action="append", default=[], metavar="KEY=VALUE", help=help_line)
+    line = "option of the benchmark, for example split=test; a wrong one lists what there is"
+    parser.add_argument("--benchmark-option", action="append", default=[], metavar="KEY=VALUE", help=line)
 
 
-def choices(pairs: list[str]) -> dict[str, str]:
-    """`key=value` texts as options of a benchmark."""
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    for name, value in found.items():
-        if not name or not value:
-            raise OptionError(f"--benchmark-option {name}={value}: must be KEY=VALUE, for example split=test")
+def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
+    """The benchmark called `name` with the options that were given."""
+    from llava_consensus import benchmarks
+
+    options = dict(pair.partition("=")[::2] for pair in given.benchmark_option)
+    for key, value in options.items():
+        if not key or not value:
+            raise OptionError(f"--benchmark-option {key}={value}: must be KEY=VALUE, for example split=test")
+    return benchmarks.get(name, options)
+
+
+def method(given: argparse.Namespace) -> "Method":
+    """The method with the options that were given."""
+    from llava_consensus.methods import make
+
+    return make(given.method, **options(given.option))
+
+
+def one_word_method(text: str) -> "Method":
+    """The method of one word: `NAME` or `NAME:key=value,key=value`.
+
+    Raises:
+        OptionError: for a text that is neither, or a method that is not there.
+    """
+    from llava_consensus.methods import make
+
+    name, _, rest = text.partition(":")
+    return make(name, **options(filter(None, rest.split(","))))
+
+
+def budget(given: argparse.Namespace) -> "Budget":
+    """The visual tokens of one picture, and how many of them are merged ones."""
+    from llava_consensus.reduction.budget import Budget
+
+    return Budget(given.tokens, given.merged)
+
+
+def budgets(text: str) -> "list[Budget]":
+    """The budgets of a text such as `192 64`."""
+    from llava_consensus.reduction.budget import Budget
+
+    try:
+        return [Budget(int(word)) for word in text.split()]
+    except OptionError:
+        raise
+    except ValueError:
+        raise OptionError(f"--tokens {text!r}: must be whole numbers, such as '192 64'") from None
+
+
+def config(
+    given: argparse.Namespace, benchmark: "Benchmark", method: "Method", budget: "Budget | None" = None
+) -> "RunConfig":
+    """What is measured: a benchmark with a method, in the setting that was given."""
+    from llava_consensus.runs.configuration import RunConfig
+
+    names = ("match", "model", "data", "limit", "device", "dtype")
+    return RunConfig(benchmark, method, budget, **{name: getattr(given, name) for name in names})
+
+
+def execution(given: argparse.Namespace) -> Execution:
+    """How a run is carried out."""
+    return Execution(given.batch, given.workers, given.engine, not given.no_progress)
+
+
+def options(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text.
+
+    Raises:
+        OptionError: for a text without a key or `=`.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
     return found

@@ -1,14 +1,26 @@
-"""The command `ask`: one question about one picture."""
+"""The command `ask`: one question about one picture.
+
+`llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
+language model saw and how long the first token took, and draws what was kept. Times are medians of interleaved repeats
+after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy moment alone.
+"""
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
 
-SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's own suffix
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from llava_consensus.hosts import Answer, Host
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def add(command: Command) -> None:
@@ -16,7 +28,7 @@ def add(command: Command) -> None:
     parser = command("ask", ask, "ask one question about one picture")
     parser.add_argument("picture", metavar="PICTURE")
     parser.add_argument("question", metavar="QUESTION")
-    arguments.method(parser)
+    arguments.add_method(parser)
     parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
     parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
     parser.add_argument("--overlay", type=Path, metavar="FILE", help="write a picture of what was kept")
@@ -25,32 +37,50 @@ def add(command: Command) -> None:
 def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
     from llava_consensus import hosts
-    from llava_consensus.cli import answer as asked
-    from llava_consensus.hosts.checkpoints import check_checkpoint
-    from llava_consensus.hosts.llava.checks import check_conversation
+    from llava_consensus.benchmarks.base import SHORT
     from llava_consensus.methods import make
-    from llava_consensus.reduction.budget import Budget
     from llava_consensus.runs.pictures import open_image
-    from llava_consensus.runs.sweep import parse_options
+    from llava_consensus.runs.timing import first_token
 
-    method, budget = make(given.method, **parse_options(given.option)), Budget(given.tokens, given.merged)
+    method, budget = arguments.method(given), arguments.budget(given)
     _check(given)
-    check_checkpoint(given.model)
-    if given.conversation:
-        check_conversation(given.conversation)
+    hosts.check(given.model, given.conversation, given.dtype)
     image = open_image(given.picture, upright=True)
-    text = given.question + (SHORT if given.short else "")
-    prompt = hosts.Prompt(text, given.conversation or "vicuna_v1", given.max_new_tokens or 128)
+    prompt = hosts.Prompt(given.question + (SHORT if given.short else ""), given.conversation)
+    if given.max_new_tokens:
+        prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     host = hosts.load(given.model, given.device, given.dtype)
-    reply = asked.ask(host, image, prompt, method, budget, given.repeats)
-    structural = f" (and {reply.answer.structural} structural ones)" if reply.answer.structural else ""
-    yield reply.answer.text
-    yield f"visual tokens the language model saw: {reply.answer.after} of {reply.answer.before}{structural}"
-    yield f"time to first token: {reply.reduced_ms:.1f} ms, with all tokens {reply.full_ms:.1f} ms"
-    yield from (f"note: {note}" for note in reply.answer.notes)
+    with host.attach(method, budget):
+        (answer,) = host.answer([host.encode([image])], [prompt])
+    sides = [(method, budget), (make("full"), budget)]
+    reduced, full = first_token(host, [image], prompt, sides, given.repeats)
+    structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
+    yield answer.text
+    yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
+    yield f"time to first token: {reduced.total:.1f} ms, with all tokens {full.total:.1f} ms"
+    yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
-        asked.picture(host, image, reply.answer).save(given.overlay)
+        draw_kept(host, image, answer).save(given.overlay)
         yield f"kept, merged and dropped: {given.overlay}"
+
+
+def draw_kept(host: "Host", image: "Image", answer: "Answer") -> "Image":
+    """What was kept, merged and dropped, over the picture.
+
+    Raises:
+        OptionError: for a model that cuts the picture into tiles.
+    """
+    from llava_consensus.report.overlay import overlay
+
+    reductions = [reduction for outcome in answer.outcomes for _, reduction in outcome.reductions]
+    everything = range(host.visual_tokens)
+    if len(reductions) > 1 or answer.before != host.visual_tokens:
+        raise OptionError("overlay: this model cuts the picture into tiles, which have no picture of their own yet")
+    grid = round(host.visual_tokens**0.5)
+    if not reductions:
+        return overlay(image, everything, (), everything, grid)
+    kept, anchors, owner = (getattr(reductions[0], name)[0].tolist() for name in ("kept", "anchors", "owner"))
+    return overlay(image, kept, anchors, owner, grid)
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -60,7 +90,7 @@ def _check(given: argparse.Namespace) -> None:
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     file = given.overlay
-    if file and file.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+    if file and file.suffix.lower() not in PICTURES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")
     if file and not file.parent.is_dir():
         raise DataError(f"--overlay {file}: no folder {file.parent}")

@@ -3,14 +3,14 @@
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
-from llava_consensus.errors import OptionError
 
 if TYPE_CHECKING:
-    from llava_consensus.runs.loop import Pace, RunResult
+    from llava_consensus.runs.loop import RunResult
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 
@@ -19,54 +19,43 @@ def add(command: Command) -> None:
     """Adds both commands."""
     parser = command("eval", evaluate, "accuracy of a model and method on one benchmark")
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
-    arguments.method(parser)
-    arguments.run(parser)
-    arguments.choice(parser)
+    arguments.add_method(parser)
+    arguments.add_run(parser)
+    arguments.add_benchmark_option(parser)
     parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")
     parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="or all (%(default)s)")
     parser.add_argument("--methods", default=LINEUP, metavar="NAMES", help="NAME or NAME:key=value,..., or all")
     parser.add_argument("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets (%(default)s)")
-    arguments.load(parser)
-    arguments.run(parser)
+    arguments.add_model(parser)
+    arguments.add_run(parser)
 
 
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
     from llava_consensus.report import table
-    from llava_consensus.runs import loop as harness
-    from llava_consensus.runs.configuration import RunConfig
-    from llava_consensus.runs.sweep import parse_options
+    from llava_consensus.runs.loop import run
 
-    same = ("method", "tokens", "merged", "match", "model", "data", "limit", "device", "dtype", "conversation")
-    config = RunConfig(
-        benchmark=given.name,
-        options=parse_options(given.option),
-        max_new_tokens=given.max_new_tokens,
-        choices=arguments.choices(given.benchmark_option),
-        **{name: getattr(given, name) for name in same},
-    )
-    result = harness.run(config, given.out, _pace(given))
+    benchmark = arguments.benchmark(given.name, given)
+    config = arguments.config(given, benchmark, arguments.method(given), arguments.budget(given))
+    config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
+    result = run(config, given.out, arguments.execution(given))
     stored = json.loads((result.path / "config.json").read_bytes())
     yield from _summary(result, given.name, table.full_score(given.out, stored))
 
 
 def sweep(given: argparse.Namespace) -> Iterator[str]:
     """Every run of a grid, a line each."""
-    from llava_consensus.benchmarks import BENCHMARKS
-    from llava_consensus.methods import METHODS
+    from llava_consensus import benchmarks
+    from llava_consensus.methods import METHODS, make
     from llava_consensus.runs import sweep as grids
-    from llava_consensus.runs.configuration import RunConfig
 
-    try:
-        tokens = [int(text) for text in given.tokens.split()]
-    except ValueError:
-        raise OptionError(f"--tokens {given.tokens!r}: must be whole numbers, such as '192 64'") from None
-    names = list(BENCHMARKS) if given.bench == "all" else given.bench.split()
-    methods = list(METHODS) if given.methods == "all" else given.methods.split()
-    places = {name: getattr(given, name) for name in ("model", "data", "limit", "device", "dtype", "match")}
-    grid = grids.cells(RunConfig("", **places), names, methods, tokens)
+    names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
+    words = METHODS if given.methods == "all" else given.methods.split()
+    methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
+    full = [arguments.config(given, benchmarks.get(name), make("full")) for name in names]
+    grid = grids.cells(full, methods, budgets)
     failed = []
-    for number, cell in enumerate(grids.sweep(grid, given.out, _pace(given)), 1):
+    for number, cell in enumerate(grids.sweep(grid, given.out, arguments.execution(given)), 1):
         score = cell.result.metrics["score"] if cell.result else None
         became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
         yield f"[{number}/{len(grid)}] {cell.name}: {became}"
@@ -74,12 +63,6 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
     yield f"{len(grid) - len(failed)} of {len(grid)} runs are complete: {given.out}"
     if failed:
         raise failed[0]
-
-
-def _pace(given: argparse.Namespace) -> "Pace":
-    from llava_consensus.runs.loop import Pace
-
-    return Pace(given.batch, given.workers, given.engine, not given.no_progress)
 
 
 def _cost(account: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@
     llava-consensus export vqav2 --answers answers.jsonl --out upload.json --data DIR
     llava-consensus check-data [NAME...] --data DIR
 
-They work on anybody's LLaVA answer files. Printing is left to `cli.py`.
+They work on anybody's LLaVA answer files. Printing is left to `cli/__init__.py`.
 """
 
 import argparse
@@ -13,11 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.cli import arguments as common
-from llava_consensus.cli.arguments import Command, choices
+from llava_consensus.cli import arguments
+from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
-
-Options = Mapping[str, Any]
 
 
 def add(command: Command) -> None:
@@ -29,8 +27,8 @@ def add(command: Command) -> None:
         parser = command(name, lines, line)
         parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
         parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes")
-        common.data(parser)
-        common.choice(parser)
+        arguments.add_data(parser)
+        arguments.add_benchmark_option(parser)
         if name == "score":
             parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
         else:
@@ -38,18 +36,17 @@ def add(command: Command) -> None:
             parser.add_argument("--force", action="store_true", help="write over what is there")
     parser = command("check-data", check_data, "which files are there, which are missing and where they come from")
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help="all of them by default")
-    common.data(parser)
-    common.choice(parser)
+    arguments.add_data(parser)
+    arguments.add_benchmark_option(parser)
 
 
-def score(arguments: argparse.Namespace) -> Iterator[str]:
+def score(given: argparse.Namespace) -> Iterator[str]:
     """The report of an answer file: for people, or the whole of it as JSON."""
-    from llava_consensus import benchmarks
     from llava_consensus.runs.store import read_answers
 
-    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
-    report = benchmark.score(read_answers(arguments.answers), Path(arguments.data))
-    if arguments.json:
+    benchmark = arguments.benchmark(given.name, given)
+    report = benchmark.score(read_answers(given.answers), given.data)
+    if given.json:
         yield json.dumps(report, indent=1)
         return
     value, counts = report.get(benchmark.metric), report.get("counts", {})
@@ -88,22 +85,22 @@ def _plain(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else "-" if value in (None, {}) else str(value)
 
 
-def export(arguments: argparse.Namespace) -> Iterator[str]:
+def export(given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus import benchmarks
     from llava_consensus.benchmarks import submission
     from llava_consensus.runs.store import read_answers
 
-    benchmark = benchmarks.get(arguments.name, choices(arguments.benchmark_option))
+    benchmark = arguments.benchmark(given.name, given)
     if benchmark.export is None:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
         raise OptionError(f"{benchmark.name} has no submission, `score` is all it needs. Those that have: {able}")
-    target: Path = arguments.out
-    if not arguments.force and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
+    target: Path = given.out
+    if not given.force and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
         raise DataError(f"--out {target}: is there already. Give another name, or --force to write over it")
     if not target.parent.is_dir():
         raise DataError(f"--out {target}: no folder {target.parent}")
-    found = benchmark.export(read_answers(arguments.answers), Path(arguments.data), target)
+    found = benchmark.export(read_answers(given.answers), given.data, target)
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):
@@ -112,20 +109,20 @@ def export(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"{name}: {value}"
 
 
-def check_data(arguments: argparse.Namespace) -> Iterator[str]:
+def check_data(given: argparse.Namespace) -> Iterator[str]:
     """One block for each benchmark; DataError at the end if one that was named is not ready."""
     from llava_consensus import benchmarks
     from llava_consensus.benchmarks.check import check
 
     unready = []
-    for name in arguments.names or benchmarks.BENCHMARKS:
-        benchmark = benchmarks.get(name, choices(arguments.benchmark_option))
+    for name in given.names or benchmarks.BENCHMARKS:
+        benchmark = arguments.benchmark(name, given)
         yield f"{name}: {benchmark.licence or 'licence not noted'}"
         ready = True
-        for one in check(benchmark, Path(arguments.data)):
+        for one in check(benchmark, given.data):
             ready &= one.ready
             yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
         yield f"  {'ready' if ready else 'not ready'}"
         unready += [] if ready else [name]
-    if unready and arguments.names:
+    if unready and given.names:
         raise DataError(f"not ready: {', '.join(unready)}. What is missing and where it comes from is said above")

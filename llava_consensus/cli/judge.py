@@ -12,7 +12,7 @@ from llava_consensus.cli.arguments import Command
 def add(command: Command) -> None:
     """Adds the command."""
     parser = command("judge", judge, "grade an answer file by a judge model")
-    arguments.data(parser)
+    arguments.add_data(parser)
     parser.add_argument("name", metavar="BENCHMARK", help="mmvet, tgif, msvd, msrvtt, mmbench or mmbench_cn")
     parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="LLaVA's, or the official file")
     parser.add_argument("--judge-model", required=True, metavar="M", help="as its server calls it")
@@ -38,16 +38,15 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.judge.cost import Prices
     from llava_consensus.judge.grading import JudgeConfig
     from llava_consensus.judge.run import run as grade
-    from llava_consensus.runs.sweep import parse_options
 
     config = JudgeConfig(
         benchmark=given.name,
         answers=given.answers,
-        data=Path(given.data),
+        data=given.data,
         server=Server(given.judge_model, given.judge_url, given.concurrency, given.judge_timeout, given.judge_tries),
         prompt_from=given.judge_prompt_from,
         runs=given.runs,
-        options=parse_options(given.judge_option),
+        options=arguments.options(given.judge_option),
         prices=Prices(*given.judge_price) if given.judge_price else None,
         full_answers=given.full_answers,
         out=given.out,

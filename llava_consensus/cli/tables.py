@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llava_consensus.cli.arguments import OUT, Command
+from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ FORMATS = ("markdown", "csv", "latex", "brief")
 def add(command: Command) -> None:
     """Adds both commands."""
     parser = command("report", report, "tables of all results: Markdown, CSV, LaTeX")
-    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+    add_out(parser)
     parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="between its markers, the scores alone")
@@ -31,7 +31,7 @@ def add(command: Command) -> None:
         parser.add_argument(
             f"run_{letter.lower()}", metavar=f"RUN_{letter}", help="folder of a run, or its name's start"
         )
-    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+    add_out(parser)
 
 
 def report(arguments: argparse.Namespace) -> Iterator[str]:

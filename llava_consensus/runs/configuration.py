@@ -1,89 +1,74 @@
 """What a run is: checked before any weight loads, and written down to the last thing that can change an answer.
 
-`prepare(RunConfig("gqa", tokens=64))` returns a Plan or raises what the user can mend. `Plan.description` becomes
-config.json and names the run: method options with defaults filled in, contents of question files and weights, versions.
-Batch size and the folder of results are not in it.
+    plan = prepare(RunConfig(get("gqa"), make("consensusdrop"), Budget(64)))
+
+`prepare` returns a Plan or raises what the user can mend. `Plan.description` becomes config.json and names the run:
+options of the method with defaults filled in, contents of question files and weights, versions. How the run is carried
+out (`Execution`) and the folder of results are not in it.
 """
 
-import hashlib
-import os
+import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from importlib import metadata
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llava_consensus import benchmarks
+from llava_consensus import hosts
 from llava_consensus.benchmarks import Benchmark, Question
 from llava_consensus.errors import DataError, OptionError, unknown_name
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
-from llava_consensus.hosts.llava.checks import check_conversation
-from llava_consensus.methods import make
+from llava_consensus.files import Record
+from llava_consensus.hosts import Prompt
+from llava_consensus.methods import known_methods, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
-from llava_consensus.runs.store import Record
-
-MINI = Path("playground/mini")  # the generated data
-LARGE = 1 << 26  # bytes; of larger weight files only size, beginning and end are read
-PACKAGES = (
-    "llava-consensus",
-    "torch",
-    "transformers",
-    "llava-torch",
-    "tokenizers",
-    "pillow",
-)  # their versions can change answers
+from llava_consensus.runs import DATA, MODEL
+from llava_consensus.runs.fingerprint import fingerprint, place, versions, weight_files
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is measured. Anything here may change an answer; batch size and the folder of results cannot.
+    """What is measured. Anything here may change an answer; how the run is carried out cannot.
 
     Args:
-        benchmark: name in BENCHMARKS.
-        method: name in METHODS; `options` are its options, defaults filled in.
-        tokens: visual tokens per image handed to the language model.
-        merged: how many of them are merged ones; None is the split of the paper.
-        match: by which count `tokens` is meant, `kept` | `entering` | `average` | `flops` (`account.match`).
-        model: folder of a LLaVA checkpoint, or hub name.
+        benchmark: what is asked, its options chosen.
+        method: how visual tokens are reduced.
+        budget: of one picture; None, and of no meaning, for a method that reduces nothing.
+        match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
+        model: folder of a checkpoint, or its name on the hub.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: only the first questions.
         device, dtype: `auto`, or as torch calls them.
-        conversation, max_new_tokens: instead of the benchmark's own.
-        choices: options of the benchmark; only those that change what is asked are part of the configuration.
+        conversation: template of the prompts; None is the benchmark's own, or the model's.
+        max_new_tokens: bound on an answer's length; None is the benchmark's own.
     """
 
-    benchmark: str
-    method: str = "consensusdrop"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    tokens: int = 64
-    merged: int | None = None
+    benchmark: Benchmark
+    method: Method
+    budget: Budget | None = None
     match: str = "kept"
-    model: str = "checkpoints/llava-mini"
-    data: str = str(MINI)
+    model: str = MODEL
+    data: Path = Path(DATA)
     limit: int | None = None
     device: str = "auto"
     dtype: str = "auto"
     conversation: str | None = None
     max_new_tokens: int | None = None
-    choices: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A checked configuration: what the loop works with; `description` is config.json and names the run."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(RunConfig):
+    """A checked configuration with nothing left open, and the questions it asks.
 
-    benchmark: Benchmark
-    method: Method
-    budget: Budget
+    Args:
+        questions: in the order of the benchmark's file.
+        description: the whole configuration as JSON values; it becomes config.json and names the run.
+    """
+
     questions: list[Question]
-    data: Path
-    device: str
     description: Record
-    match: str = "kept"
 
     def shown(self, question: Question) -> int:
         """How many pictures the model sees with a question: of a video, its frames."""
@@ -94,42 +79,68 @@ class Plan:
         folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images
         return tuple(folder / name for name in question.images)
 
+    def prompt(self, question: Question) -> Prompt:
+        """What the model is asked."""
+        return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
+
     @property
     def content(self) -> Callable[[Path], bytes] | None:
         """Reads a picture that is no file of its own (MMBench's are inside its table); None where all are files."""
         read = self.benchmark.picture
         return None if read is None else lambda path: read(self.data, path.name)
 
+    def reduced_by(self, method: Method, budget: Budget | None, match: str) -> "Plan":
+        """The same questions to the same model with another method and budget; nothing is read a second time."""
+        budget, match = _meant(method, budget, match)
+        same = {key: value for key, value in self.description.items() if key != "match"}
+        description = same | _describe_reduction(method, budget) | _describe_match(match)
+        return replace(self, method=method, budget=budget, match=match, description=description)
+
 
 def prepare(config: RunConfig) -> Plan:
-    """Checks everything that needs no weights, and writes down the whole configuration."""
-    benchmark = benchmarks.get(config.benchmark, config.choices)
-    method = make(config.method, **config.options)
-    budget = Budget(config.tokens, config.merged)
+    """Checks everything that needs no weights, and writes down the whole configuration.
+
+    Raises:
+        ConsensusError: everything the user can mend, see `errors.py`.
+    """
+    benchmark = config.benchmark
     for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
     choose("match", config.match, MATCHES)
-    device = _device(config.device)
-    if config.dtype not in DTYPES:
-        raise unknown_name("dtype", config.dtype, DTYPES)
-    check_checkpoint(config.model)
-    if config.conversation is not None:
-        check_conversation(config.conversation)
+    budget, match = _meant(config.method, config.budget, config.match)
+    conversation = config.conversation or benchmark.conversation
+    checked = replace(
+        config,
+        budget=budget,
+        match=match,
+        model=place(config.model),
+        data=Path(config.data).expanduser(),
+        device=_device(config.device),
+        conversation=conversation,
+    )
+    of_host = hosts.check(config.model, conversation, config.dtype)
     if benchmark.frames:
-        from llava_consensus.runs import videos as video  # only now: it takes a while
+        from llava_consensus.runs import videos  # only now: it takes a while
 
-        video.decoder()  # or says what to install
-    questions = _read_questions(config, benchmark)
-    description = _describe(config, benchmark, method) | {"device": device}
-    return Plan(benchmark, method, budget, questions, Path(config.data).expanduser(), device, description, config.match)
+        videos.decoder()  # or says what to install
+    return Plan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
 
 
-def _read_questions(config: RunConfig, benchmark: Benchmark) -> list[Question]:
+def _meant(method: Method, budget: Budget | None, match: str) -> tuple[Budget | None, str]:
+    """Budget and match as far as they act: a method that reduces nothing has neither."""
+    if not method.reduces:
+        return None, "kept"
+    if budget is None:
+        raise OptionError(f"tokens: method {method_name(method)!r} needs a budget, for example tokens=64")
+    return budget, match
+
+
+def _read_questions(config: RunConfig) -> list[Question]:
     """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
-    data = Path(config.data).expanduser()
+    benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
-    if data == MINI and not (data / "eval").is_dir():
+    if data == Path(DATA) and not (data / "eval").is_dir():
         raise DataError(f"{data / 'eval'}: not generated yet. Type: make data (or python -m playground.mini.build)")
     questions = benchmark.load(data)[: config.limit]
     if not questions:
@@ -156,37 +167,50 @@ def _device(name: str) -> str:
     return name
 
 
-def _describe(config: RunConfig, benchmark: Benchmark, method: Method) -> Record:
+def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
-    options = _options(method)
-    folder = Path(config.data).expanduser() / "eval" / benchmark.folder
+    benchmark = config.benchmark
+    folder = config.data / "eval" / benchmark.folder
     files = [folder / file.path for file in benchmark.files]
     return {
         "benchmark": benchmark.name,
-        "method": config.method,
-        "tokens": config.tokens,
-        "merged": config.merged,
-        "options": {name: value for name, (value, _) in options.items()},
-        "changed": {name: value for name, (value, default) in options.items() if value != default},
-        "model": _place(config.model),
-        "weights": _fingerprint(_weights(Path(config.model).expanduser())),
-        "data": _place(config.data),
-        "questions": _fingerprint(path for path in files if path.is_file()),
+        **_describe_reduction(config.method, config.budget),
+        "model": config.model,
+        "weights": fingerprint(weight_files(Path(config.model))),
+        "data": place(str(config.data)),
+        "questions": fingerprint(path for path in files if path.is_file()),
         "limit": config.limit,
-        "conversation": config.conversation or benchmark.conversation,
+        **of_host,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.dtype,
-        "versions": {name: _version(name) for name in (*PACKAGES, *(("av",) if benchmark.frames else ()))},
+        "versions": versions(*(("av",) if benchmark.frames else ())),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
-        **({} if config.match == "kept" else {"match": config.match}),
+        **_describe_match(config.match),
+        "device": config.device,
     }
+
+
+def _describe_reduction(method: Method, budget: Budget | None) -> Record:
+    """Method, budget and options; `tokens` is null for a method that reduces nothing."""
+    options = _options(method)
+    return {
+        "method": method_name(method),
+        "tokens": budget and budget.tokens,
+        "merged": budget and budget.merged,
+        "options": {name: value for name, (value, _) in options.items()},
+        "changed": {name: value for name, (value, default) in options.items() if value != default},
+    }
+
+
+def _describe_match(match: str) -> Record:
+    return {} if match == "kept" else {"match": match}
 
 
 def _options(method: Method) -> dict[str, tuple[Any, Any]]:
     """Every option of a method, with its default; a whole number given for a fraction counts as one: 1 is 1.0."""
     found = {}
-    for one in fields(method):  # type: ignore[arg-type]  # every method is a dataclass
+    for one in fields(method):
         value = getattr(method, one.name)
         if isinstance(one.default, float) and isinstance(value, int):
             value = float(value)
@@ -195,40 +219,10 @@ def _options(method: Method) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def _place(name: str) -> str:
-    """A folder as seen from here if it lies below, else its full path; a hub name as it is."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        return name
-    path = path.resolve()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def _weights(folder: Path) -> list[Path]:
-    """What a checkpoint folder holds that can change answers, a vision tower in a folder of its own included."""
-    suffixes = {".json", ".safetensors", ".bin", ".model", ".txt"}
-    found = (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if folder.is_dir() else ()
-    return sorted(path for path in found if path.suffix in suffixes)
-
-
-def _fingerprint(paths: Iterable[Path]) -> str:
-    """One hash of the names and contents of files; of large ones, of their sizes, beginnings and ends."""
-    digest = hashlib.sha256()
-    for path in paths:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with open(path, "rb") as file:
-            if size <= LARGE:
-                digest.update(file.read())
-            else:
-                digest.update(file.read(1 << 20))
-                file.seek(-(1 << 20), os.SEEK_END)
-                digest.update(file.read())
-    return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def method_name(method: Method) -> str:
+    """The name a method's class is registered under; the name of the class where it is not registered."""
+    for name in known_methods():
+        with contextlib.suppress(OptionError):  # a broken method of another package is not this one
+            if method_class(name) is type(method):
+                return name
+    return type(method).__name__

@@ -1,32 +1,29 @@
-"""The account of a run: what its answers were given from, by analysis and as measured, side by side in metrics.json.
+"""What the answers of a run cost, by analysis and as measured, side by side in metrics.json.
 
-Every answer's record carries its own account, written where the model is loaded; the run's is the mean over answers, so
-lost metrics are made again without weights, and several workers end with what one ends with. Formulas: `account.py`.
+The record of every answer carries its own costs, written where the model is loaded; those of the run are means over
+answers, so lost metrics are made again without weights, and several workers end with what one ends with. The formulas
+are those of `reduction/costs.py` (docs/accounting.md).
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from llava_consensus.hosts.base import Host, Prefill, Prompt
+from llava_consensus.files import Record
+from llava_consensus.hosts.base import Prefill
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.costs import account, match
+from llava_consensus.reduction.costs import account
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
 
-log = logging.getLogger(__name__)
-
-Record = dict[str, Any]
-TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
 COUNTS = ("entering", "kept", "average")
 PARTS = ("llm", "vision", "method", "total")
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What answers of one method with one budget cost on one model.
+class AnswerCosts:
+    """Counts what answers cost that one model gives with one method and budget.
 
     A picture of fewer tiles than the model allows has fewer tokens than the formulas say: they are about the largest.
     """
@@ -35,8 +32,8 @@ class Ledger:
     budget: Budget  # that the method is given
     shape: Shape
 
-    def entry(self, prefill: Prefill | None, pictures: int) -> Record:
-        """`account` of an answer's metadata; nothing where the host does not tell what it read."""
+    def of(self, prefill: Prefill | None, pictures: int) -> Record:
+        """The entry `account` of an answer's metadata; nothing where the host does not tell what it read."""
         if prefill is None or not prefill.entering:
             return {}
         analytic = _analytic(self, prefill.text, prefill.question, pictures)
@@ -46,25 +43,15 @@ class Ledger:
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
 
 
-def settle(host: Host, method: Method, budget: Budget, by: str, asked: Iterable[tuple[Prompt, int]]) -> Ledger:
-    """The ledger of a run, with the budget the method is given so that it costs what `budget` says.
+def of_run(answers: Sequence[Record], by: str) -> Record | None:
+    """Means per question; `measured` is what was read and cached, the rest comes from the formulas.
 
     Args:
-        by: see `account.match`.
-        asked: prompts of the run with their numbers of pictures, in order; looked at for `flops` only.
-    Raises:
-        OptionError: where no budget does.
-    """
-    shape = host.shape()
-    given = match(method, budget, _typical(host, shape, asked) if by == "flops" else shape, by)
-    if given != budget:
-        log.info("match=%s: the method is given tokens=%d for %d", by, given.tokens, budget.tokens)
-    return Ledger(method, given, shape)
-
-
-def of_run(answers: Sequence[Record], by: str) -> Record | None:
-    """Means per question; `measured` is what was read and cached, the rest comes from the formulas. None where a host
-    does not tell.
+        answers: records of the whole run.
+        by: what the budget was matched by.
+    Returns:
+        The entry `account` of metrics.json, in which a number is None where the method cannot tell it; None where the
+        host did not tell what it read.
     """
     rows = [answer["metadata"]["account"] for answer in answers if "account" in answer["metadata"]]
     if not rows or len(rows) != len(answers):
@@ -90,22 +77,12 @@ def of_run(answers: Sequence[Record], by: str) -> Record | None:
 
 
 @lru_cache(maxsize=4096)
-def _analytic(ledger: Ledger, text: int, question: int, pictures: int) -> Record:
-    shape = ledger.shape._replace(text=text, question=question, pictures=pictures)
-    return account(ledger.method, ledger.budget, shape).record()
-
-
-def _typical(host: Host, shape: Shape, asked: Iterable[tuple[Prompt, int]]) -> Shape:
-    """The shape with the mean prompt of the first questions that have a picture."""
-    seen = [
-        (host.rows(prompt, pictures), pictures) for (prompt, pictures), _ in zip(asked, range(TYPICAL), strict=False)
-    ]
-    rows = [own for own, pictures in seen if pictures] or [(0, 0)]
-    text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
-    return shape._replace(text=text, question=question)
+def _analytic(costs: AnswerCosts, text: int, question: int, pictures: int) -> Record:
+    shape = costs.shape._replace(text=text, question=question, pictures=pictures)
+    return account(costs.method, costs.budget, shape).record()
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The mean of a value; None where one is not known."""
+    """The mean of a value; None where it is not known of every row."""
     values = [row[name] for row in rows]
     return None if None in values else sum(values) / len(values)

@@ -19,7 +19,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from llava_consensus.errors import ImageError
 
@@ -28,16 +28,6 @@ MAX_SIDE = 16_384  # LLaVA pads to a square, so a long thin picture costs side x
 _FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
 FORMATS = tuple(_FORMATS.split())
 DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel
-ORIENTATION = 0x0112  # the EXIF tag
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 _HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
@@ -55,10 +45,10 @@ def open_image(path: str | Path, upright: bool = False, content: bytes | None = 
         check_size(path, picture.size)
         try:
             picture.load()
-            image = picture.convert("RGB") if not picture.mode.startswith(DEEP) else _from_deep(picture)
+            shown = _turned(picture) if upright else picture
+            return shown.convert("RGB") if not shown.mode.startswith(DEEP) else _from_deep(shown)
         except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
             raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
-        return _turned(picture, image) if upright else image
 
 
 def check_file(path: Path, kind: str = "picture") -> None:
@@ -121,13 +111,12 @@ def _from_deep(picture: Image.Image) -> Image.Image:
     return Image.fromarray((values * (255 / full)).round().astype(np.uint8)).convert("RGB")
 
 
-def _turned(picture: Image.Image, image: Image.Image) -> Image.Image:
-    """`image` as the EXIF of `picture` wants it seen; a damaged EXIF turns nothing."""
+def _turned(picture: Image.Image) -> Image.Image:
+    """A loaded picture as its EXIF wants it seen; a damaged EXIF turns nothing."""
     try:
-        turn = TURNS.get(picture.getexif().get(ORIENTATION, 1))
+        return ImageOps.exif_transpose(picture)
     except Exception:  # the pixels are fine, and that is what was asked for
-        turn = None
-    return image if turn is None else image.transpose(turn)
+        return picture
 
 
 def reason(error: Exception) -> str:

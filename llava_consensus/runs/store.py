@@ -1,6 +1,7 @@
 """A run on disk: what was asked, what came back, and how to go on after a SIGKILL in the middle of a write.
 
-A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`:
+A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`, with `all` in place of the
+number of tokens where nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
@@ -38,6 +39,7 @@ from llava_consensus.files import (
 
 CONFIG, ANSWERS, ERRORS, METRICS, LOCK = "config.json", "answers.jsonl", "errors.jsonl", "metrics.json", "lock"
 SHARDS = "shards"
+ALL = "all"  # in place of a number of tokens: every token the model has
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 
@@ -50,7 +52,8 @@ def canonical(config: Mapping[str, Any]) -> str:
 def run_name(config: Mapping[str, Any]) -> str:
     """`<benchmark>-<method>-<tokens>-<hash>`; the hash is taken over the whole configuration."""
     digest = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
-    return f"{config['benchmark']}-{config['method']}-{config['tokens']}-{digest}"
+    tokens = ALL if config["tokens"] is None else config["tokens"]
+    return f"{config['benchmark']}-{config['method']}-{tokens}-{digest}"
 
 
 def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
@@ -141,7 +144,7 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
         path.mkdir(parents=True, exist_ok=True)
         run = Run(path, take_lock(path / LOCK, "this run"))
         try:
-            _settle_config(path, json.loads(canonical(config)))
+            _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
             run.close()
@@ -153,7 +156,7 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
     return run
 
 
-def _settle_config(path: Path, config: Record) -> None:
+def _check_config(path: Path, config: Record) -> None:
     """Writes config.json into a new folder; in an old one it must be the same."""
     file = path / CONFIG
     if not file.exists():
@@ -201,7 +204,9 @@ def _load(run: Run, indexes: Collection[int]) -> None:
 
 
 def _load_shards(run: Run, indexes: Collection[int]) -> None:
-    """What workers had finished when the run was stopped. A merge that was cut short leaves it in both places."""
+    """Adds what workers had finished when the run was stopped. If it was stopped while their files were merged into
+    answers.jsonl, a record is in both places: the one that was read first, from answers.jsonl, is kept.
+    """
     for path in sorted((run.path / SHARDS).glob("[0-9]*.jsonl")):
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             failed = "error" in parse(path, number, line, ("question_id",))

@@ -5,102 +5,84 @@ or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight 
 complete is not asked again, so a stopped sweep goes on where it was.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from llava_consensus.errors import ConsensusError, OptionError
-from llava_consensus.hosts.base import Host
-from llava_consensus.runs.asking import HostLoader, load_host
-from llava_consensus.runs.configuration import RunConfig, prepare
-from llava_consensus.runs.loop import Interrupted, Pace, RunResult, run
-
-FULL = "full"
-ALL = 576  # visual tokens of LLaVA-1.5, the name a run with all tokens goes by
+from llava_consensus import hosts
+from llava_consensus.errors import ConsensusError
+from llava_consensus.hosts import Host
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method
+from llava_consensus.runs.batches import HostLoader
+from llava_consensus.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.loop import Interrupted, RunResult, evaluate
+from llava_consensus.runs.store import ALL
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of a sweep and what became of it: a result, or the error it ended with."""
 
-    config: RunConfig
+    plan: Plan
     result: RunResult | None = None
     error: ConsensusError | None = None
 
     @property
     def name(self) -> str:
-        """Benchmark, method with its options, and budget."""
-        options = ",".join(f"{key}={value}" for key, value in self.config.options.items())
-        return f"{self.config.benchmark} {self.config.method}{':' if options else ''}{options} {self.config.tokens}"
+        """Benchmark, method with the options that are not its defaults, and budget."""
+        run = self.plan.description
+        options = ",".join(f"{key}={value}" for key, value in run["changed"].items())
+        return f"{run['benchmark']} {run['method']}{':' if options else ''}{options} {run['tokens'] or ALL}"
 
 
-def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """`NAME` or `NAME:key=value,key=value` as a name and its options.
+def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequence[Budget]) -> list[Cell]:
+    """All runs in order, each of them checked: benchmark by benchmark, all tokens first, then from many tokens to few.
 
+    Args:
+        full: the run with all tokens of each benchmark; its `match` is that of the others too.
+        methods: those that reduce nothing are left out, `full` is there already.
+        budgets: in any order.
     Raises:
-        OptionError: for a text that is neither.
+        ConsensusError: for a run that is wrong.
     """
-    name, _, rest = text.partition(":")
-    return name, parse_options(filter(None, rest.split(",")))
-
-
-def parse_options(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` texts as options; a value is read as JSON where it is JSON (0.5, true, null), else as text."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
-
-
-def cells(shared: RunConfig, benchmarks: Sequence[str], methods: Sequence[str], tokens: Sequence[int]) -> list[Cell]:
-    """All runs in order: benchmark by benchmark, all tokens first, then from many tokens to few."""
-    chosen = [parse_method(text) for text in methods]
     found = []
-    for benchmark in benchmarks:
-        found.append(replace(shared, benchmark=benchmark, method=FULL, options={}, tokens=ALL, merged=None))
-        for count in sorted(set(tokens), reverse=True):
-            found += [
-                replace(shared, benchmark=benchmark, method=name, options=options, tokens=count)
-                for name, options in chosen
-                if name != FULL
-            ]
-    return [Cell(config) for config in found]
+    for config in full:
+        first = prepare(config)
+        found.append(first)
+        for budget in sorted(set(budgets), key=lambda budget: -budget.tokens):
+            found += [first.reduced_by(method, budget, config.match) for method in methods if method.reduces]
+    return [Cell(plan) for plan in found]
 
 
-def sweep(grid: Sequence[Cell], out: Path, pace: Pace, host_loader: HostLoader = load_host) -> Iterator[Cell]:
+def sweep(
+    grid: Sequence[Cell], out: Path, execution: Execution, host_loader: HostLoader | None = None
+) -> Iterator[Cell]:
     """Runs every cell and yields it with its result; one that fails is yielded with its error, and the rest goes on.
 
     Args:
         grid: as `cells` makes it.
         out: folder of all runs.
-        pace: how fast.
+        execution: how they are carried out.
         host_loader: instead of `hosts.load`.
     Raises:
-        ConsensusError: for a cell that is wrong, before anything is loaded; Interrupted on Ctrl-C.
+        ConsensusError: for an impossible execution, before anything is loaded; Interrupted on Ctrl-C.
     """
-    pace.check()
-    for cell in grid:
-        prepare(cell.config)
-    loader = host_loader if pace.workers > 1 else Kept(host_loader)
+    execution.check()
+    load = host_loader or hosts.load
+    loader = load if execution.workers > 1 else LoadedOnce(load)
     for cell in grid:
         try:
-            yield replace(cell, result=run(cell.config, out, pace, loader))
+            yield replace(cell, result=evaluate(cell.plan, out, execution, loader))
         except Interrupted:
             raise
         except ConsensusError as error:
             yield replace(cell, error=error)
 
 
-class Kept:
-    """Loads a host once for all runs that ask for the same one."""
+class LoadedOnce:
+    """A loader that loads a host once for all runs in a row that ask for the same one."""
 
     def __init__(self, loader: HostLoader) -> None:
         self._loader = loader

@@ -1,8 +1,8 @@
 """Times, caches and memory, and what the reduction itself costs: measured interleaved, in one process, as medians.
 
-`make bench` prints all of it for every method, `python eval_scripts/first_token.py` the first token alone. The clock
-runs from the picture in memory to the first token's text, vision tower included, so nothing is hidden before the first
-forward. Compare numbers of one call with each other, never across calls.
+`make bench` prints all of it for every method. The clock runs from the picture in memory to the first token's text,
+vision tower included, so nothing is hidden before the first forward. Compare numbers of one call with each other, never
+across calls.
 """
 
 import re

@@ -2,8 +2,7 @@
 it is used.
 
 `for shard, result in conduct("local", workers=2, factory, shards): ...` yields shards as they are done, in any order.
-A shard whose worker dies is done again by another one. What a shard is, and what a worker does with it, the harness
-says.
+A shard whose worker dies is done again by another one. What a worker does with a shard is said by `batches.py`.
 """
 
 from collections.abc import Iterator, Sequence

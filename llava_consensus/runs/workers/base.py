@@ -1,11 +1,10 @@
 """What an engine is: a crew of workers that are hired, given shards, and waited for."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from llava_consensus.errors import ConsensusError
-
-Record = dict[str, Any]
+from llava_consensus.files import Record
 
 
 class Shard(NamedTuple):

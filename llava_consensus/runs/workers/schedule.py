@@ -25,7 +25,7 @@ def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tupl
                 yield shard, outcome
             else:
                 deaths[shard] += 1
-                _mourn(shard, outcome, deaths[shard])
+                _raise_if_hopeless(shard, outcome, deaths[shard])
                 waiting.appendleft(shard)
 
 
@@ -34,7 +34,7 @@ def _hire(crew: Crew, worker: int) -> int:
     return worker
 
 
-def _mourn(shard: Shard, outcome: Died | Exception, deaths: int) -> None:
+def _raise_if_hopeless(shard: Shard, outcome: Died | Exception, deaths: int) -> None:
     """Raises what the worker raised, or WorkerError for a shard that kills every worker."""
     if not isinstance(outcome, Died):
         raise outcome

@@ -1,0 +1,136 @@
+"""Asks a host the questions of a plan, in batches: pictures in, records out. One process's share of a run.
+
+`Asker(plan, host, budget).batches(questions, size)` yields answers and errors batch by batch; a `WorkerFactory` makes
+what does the same in a process of its own, shard by shard (`workers/`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import shortuuid
+
+from llava_consensus.benchmarks import Question
+from llava_consensus.errors import ImageError
+from llava_consensus.files import Record
+from llava_consensus.hosts import Answer, Encoded, Host
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs.configuration import Plan
+from llava_consensus.runs.costs import AnswerCosts
+from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
+from llava_consensus.runs.matching import budget_of
+from llava_consensus.runs.store import run_name, write_shard
+from llava_consensus.runs.workers import Result, Shard
+
+HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
+
+
+@dataclass(frozen=True)
+class Asker:
+    """A plan, the host that answers for it, and the budget its method is given there."""
+
+    plan: Plan
+    host: Host
+    budget: Budget
+
+    def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
+        """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
+        plan = self.plan
+        files = [plan.pictures(question) for question in questions]
+        capacity = CAPACITY // max(1, plan.benchmark.frames)
+        cache = EncodingCache(self.host, files, reader(plan), capacity)
+        with self.host.attach(plan.method, self.budget):
+            for first in range(0, len(questions), size):
+                group = questions[first : first + size]
+                pairs = list(zip(group, cache.fetch(files[first : first + size]), strict=True))
+                answers = self._answer([(question, own) for question, own in pairs if not isinstance(own, ImageError)])
+                yield Result(answers, [_error(question, own) for question, own in pairs if isinstance(own, ImageError)])
+
+    def _answer(self, asked: list[tuple[Question, list[Encoded]]]) -> list[Record]:
+        if not asked:
+            return []
+        prompts = [self.plan.prompt(question) for question, _ in asked]
+        answers = self.host.answer([encoded for _, encoded in asked], prompts)
+        return [self._record(question, answer) for (question, _), answer in zip(asked, answers, strict=True)]
+
+    def _record(self, question: Question, answer: Answer) -> Record:
+        """LLaVA's answer record; metadata says how many visual tokens went in and came out, and what that cost. The id
+        follows from the run and the question, so that a run done twice gives the same bytes.
+        """
+        return {
+            "question_id": question.question_id,
+            "prompt": question.text if question.prompt is None else question.prompt,
+            "text": answer.text,
+            "answer_id": shortuuid.uuid(f"{self._run}/{question.index}"),
+            "model_id": Path(self.plan.model).name,
+            "metadata": {
+                "index": question.index,
+                "before": answer.before,
+                "after": answer.after,
+                "structural": answer.structural,
+                "notes": list(answer.notes),
+                **self._costs.of(answer.prefill, self.plan.shown(question)),
+            },
+        }
+
+    @cached_property
+    def _run(self) -> str:
+        return run_name(self.plan.description)
+
+    @cached_property
+    def _costs(self) -> AnswerCosts:
+        return AnswerCosts(self.plan.method, self.budget, self.host.shape())
+
+
+@dataclass(frozen=True)
+class WorkerFactory:
+    """Makes what a worker of an engine does: it loads a host of its own, then asks shards."""
+
+    plan: Plan
+    folder: Path  # of the run, where this process can write to it
+    batch: int
+    workers: int
+    loader: HostLoader
+
+    @property
+    def gpus(self) -> int:
+        """GPUs a worker needs for itself."""
+        return int(self.plan.device.startswith("cuda"))
+
+    def __call__(self, number: int) -> Callable[[Shard], Result]:
+        """The function from a shard to its records, which are written down before they are handed over."""
+        plan = self.plan
+        host = self.loader(plan.model, self._device(number), plan.dtype)
+        asker = Asker(plan, host, budget_of(plan, host))
+        questions = {question.index: question for question in plan.questions}
+
+        def work(shard: Shard) -> Result:
+            found = list(asker.batches([questions[index] for index in shard.indexes], self.batch))
+            answers = [answer for part in found for answer in part.answers]
+            result = Result(answers, [error for part in found for error in part.errors])
+            if self.folder.is_dir():
+                write_shard(self.folder, shard.name, *result)
+            return result
+
+        return work
+
+    def _device(self, number: int) -> str:
+        """The device of a worker; workers on the CPU share its cores."""
+        import torch
+
+        if self.plan.device == "cuda":
+            return f"cuda:{number % torch.cuda.device_count()}"
+        if self.plan.device == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
+        return self.plan.device
+
+
+def _error(question: Question, error: ImageError) -> Record:
+    return {
+        "index": question.index,
+        "question_id": question.question_id,
+        "image": question.images[0],
+        "error": str(error),
+    }

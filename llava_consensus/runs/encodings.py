@@ -1,0 +1,83 @@
+"""Pictures of a run after the vision tower, kept as long as a question is still to come about them.
+
+cache = EncodingCache(host, [plan.pictures(question) for question in questions], reader(plan))
+encodings = cache.fetch([plan.pictures(question) for question in batch])
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from PIL.Image import Image
+
+from llava_consensus.errors import ImageError
+from llava_consensus.hosts import Encoded, Host
+from llava_consensus.runs.configuration import Plan
+from llava_consensus.runs.pictures import open_image
+from llava_consensus.runs.videos import read_frames
+
+CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
+
+Reader = Callable[[Path], list[Image]]
+
+
+def reader(plan: Plan) -> Reader:
+    """Opens a file of a run: the one picture in it, or the frames of a video that are shown.
+
+    The function raises an ImageError for a file that cannot be read.
+    """
+    frames, content = plan.benchmark.frames, plan.content
+    if frames:
+        return lambda path: read_frames(path, frames)
+    return lambda path: [open_image(path, content=content(path) if content else None)]
+
+
+class EncodingCache:
+    """Encodings by file: the vision tower runs once per picture, and an encoding goes after its last question.
+
+    Args:
+        host: encodes.
+        asked: files of each question that will be asked, in order.
+        read: opens a file, see `reader`.
+        capacity: files that are kept at most.
+    """
+
+    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
+        self._host, self._read, self._capacity = host, read, max(1, capacity)
+        self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
+
+    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
+        """For each question the encodings of its files, or the error of the first that is unreadable."""
+        fresh = {}
+        needed = list(dict.fromkeys(path for paths in asked for path in paths))
+        for path in needed:
+            if path not in self._held:
+                try:
+                    fresh[path] = self._read(path)
+                except ImageError as error:
+                    self._held[path] = error
+        if fresh:
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            self._held.update((path, [next(encoded) for _ in images]) for path, images in fresh.items())
+        found = [self._of_question(paths) for paths in asked]
+        self._ahead.subtract(path for paths in asked for path in paths)
+        self._forget(needed)
+        return found
+
+    def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
+        encoded: list[Encoded] = []
+        for path in paths:
+            held = self._held[path]
+            if isinstance(held, ImageError):
+                return held
+            encoded += held
+        return encoded
+
+    def _forget(self, used: Sequence[Path]) -> None:
+        for path in used:
+            self._held.move_to_end(path)
+            if self._ahead[path] <= 0:
+                del self._held[path]
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
