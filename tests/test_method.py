@@ -1,6 +1,7 @@
 """ConsensusDrop by hand and by its invariants, and what every method behind the vision tower promises."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -297,8 +298,10 @@ def test_half_precision_selects_nearly_the_same(dtype: torch.dtype) -> None:
         assert same / full.kept.shape[1] > (0.9 if dtype == torch.bfloat16 else 0.97)
 
 
-@pytest.mark.parametrize("name", AFTER_TOWER)
-def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in AFTER_TOWER), ("consensusdrop", {"weights": "saliency"})]
+)
+def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str, options: dict) -> None:
     """Every input asks for gradients; the choice of tokens passes none on, and what is projected anew gives the
     projector some but not the tower.
     """
@@ -309,7 +312,7 @@ def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str) -
     of_question = [probe.query, probe.key, clip.text]
     for value in (tokens.projected, *of_tower, *of_question):
         value.requires_grad_()
-    make(name).reduce(tokens._replace(project=projector), Budget(8, 3)).tokens.sum().backward()
+    make(name, **options).reduce(tokens._replace(project=projector), Budget(8, 3)).tokens.sum().backward()
     assert all(value.grad is None for value in (*of_tower, *of_question))
     anew, reached = Need.PROJECTOR in METHODS[name].needs, []
     for value in (tokens.projected, projector.weight):
@@ -318,6 +321,19 @@ def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str) -
             reached.append(value)
     assert any(value is projector.weight for value in reached) == anew
     assert any(value is tokens.projected for value in reached) != name.startswith("prumerge")  # it projects all anew
+
+
+def test_rows_of_tiles_come_to_the_tokens_made_of_them() -> None:
+    """Two tiles of four rows, two tokens each: of rows 0 and 3, and of 1 and 2."""
+    tile, patch = torch.tensor([[0, 0, 1], [1, 0, 1]]), torch.tensor([[0, 1, 1], [0, 0, 1]])
+    tokens = VisualTokens(torch.zeros(2, 3, 1), tile, patch, members=torch.tensor([[0, 3], [1, 2]]))
+    rows = torch.tensor([[1.0, 2, 3, 5], [10, 20, 30, 50]])
+    assert tokens.by_token(rows).tolist() == [[3.0, 2.5], [30.0, 25.0]]
+    assert tokens.of_tiles(rows).tolist() == [[3.0, 2.5, 25.0], [30.0, 3.0, 25.0]]
+    assert tokens.of_tiles(rows[..., None].bfloat16()).shape == (2, 3, 1)
+    made = torch.tensor([[7.0, 8.0], [9.0, 6.0]])  # has a row for each token already
+    assert tokens.of_tiles(made).tolist() == [[7.0, 8.0, 6.0], [9.0, 7.0, 6.0]]
+    assert tokens._replace(members=None).of_tiles(rows).tolist() == [[1.0, 2.0, 20.0], [10.0, 1.0, 20.0]]
 
 
 @pytest.mark.parametrize("name", AFTER_TOWER)
@@ -394,6 +410,26 @@ def test_bad_options_name_argument_value_and_bound(options: dict, says: str) -> 
 def test_bad_budgets(arguments: tuple, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         Budget(*arguments)
+
+
+def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
+    def having(option: str) -> set[str]:
+        return {name for name, method in METHODS.items() if option in {field.name for field in fields(method)}}
+
+    decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
+    looking = {"consensusdrop", "prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
+    assert having("positions") == set(METHODS) - {"full"}
+    assert having("order") == set(METHODS) - {"full"} - decoder
+    assert having("vision_layer") == looking
+    assert having("tile_budget") == looking | {"divprune", "random"}
+    assert having("answer_rows") == decoder | {"consensusdrop"}
+    assert fields(METHODS["full"]) == ()
+
+
+def test_which_methods_choose_by_the_prompt() -> None:
+    blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
+    blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
+    assert {name for name in METHODS if not make(name).reads_prompt} == blind
 
 
 def test_unknown_method_teaches() -> None:
