@@ -210,7 +210,7 @@ def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
     from llava_consensus.hosts.sequence.layout import Layout, Picture
 
     def picture(row: int, end: int, text: list[int]) -> Picture:
-        return Picture(row, 4, 0, end, torch.tensor(text, dtype=torch.long))
+        return Picture(0, row, 4, 0, end, torch.tensor(text, dtype=torch.long))
 
     pictures = [picture(0, 4, [9, 10]), picture(0, 8, [9, 10]), picture(1, 4, [5, 9, 10]), picture(1, 8, [9, 10])]
     layout = Layout(torch.zeros(2, 12), torch.ones(2, 12).bool(), pictures, [])

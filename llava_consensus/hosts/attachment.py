@@ -110,6 +110,7 @@ class Attachment:
         if self.method.place is Place.DECODER:
             self.decoder = DecoderHooks(self)
             self._handles += self.decoder.install(self.model.decoder)
+            self._shadows += self.decoder.shadows(self.model.decoder)
         for name, entrance in self.model.entrances(self).items():
             self._shadows.append(Shadow(module, name, entrance))
 

@@ -154,12 +154,18 @@ class Decoder(Protocol):
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers."""
 
+    def positions(self, given: dict[str, Any], rows: int) -> Tensor:
+        """Positions [rows, S], or [rows, S, A] of A axes, from the arguments a layer was given."""
+        ...
+
     def taps(self, layer: int) -> list[Tap]:
         """Where `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer are read while it runs."""
         ...
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W] (true: seen)."""
+        """What a layer's forward must be given for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W],
+        true where a column is seen; None is the plain causal one.
+        """
         ...
 
     def tables(self) -> Sequence[nn.Module]:

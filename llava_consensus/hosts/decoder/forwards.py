@@ -24,6 +24,7 @@ from llava_consensus.hosts.decoder.rows import (
     text_of,
 )
 from llava_consensus.hosts.sequence.layout import Layout, Unit
+from llava_consensus.hosts.sequence.splice import wide
 from llava_consensus.reduction.decoder import Cut, DecoderView
 from llava_consensus.reduction.tokens import TextProbe
 
@@ -81,7 +82,7 @@ class CutForward:
         for index, one in enumerate(self.seen):
             for cut in one.cuts:
                 self.cuts[cut.layer].append(index)
-        given = kwargs["position_ids"].expand(len(embeds), -1)
+        given = self.decoder.positions(kwargs, len(embeds))
         self.rows: Rows = full_rows(armed.layout, self.seen, given, beams)
         self.full, self.reach = self.rows, self.rows.size
         self.columns: dict[int, Columns] = {}
@@ -187,7 +188,8 @@ class Step:
         if columns is None:
             return hidden, {}
         if id(columns.real) not in self.made:
-            positions = kwargs["position_ids"] - columns.shift
+            positions = self.decoder.positions(kwargs, len(hidden))
+            positions = positions - wide(columns.shift, positions)
             mask = self._columns_mask(columns, hidden)
             self.made[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)
         return hidden, self.made[id(columns.real)]

@@ -11,10 +11,12 @@ forward is in its call (`call.py`); only what is known of caches outlives it.
 
 import copy
 import weakref
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
@@ -23,6 +25,7 @@ from llava_consensus.hosts.base import CutDecoder, PictureOutcome
 from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.forwards import Armed, CutCache, CutForward, Step, fits
 from llava_consensus.hosts.sequence.layout import Layout
+from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.stopwatch import Stopwatch
 
@@ -30,7 +33,19 @@ if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
 CACHE = ("past_key_values", "past_key_value")  # its name in transformers 5 and 4.37
-_LAST: ContextVar[tuple[Any, CutCache] | None] = ContextVar("llava_consensus_last_cut", default=None)
+_NONE: Mapping[int, tuple[Any, CutCache]] = {}
+_LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
+    "llava_consensus_last_cut", default=_NONE
+)  # by hooks
+
+
+@torch.compiler.disable
+def _forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """The inner model's own forward, of the replica that runs where it is one."""
+    if plain is not None:
+        return plain(*args, **kwargs)
+    module = attachment.here.decoder.module
+    return type(module).forward(module, *args, **kwargs)
 
 
 class DecoderHooks:
@@ -68,6 +83,11 @@ class DecoderHooks:
             handles.append(table.register_forward_pre_hook(self._reach, with_kwargs=True))
         handles.append(decoder.layers[-1].register_forward_hook(self._leave))
         return handles
+
+    def shadows(self, decoder: CutDecoder) -> list[Shadow]:
+        """The inner model's forward, kept out of compiled graphs: there the hooks would be traced once and for all."""
+        plain = vars(decoder.module).get("forward")
+        return [Shadow(decoder.module, "forward", partial(_forward, self.attachment, plain))]
 
     def arm(self, call: Call, layout: Layout, budget: Budget, embeds: Tensor) -> None:
         """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut.
@@ -122,10 +142,8 @@ class DecoderHooks:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a
         new cache object at every step.
         """
-        last = _LAST.get()
-        if last is None or last[0] is not self or not fits(last[1], cache):
-            return None
-        return last[1]
+        owner, known = _LAST.get().get(id(self), (None, None))
+        return known if owner is self and known is not None and fits(known, cache) else None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Behind the last layer: the full length again."""
@@ -145,7 +163,8 @@ class DecoderHooks:
 
     def remember(self, cache: Any, known: CutCache) -> None:
         """Binds a prefill that was cut to its cache."""
-        _LAST.set((self, known))
+        others = {key: one for key, one in _LAST.get().items() if one[0].attachment.active}
+        _LAST.set({**others, id(self): (self, known)})
         if cache is not None:
             self._known[cache] = known
 

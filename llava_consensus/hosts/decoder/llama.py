@@ -60,6 +60,11 @@ class LlamaDecoder:
         cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
         return cos[positions], sin[positions]
 
+    def positions(self, given: dict[str, Any], rows: int) -> Tensor:
+        """Position ids [rows, S] that a layer was given."""
+        positions: Tensor = given["position_ids"]
+        return positions.expand(rows, -1)
+
     def taps(self, layer: int) -> list[Tap]:
         """Where queries and keys of a layer are read while it runs."""
         own = self.layers[layer].self_attn

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.sequence.layout import Layout, Unit
-from llava_consensus.hosts.sequence.splice import NEVER
+from llava_consensus.hosts.sequence.splice import NEVER, rows_of, wide
 from llava_consensus.reduction.decoder import Chosen, Cut
 from llava_consensus.reduction.tokens import Reduction
 
@@ -39,13 +39,13 @@ class Seen:
 class Rows(NamedTuple):
     """The current sequences of a batch. Padding has `real` false and `origin` S."""
 
-    positions: Tensor  # [R, W] position ids
+    positions: Tensor  # [R, W] position ids, or [R, W, A] of A axes
     origin: Tensor  # [R, W] place in the full sequence; a merged token's is that of the dropped token it stands for
     owner: Tensor  # [R, W] which seen picture a visual token belongs to, else -1
     key: Tensor  # [R, W] int64 order
     real: Tensor  # [R, W]
     lengths: tuple[int, ...]  # real rows of each sequence
-    first: Tensor  # [R, 1] position id of each sequence's first real row
+    first: Tensor  # [R, 1] position id of each sequence's first real row, or [R, 1, A]
     size: int  # S
 
     @property
@@ -72,7 +72,7 @@ def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -
     """The sequences before the first cut.
 
     Args:
-        positions: [R, S] position ids the decoder was given.
+        positions: [R, S] position ids the decoder was given, or [R, S, A].
     """
     real = layout.real.repeat_interleave(beams, 0)
     owner = torch.full(real.shape, -1)
@@ -83,7 +83,7 @@ def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -
     size = real.shape[1]
     place = torch.arange(size, device=positions.device).expand_as(real)
     origin = torch.where(real, place, size)
-    return Rows(positions, origin, owner, place * STRIDE, real, lengths, positions.gather(1, start), size)
+    return Rows(positions, origin, owner, place * STRIDE, real, lengths, rows_of(positions, start), size)
 
 
 def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
@@ -147,14 +147,14 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
         pool, channels = _append(pool, channels, added)
     order = channels[3].sort(dim=1, stable=True).indices[:, : max(lengths)]
     real = torch.arange(order.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
-    positions, origin, owner, key = (values.gather(1, order) for values in channels)
+    positions, origin, owner, key = (rows_of(values, order) for values in channels)
     if renumber:
-        positions = rows.first + torch.arange(order.shape[1], device=device)
-    shorter = Rows(
-        positions.where(real, 0), origin.where(real, rows.size), owner.where(real, -1), key, real, tuple(lengths),
-        rows.first, rows.size,
-    )  # fmt: skip
-    return shorter, pool.gather(1, order[..., None].expand(-1, -1, pool.shape[-1])).where(real[..., None], 0)
+        step = torch.arange(order.shape[1], device=device)
+        positions = rows.first + wide(step[None], rows.first)
+    positions, origin = positions.where(wide(real, positions), 0), origin.where(real, rows.size)
+    owner = owner.where(real, -1)
+    shorter = Rows(positions, origin, owner, key, real, tuple(lengths), rows.first, rows.size)
+    return shorter, rows_of(pool, order).where(real[..., None], 0)
 
 
 def _merged(rows: Rows, seen: list[Seen], group: Group, batch: Tensor) -> list[list[Tensor]]:
@@ -178,11 +178,11 @@ def _append(hidden: Tensor, channels: list[Tensor], added: list[list[Tensor]]) -
     here = row[None] == torch.arange(len(hidden), device=hidden.device)[:, None]  # [R, all merged]
     pool = torch.cat((hidden, states.to(hidden.dtype).expand(len(hidden), -1, -1)), dim=1)
     blank = (0, 0, -1, NEVER)
-    wide = [
-        torch.cat((channel, torch.where(here, value, none)), dim=1)
+    longer = [
+        torch.cat((channel, torch.where(wide(here, channel), value, none)), dim=1)
         for channel, value, none in zip(channels, values, blank, strict=True)
     ]
-    return pool, wide
+    return pool, longer
 
 
 def put_back(rows: Rows, hidden: Tensor) -> Tensor:

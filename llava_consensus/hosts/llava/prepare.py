@@ -85,7 +85,7 @@ def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, .
     call = attachment.current(fresh=not step)
     if model.get_vision_tower() is None or given.images is None or step:
         return official(model, *given)
-    watch = Stopwatch(model.device)
+    watch = Stopwatch(given.input_ids.device)
     cuts = attachment.method.place is Place.DECODER
     with watch.time("layout"):
         config = changed(model.config, call.settings, {} if cuts else {LIMIT: None})

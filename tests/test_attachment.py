@@ -1,0 +1,355 @@
+"""What is true of any host: every method on a model that has nothing of LLaVA, calls in several threads, copies,
+replicas, compiled models, mixed precision, and what is reported of the last call.
+"""
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import made_up_host
+import pytest
+import torch
+import transformers
+from conftest import PATCHES, tiny_llava
+from made_up_host import IMAGE, SIDE, TOKENS, MadeUpModel
+from test_llava_host import ANYRES, batch, row, tiles
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.methods import METHODS
+from llava_consensus.reduction.method import Place
+
+MAJOR = int(transformers.__version__.split(".")[0])
+REDUCING = [name for name in METHODS if name != "full"]
+MISSING = {  # what the made-up model has no parts for, and what it says
+    "prumerge": "projector",
+    "prumerge_plus": "projector",
+    "visionzip": "class_feature, projector",
+    "cdpruner": "no CLIP model",
+    "tome": "adapted to CLIP towers",
+    "downsample": "adapted to CLIP towers",
+}
+
+
+def pixels(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, SIDE * SIDE, 12, generator=torch.Generator().manual_seed(seed))
+
+
+def ids(*rows: list[int]) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[0] * (width - len(one)) + one for one in rows])
+
+
+PROMPTS = ids([5, 6, IMAGE, 7, 8, 9], [5, 11, 12, IMAGE, 13, IMAGE, 14], [21, IMAGE, 22, 23])
+
+
+@pytest.fixture(scope="module")
+def model() -> MadeUpModel:
+    return MadeUpModel().eval()
+
+
+# ---- every method on a model that has nothing of LLaVA
+
+
+@pytest.mark.parametrize("name", REDUCING)
+def test_every_method_runs_on_another_host_or_says_which_part_is_missing(model: MadeUpModel, name: str) -> None:
+    if name in MISSING:
+        with pytest.raises(OptionError, match=MISSING[name]):
+            made_up_host.attach(model, name, 6)
+        assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+        return
+    with made_up_host.attach(model, name, 6) as attached:
+        said = model.generate(PROMPTS, pixels(4))
+        assert [(one.row, one.before) for one in attached.outcomes] == [(0, 16), (1, 16), (1, 16), (2, 16)]
+        assert {one.after for one in attached.outcomes} == {6}
+        singles = []
+        for number, (row, count) in enumerate(zip(PROMPTS, (1, 2, 1), strict=True)):
+            first = (0, 1, 3)[number]
+            singles.append(model.generate(row[row != 0][None], pixels(4)[first : first + count]))
+    assert torch.equal(said, torch.cat(singles)), "a batch answers like single prompts"
+
+
+@pytest.mark.parametrize("name", [*(name for name in REDUCING if name not in MISSING), "full"])
+def test_all_tokens_and_detach_are_bit_identical_on_another_host(model: MadeUpModel, name: str) -> None:
+    with torch.no_grad():
+        dense, _ = model(PROMPTS, pixels(4))
+        with made_up_host.attach(model, name, TOKENS):
+            assert torch.equal(model(PROMPTS, pixels(4))[0], dense)
+        assert "assemble" not in vars(model)
+        assert torch.equal(model(PROMPTS, pixels(4))[0], dense)
+
+
+@torch.no_grad()
+def test_selection_equals_masking_the_dropped_tokens_with_positions_of_three_axes(model: MadeUpModel) -> None:
+    prompt = ids([5, 6, IMAGE, 7, 8, 9])
+    with made_up_host.attach(model, "consensusdrop", 5, merged=0) as attached:
+        reduced, _ = model(prompt, pixels(1))
+        kept = attached.outcomes[0].reductions[0][1].kept[0]
+    embeds, places, mask = model.assemble(prompt, pixels(1))
+    stays = torch.ones(embeds.shape[1], dtype=torch.bool)
+    stays[2 : 2 + TOKENS] = False
+    stays[2 + kept] = True
+    seen = mask & stays
+    states = model.language(embeds, places, attention_mask=seen, past_key_values=made_up_host.Cache())
+    assert torch.allclose(model.head(states)[:, stays], reduced, atol=1e-5)
+
+
+@torch.no_grad()
+def test_saliency_of_a_merged_token_is_the_mean_of_its_patches(model: MadeUpModel) -> None:
+    block, found = model.sight.blocks[2], []
+    handle = block.qkv.register_forward_hook(lambda module, inputs, output: found.append(output))
+    with made_up_host.attach(model, "consensusdrop", 5, alpha=1.0) as attached:
+        model(ids([5, IMAGE, 7]), pixels(1))
+    handle.remove()
+    query, key, _ = found[0].unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+    weights = torch.softmax(query @ key.transpose(-1, -2) * 12**-0.5, -1).mean(1)[0]
+    received = (weights.sum(0) - weights.diagonal()) / (SIDE * SIDE - 1)
+    expected = received[model.sight.members].mean(1)
+    saliency = attached.outcomes[0].reductions[0][1].vision
+    assert saliency is not None and torch.allclose(saliency[0], expected, atol=1e-6)
+
+
+# ---- calls do not meet
+
+TOGETHER = ("consensusdrop", "fastv", "tome", "downsample", "cdpruner")
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample", "sparsevlm", "visionzip"])
+def test_twenty_four_calls_in_six_threads_answer_like_single_calls(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder)
+    prompts = [(torch.tensor([row(5 + n, images=1, after=4 + n % 3)]), tiles(1, n)) for n in range(24)]
+    start = threading.Barrier(6)
+
+    def ask(number: int) -> tuple[list[int], list[Any]]:
+        words, images = prompts[number]
+        said = model.generate(words, images=images, max_new_tokens=6, do_sample=False)
+        return said.tolist(), [(*one[:4], one.reductions[0][1].kept.tolist()) for one in attached.outcomes]
+
+    def work(worker: int) -> dict[int, Any]:
+        start.wait()
+        return {number: ask(number) for number in range(worker, 24, 6)}
+
+    with attach(model, name, tokens=6 if name != "downsample" else 4) as attached:
+        alone = {number: ask(number) for number in range(24)}
+        with ThreadPoolExecutor(6) as pool:
+            together = {number: one for part in pool.map(work, range(6)) for number, one in part.items()}
+    assert together == alone
+    assert not any("forward" in vars(module) for module in model.modules()), "nothing stays on the model"
+
+
+@torch.no_grad()
+def test_two_models_cut_in_turns_do_not_meet(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    one, other = (tiny_llava(tower_folder, seed=seed, num_hidden_layers=4) for seed in (0, 1))
+    follow = torch.tensor([[7]])
+
+    def begin(model: Any) -> Any:
+        return model(prompt.ids, images=prompt.images, use_cache=True).past_key_values
+
+    with attach(one, "fastv", tokens=4), attach(other, "fastv", tokens=5):
+        alone = [model(follow, past_key_values=begin(model)).logits for model in (one, other)]
+        caches = [begin(one), begin(other)]
+        mixed = [model(follow, past_key_values=cache).logits for model, cache in zip((one, other), caches, strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(alone, mixed, strict=True))
+
+
+# ---- copies, replicas, compiled models
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample"])
+@torch.no_grad()
+def test_a_deep_copy_of_an_attached_model_is_attached_by_itself(
+    tower_folder: Path, prompt: SimpleNamespace, name: str
+) -> None:
+    model = tiny_llava(tower_folder)
+    with attach(model, name, tokens=4):
+        reduced = model(prompt.ids, images=prompt.images).logits
+        twin = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()  # whatever the copy still took from the original would show
+        assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
+    assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced), "detaching the original leaves it"
+    vars(twin)[PREPARE].args[0].detach()
+    assert PREPARE not in vars(twin)
+    assert twin(prompt.ids, images=prompt.images).logits.shape[1] == prompt.ids.shape[1] - 1 + PATCHES
+
+
+def replica(model: Any) -> Any:
+    """What DataParallel makes of a model for another device, with weights of its own."""
+    modules = list(model.modules())
+    copies = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, twin in copies.items():
+        for name, child in module._modules.items():
+            if child is not None:
+                twin._modules[name] = copies[child]
+        for name, parameter in module._parameters.items():
+            setattr(twin, name, None if parameter is None else parameter.detach().clone())
+    return copies[model]
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "divprune"])
+@torch.no_grad()
+def test_a_replica_of_data_parallel_reads_its_own_weights(model: MadeUpModel, name: str) -> None:
+    own = copy.deepcopy(model)
+    with made_up_host.attach(own, name, 6):
+        reduced, _ = own(PROMPTS, pixels(4))
+        twin = replica(own)
+        for parameter in own.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(PROMPTS, pixels(4))[0], reduced)
+
+
+@pytest.mark.skipif(MAJOR >= 5, reason="official LLaVA reads `device`, which replicas have not on transformers 5")
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample", "visionzip"])
+@torch.no_grad()
+def test_a_replica_of_llava_reads_its_own_weights(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    model = tiny_llava(tower_folder)
+    with attach(model, name, tokens=4):
+        reduced = model(prompt.ids, images=prompt.images).logits
+        twin = replica(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome"])
+@pytest.mark.parametrize("before", [True, False])
+@torch.no_grad()
+def test_a_compiled_model_answers_like_the_plain_one(
+    tower_folder: Path, prompt: SimpleNamespace, name: str, before: bool
+) -> None:
+    model = tiny_llava(tower_folder)
+    full = model(prompt.ids, images=prompt.images).logits
+    with attach(model, name, tokens=4):
+        reduced = model(prompt.ids, images=prompt.images).logits
+    compiled = torch.compile(model, backend="eager")
+    if before:
+        assert torch.allclose(compiled(prompt.ids, images=prompt.images).logits, full, atol=1e-5)
+    with attach(compiled if before else model, name, tokens=4) as attached:
+        assert torch.allclose(compiled(prompt.ids, images=prompt.images).logits, reduced, atol=1e-5)
+        assert attached.outcomes[0].after == 4
+    assert torch.allclose(compiled(prompt.ids, images=prompt.images).logits, full, atol=1e-5)
+
+
+# ---- what steers a selection, and what does not
+
+
+@torch.no_grad()
+def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) -> None:
+    model = tiny_llava(tower_folder)
+    with attach(model, tokens=6) as attached, torch.autocast("cpu", torch.bfloat16):
+        model(prompt.ids, images=prompt.images)
+        mixed = attached.outcomes[0].reductions[0][1]
+        tower = attached.encode(prompt.images, [1])
+    assert mixed.fused is not None and mixed.fused.dtype == torch.float32
+    assert tower[0].parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
+    again = attached.method
+    with attach(model, tokens=6) as attached:
+        seen: list[Any] = []
+        original = type(again).reduce
+
+        def recording(self: Any, tokens: Any, budget: Any) -> Any:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return original(self, tokens, budget)
+
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+            patch.setattr(type(again), "reduce", recording)
+            model(prompt.ids, images=prompt.images)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "sparsevlm", "dart", "pyramiddrop"])
+@torch.no_grad()
+def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=4)
+    question = row(5, 6, after=4)
+    answer = [40, 41, 42, 2]
+    words = torch.tensor([question + answer])
+    labels = torch.tensor([[-100] * len(question) + answer])
+
+    def selected(attached: Any) -> list[Any]:
+        return [one.kept.tolist() for outcome in attached.outcomes for _, one in outcome.reductions]
+
+    with attach(model, name, tokens=5) as attached:
+        model(torch.tensor([question]), images=tiles(1))
+        answered = selected(attached)
+        model(words, images=tiles(1), labels=labels)
+        assert selected(attached) == answered
+    with attach(model, name, tokens=5, answer_rows=True) as attached:
+        model(words, images=tiles(1), labels=labels)
+        steered = selected(attached)
+    with attach(model, name, tokens=5) as attached:
+        model(words, images=tiles(1))
+        assert selected(attached) == steered, "as if the answer were part of the question"
+
+
+@torch.no_grad()
+def test_a_budget_of_all_tokens_of_a_tiled_picture_is_the_full_model(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, mm_patch_merge_type="spatial_unpad", **ANYRES)
+    words, mask = batch(row(5, after=4))
+    images, sizes = [tiles(3)], [(28, 56)]  # a picture of 1 x 2 tiles and the base view: fewer than the most of 5
+    dense = model(words, attention_mask=mask, images=images, image_sizes=sizes).logits
+    with attach(model, tokens=1000) as attached:
+        model(words, attention_mask=mask, images=images, image_sizes=sizes)
+        available = attached.outcomes[0].before
+    for name in ("consensusdrop", "random", "fastv"):
+        with attach(model, name, tokens=available) as attached:
+            assert torch.equal(model(words, attention_mask=mask, images=images, image_sizes=sizes).logits, dense)
+            assert attached.outcomes[0].after == available
+        with attach(model, name, tokens=available - 1) as attached:
+            model(words, attention_mask=mask, images=images, image_sizes=sizes)
+            assert attached.outcomes[0].after < available
+
+
+# ---- what is reported
+
+
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv"])
+@torch.no_grad()
+def test_outcomes_are_those_of_the_last_call(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    model = tiny_llava(tower_folder)
+    words = torch.tensor([[1, 5, 6, 7]])
+    with attach(model, name, tokens=4) as attached:
+        model.generate(prompt.ids, images=prompt.images, max_new_tokens=3, do_sample=False)
+        assert len(attached.outcomes) == 1
+        model.generate(words, images=None, max_new_tokens=3, do_sample=False)
+        assert attached.outcomes == []
+        model(prompt.ids, images=prompt.images)
+        assert len(attached.outcomes) == 1
+        model(words)
+        assert attached.outcomes == []
+
+
+@pytest.mark.parametrize("tokens", [6, PATCHES])
+@torch.no_grad()
+def test_truncated_prompts_report_what_is_left(tower_folder: Path, tokens: int) -> None:
+    model = tiny_llava(tower_folder, tokenizer_model_max_length=9)
+    words, mask = batch(row(5, 6, after=4), row(5, after=2))
+    with attach(model, tokens=tokens) as attached:
+        out = model.prepare_inputs_labels_for_multimodal(words, None, mask, None, None, tiles(2))
+    assert out[4].shape[1] == 9
+    assert [(one.before, one.after) for one in attached.outcomes] == [
+        (PATCHES, min(6, tokens)),
+        (PATCHES, min(7, tokens)),
+    ]
+
+
+@torch.no_grad()
+def test_recovery_has_no_fused_saliency_and_a_prompt_without_text_no_cross_one(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder)
+    words, mask = batch(row(5, after=4), [1, 6, -200])
+    with attach(model, tokens=5, fuser="recovery") as attached:
+        model(words, attention_mask=mask, images=tiles(2))
+        assert all(one.reductions[0][1].fused is None for one in attached.outcomes)
+    with attach(model, tokens=5) as attached, pytest.warns(UserWarning, match="vision saliency alone"):
+        model(words, attention_mask=mask, images=tiles(2))
+        asked, bare = (one.reductions[0][1] for one in attached.outcomes)
+    assert asked.cross is not None and bare.cross is None and bare.vision is not None
+
+
+def test_every_place_of_action_is_held_by_the_thread_test() -> None:
+    assert {METHODS[name].place for name in TOGETHER} == set(Place)
