@@ -213,6 +213,22 @@ def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder
     assert not torch.allclose(*kept)
 
 
+@torch.no_grad()
+def test_frames_of_a_video_are_scaled_as_if_each_were_alone(clip_folder: SimpleNamespace) -> None:
+    model, images = tiny_llava(clip_folder.folder), tiles(3)
+    (together, _), (single, _) = batch(row(5, images=3)), batch(row(5))
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with attached.asking(["where is it?"]):
+            model(together, images=images)
+        frames = [outcome.reductions[0][1] for outcome in attached.outcomes]
+        assert len(frames) == 3
+        for index, frame in enumerate(frames):
+            with attached.asking(["where is it?"]):
+                model(single, images=images[index : index + 1])
+            alone = attached.outcomes[0].reductions[0][1]
+            assert torch.allclose(frame.fused, alone.fused, atol=1e-5) and torch.equal(frame.kept, alone.kept)
+
+
 def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
     with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
         attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
