@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import IMAGE, PATCHES, tiny_llava
+from models import IMAGE, tiny_llava
 
-__all__ = ["IMAGE", "PATCHES", "tiny_llava"]  # they were here before `models.py`
 torch.set_num_threads(1)
 
 

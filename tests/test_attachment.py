@@ -13,9 +13,9 @@ import made_up_host
 import pytest
 import torch
 import transformers
-from conftest import PATCHES, tiny_llava
 from made_up_host import IMAGE, SIDE, TOKENS, MadeUpModel
-from test_llava_host import ANYRES, batch, row, tiles
+from models import PATCHES, tiny_llava
+from prompts import ANYRES, batch, row, tiles
 from torch import Tensor
 
 from llava_consensus import attach

@@ -67,6 +67,28 @@ def test_only_hosts_import_a_model_library_and_maths_import_torch_alone(path: Pa
         assert "torch" not in outside
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def at_once(path: Path, names: set[str]) -> set[str]:
+    """Modules of the package that a file imports when it is imported, not later and not for types alone."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            whole = f"{node.module}.{alias.name}"
+            found.add(whole if whole in names else str(node.module))
+    return found & names
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    names = {module_name(path) for path in MODULES}
+    needs = {module_name(path): at_once(path, names) for path in MODULES}
+    while free := {name for name, needed in needs.items() if not needed & needs.keys() - {name}}:
+        needs = {name: needed for name, needed in needs.items() if name not in free}
+    assert not needs, f"these import each other: {sorted(needs)}"
+
+
 def test_importing_the_package_and_its_command_line_loads_nothing_heavy() -> None:
     code = (
         "import sys, llava_consensus, llava_consensus.cli;"
