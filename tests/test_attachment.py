@@ -262,6 +262,22 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
     assert seen == [False]
 
 
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.place is Place.DECODER])
+@torch.no_grad()
+def test_cuts_are_chosen_outside_autocast(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=4)
+    select, seen = METHODS[name].select, []
+
+    def recording(self: Any, view: Any, watch: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return select(self, view, watch)
+
+    with attach(model, name, tokens=5), pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(METHODS[name], "select", recording)
+        model(prompt.ids, images=prompt.images)
+    assert seen and not any(seen)
+
+
 @pytest.mark.parametrize("name", ["consensusdrop", "fastv", "sparsevlm", "dart", "pyramiddrop"])
 @torch.no_grad()
 def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: str) -> None:
