@@ -19,7 +19,7 @@ MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "files": {"errors"},
     "reduction": {"errors"},
     "methods": {"reduction", "errors"},
-    "hosts": {"methods", "reduction", "errors"},
+    "hosts": {"methods", "reduction", "files", "errors"},
     "scorers": {"errors"},
     "benchmarks": {"scorers", "files", "errors"},
     "judge": {"benchmarks", "scorers", "files", "errors"},
