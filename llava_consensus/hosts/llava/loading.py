@@ -10,6 +10,7 @@ import torch
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError
 from llava_consensus.hosts.checkpoints import DTYPES, without_unused_report
 from llava_consensus.hosts.llava.checks import check_sizes, tower_beside
+from llava_consensus.hosts.llava.own_tower import FLAG, load_own_tower, trains_tower
 from llava_consensus.hosts.llava.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
 from llava_consensus.reduction.checks import choose
 
@@ -44,16 +45,20 @@ def load_official(path: str, device: str = "auto", dtype: str = "auto") -> tuple
             "which must contain 'llava' and not 'lora' (merge first)"
         )
     check_sizes(path)
+    own_tower = trains_tower(path)
+    changes: dict[str, Any] = {**tower_beside(path), **({FLAG: False} if own_tower else {})}
     with tensors_recorded() as loaded:
-        model, tokenizer, processor = _load(path, name, place, tower_beside(path))
+        model, tokenizer, processor = _load(path, name, place, changes)
     refuse_incomplete(path, loaded)
+    if own_tower:
+        load_own_tower(path, model)
     if dtype != "auto" or place == "cpu":
         model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
     refuse_not_finite(path, model)
     return model.eval(), tokenizer, processor
 
 
-def _load(path: str, name: str, device: str, changes: dict[str, str]) -> tuple[Any, Any, Any]:
+def _load(path: str, name: str, device: str, changes: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, tokenizer and image processor by LLaVA's loader, whose own printing is nobody's business."""
     from llava.model.builder import load_pretrained_model
 
