@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 DATA = Path(__file__).parent / "data"
-UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples"  # files without a licence
+UNSHIPPED = Path(__file__).resolve().parents[2] / "shared" / "data" / "samples"  # files that may not be passed on
 
 
 def golden(name: str) -> list[dict[str, Any]]:
@@ -23,16 +23,15 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 
 def sample(name: str) -> Path:
-    """A real file of a benchmark, or a folder of them."""
+    """A real file of a benchmark, or a folder of them. Files that may not be passed on are read beside the checkout;
+    a test of them is skipped where they are absent.
+    """
     path = DATA / "samples" / name
-    return _unpacked(path) if any(path.rglob("*.gz")) else path
-
-
-def unshipped(name: str) -> Path:
-    """A real file that may not be passed on; the test is skipped where it is absent."""
+    if path.exists():
+        return _unpacked(path) if any(path.rglob("*.gz")) else path
     path = UNSHIPPED / name
     if not path.exists():
-        pytest.skip(f"no licence to ship {name}, and it is not at {path}")
+        pytest.skip(f"{name} may not be passed on with this repository, and it is not at {path}")
     return path
 
 

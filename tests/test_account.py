@@ -11,25 +11,26 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from conftest import IMAGE, tiny_llava
 from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llava_consensus.hosts.llava.attachment import SEAM
+from models import IMAGE, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Prompt
-from llava_consensus.hosts.base import ImageOutcome, Prefill
-from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills, watched
+from llava_consensus.hosts.base import PictureOutcome, Prefill
+from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills
+from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.llava.shape import read_shape
-from llava_consensus.hosts.tower import taps as capture
+from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Need
 from llava_consensus.runs import costs
 from llava_consensus.runs.configuration import prepare
 from llava_consensus.runs.matching import budget_of, match_budget
@@ -44,26 +45,32 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(Placement):
+class Late(Method):
     """Stands for a method inside the language model: every layer up to `layer` sees all tokens."""
 
     layer: int = 2
-    seam: ClassVar[str] = "decoder"
+    place: ClassVar[Place] = Place.DECODER
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         return [available] * self.layer + [min(budget.tokens, available)] * (layers - self.layer)
 
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Inside(Placement):
+class Inside(Method):
     """Stands for a method inside the vision tower: half the patches go in each of the first two blocks."""
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         return [shape.patches, shape.patches // 2] + [budget.tokens] * (shape.blocks - 2)
 
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Secretive(Placement):
+class Secretive(Method):
     """Stands for a method whose cost depends on a model the shape does not describe."""
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -141,10 +148,9 @@ def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, optio
     ids = host.prompt_ids(Prompt("Is there a dog in the image?"))[None]
     text, question = host.rows(Prompt("Is there a dog in the image?"))
     with host.attach(method, budget) as attached, torch.inference_mode():
-        attached.encoded = host.encode([blank(host)])[0].taps
-        with counter() as flops:
-            getattr(host.model, SEAM)(ids, None, None, None, None, pixels, [(192, 192)])
-        attached.encoded = None
+        tiles = host.encode([blank(host)])[0].tiles
+        with attached.call(encoded=[tiles]), counter() as flops:
+            getattr(host.model, PREPARE)(ids, None, None, None, None, pixels, [(192, 192)])
     kept, merged = budget.split(576)
     shape = host.shape(text)._replace(question=question)
     sampling = merged * (576 - kept) if method.anchors == "fps" else 0  # type: ignore[attr-defined]
@@ -159,14 +165,7 @@ def blank(host: Any) -> Any:
     return Image.new("RGB", (192, 192), (90, 20, 160))
 
 
-def test_random_multiplies_nothing(host: Any) -> None:
-    tokens = SimpleNamespace(projected=torch.randn(1, 576, 8), fingerprint=torch.tensor([5]))
-    with counter() as flops:
-        make("random").reduce(tokens, Budget(64))  # type: ignore[arg-type]
-    assert flops.get_total_flops() == 0 == make("random").flops(SEVEN, Budget(64))
-
-
-RUNNABLE = [name for name, one in METHODS.items() if "question" not in one.needs]  # the mini model has no text tower
+RUNNABLE = [name for name, one in METHODS.items() if Need.QUESTION not in one.needs]  # the mini model has no text tower
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -235,7 +234,7 @@ def test_what_a_cache_holds_too_much_is_seen() -> None:
 
 
 def test_newlines_are_rows_of_text() -> None:
-    outcome = ImageOutcome(0, 12, 8, 3, ())
+    outcome = PictureOutcome(0, 12, 8, 3, ())
     (one,) = prefills([CachedLayer(150, 1, 15)], [(4, 2)], [[outcome]])
     assert one == Prefill(7, 2, (8,), (150,))
 
@@ -248,12 +247,6 @@ def test_caches_of_every_kind() -> None:
         ((key, key),),
     ]
     assert {cached_layers(kind)[0] for kind in kinds} == {CachedLayer(2 * 2 * 3 * 5 * 4 * 4, 2, 5)}
-
-
-def test_watching_leaves_no_hook(host: Any) -> None:
-    with pytest.raises(RuntimeError), watched(host.model):
-        raise RuntimeError
-    assert not host.model._forward_hooks
 
 
 # ---- the paper's columns
@@ -361,7 +354,7 @@ def test_what_is_not_known_is_said() -> None:
     [(192, SEVEN, 166), (128, SEVEN, 98), (64, SEVEN, 30), (640, NEXT, 491), (320, NEXT, 149)],
 )
 def test_match_by_average_is_the_equivalent_column(tokens: int, shape: Shape, given_tokens: int) -> None:
-    """The table of baselines.md 2.D for a cut after layer 2."""
+    """What a cut after layer 2 must keep to see T tokens per layer in the mean."""
     assert account.match(Late(), Budget(tokens), shape, "average") == Budget(given_tokens)
 
 
@@ -509,14 +502,14 @@ def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
     prompt = Prompt("Is there a dog in the image?")
     _, question = host.rows(prompt)
     seen: list[int] = []
-    real = capture.probe_first_layer
+    real = ConsensusDrop.reduce
 
-    def probe(decoder: Any, embeds: Any, positions: Any, rows: Any, batch: Any) -> Any:
-        seen.append(rows.shape[1])
-        return real(decoder, embeds, positions, rows, batch)
+    def reduce(self: Any, tokens: Any, budget: Any) -> Any:
+        seen.append(tokens.probe.rows.shape[1])
+        return real(self, tokens, budget)
 
     with pytest.MonkeyPatch.context() as patch, host.attach(make("consensusdrop"), Budget(64)):
-        patch.setattr(capture, "probe_first_layer", probe)
+        patch.setattr(ConsensusDrop, "reduce", reduce)
         host.answer([host.encode([open_image(mini_picture())])], [prompt])
     assert seen == [question]
 

@@ -13,9 +13,9 @@ import made_up_host
 import pytest
 import torch
 import transformers
-from conftest import PATCHES, tiny_llava
 from made_up_host import IMAGE, SIDE, TOKENS, MadeUpModel
-from test_llava_host import ANYRES, batch, row, tiles
+from models import PATCHES, tiny_llava
+from prompts import ANYRES, batch, row, tiles
 from torch import Tensor
 
 from llava_consensus import attach
@@ -260,6 +260,22 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
             patch.setattr(type(again), "reduce", recording)
             model(prompt.ids, images=prompt.images)
     assert seen == [False]
+
+
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.place is Place.DECODER])
+@torch.no_grad()
+def test_cuts_are_chosen_outside_autocast(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+    model = tiny_llava(tower_folder, num_hidden_layers=4)
+    select, seen = METHODS[name].select, []
+
+    def recording(self: Any, view: Any, watch: Any) -> Any:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return select(self, view, watch)
+
+    with attach(model, name, tokens=5), pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        patch.setattr(METHODS[name], "select", recording)
+        model(prompt.ids, images=prompt.images)
+    assert seen and not any(seen)
 
 
 @pytest.mark.parametrize("name", ["consensusdrop", "fastv", "sparsevlm", "dart", "pyramiddrop"])

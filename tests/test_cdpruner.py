@@ -2,18 +2,16 @@
 with a whole CLIP model for a tower.
 """
 
-import json
 import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from conftest import IMAGE, tiny_llava
-from test_llava_host import ANYRES, batch, row, tiles
-from test_method import unit
+from models import IMAGE, LENGTH, tiny_llava, write_clip
+from prompts import ANYRES, batch, row, tiles
+from units import unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -21,11 +19,10 @@ from llava_consensus.hosts import Prompt, load
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
 
 ROOT = Path(__file__).parents[1]
 MINI = ROOT / "checkpoints" / "llava-mini"
-LENGTH = 24  # of the tiny text tower
 
 
 def kernel_of(degrees: list[float], weights: list[float]) -> torch.Tensor:
@@ -38,7 +35,7 @@ def kernel_of(degrees: list[float], weights: list[float]) -> torch.Tensor:
 
 
 def test_worked_example() -> None:
-    """baselines.md 10.G: what is left after the first pick is .0948, .0625, .3491."""
+    """What is left after the first pick is .0948, .0625, .3491."""
     kernel = kernel_of([0, 20, 30, 100], [1, 0.9, 0.5, 0.6])
     assert greedy_map(kernel, 2).tolist() == [[0, 3]]
     assert torch.diagonal(kernel[0]).tolist() == pytest.approx([1, 0.81, 0.25, 0.36])
@@ -60,7 +57,7 @@ def test_greedy_map_equals_the_largest_determinants() -> None:
 
 
 def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
-    """The authors' loop divides by the root of a negative number here and repeats one index (baselines.md 15)."""
+    """The authors' loop divides by the root of a negative number here and repeats one index."""
     tokens = unit(size=24)  # six channels: rank six
     result = make("cdpruner").reduce(tokens, Budget(15))
     assert all(len(set(kept)) == 15 for kept in result.kept.tolist()) and torch.isfinite(result.fused).all()
@@ -68,15 +65,69 @@ def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
     assert make("cdpruner").reduce(same, Budget(3)).kept.tolist() == [[0, 1, 2]] * 2
 
 
-def test_relevance_is_the_negated_cosine_scaled_over_the_units_of_a_picture() -> None:
+def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() -> None:
     patches = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [3.0, 4.0]], [[2.0, 0.0], [0.0, 5.0]]])
     text = torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).expand(3, -1, -1)
     real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
-    found = relevance(ClipSides(patches, text, real), torch.tensor([7, 7, 8]))
+    whole = WholePictures(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
+    found = relevance(ClipSides(patches, text, real), whole)
     expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
     assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
-    toward = relevance(ClipSides(patches, text, real), torch.tensor([7, 7, 8]), negated=False)
+    toward = relevance(ClipSides(patches, text, real), whole, negated=False)
     assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()
+    cut = whole._replace(present=torch.tensor([[True, True], [False, True], [True, True]]))  # unpadding took the -1
+    assert torch.allclose(relevance(ClipSides(patches, text, real), cut)[:2, 1], torch.tensor([1.0, 0.4]), atol=2e-6)
+
+
+def tiled(pictures: int, tiles: int, seed: int = 0) -> VisualTokens:
+    """Units of one tile each, of pictures that share nothing but the question."""
+    tokens = unit(batch=pictures * tiles, seed=seed)
+    picture = torch.arange(pictures).repeat_interleave(tiles)
+    assert tokens.clip is not None and tokens.whole is not None
+    text = tokens.clip.text[:1].expand_as(tokens.clip.text)
+    return tokens._replace(
+        picture=picture,
+        prompt=torch.zeros_like(picture),
+        clip=tokens.clip._replace(text=text),
+        whole=tokens.whole._replace(picture=picture),
+    )
+
+
+def units_of(tokens: VisualTokens, index: list[int]) -> VisualTokens:
+    """Some units, with all tiles still there."""
+    return tokens._replace(
+        projected=tokens.projected[index],
+        tile=tokens.tile[index],
+        patch=tokens.patch[index],
+        picture=tokens.picture[index],
+        prompt=tokens.prompt[index],
+    )
+
+
+def test_frames_of_a_video_have_each_their_own_scale() -> None:
+    """All frames are asked about by one prompt; what one shows must not change the scale of another."""
+    tokens, method = tiled(3, 1), make("cdpruner")
+    together = method.reduce(tokens, Budget(5))
+    assert torch.allclose(together.fused.amax(1), torch.ones(3), atol=1e-5)
+    louder = tokens.clip.patches.clone()
+    louder[1] = tokens.clip.text[1, :1]  # one frame shows just what is asked for
+    other = method.reduce(tokens._replace(clip=tokens.clip._replace(patches=louder)), Budget(5))
+    assert torch.equal(other.fused[[0, 2]], together.fused[[0, 2]])
+    assert not torch.equal(other.fused[1], together.fused[1])
+
+
+def test_tiles_with_uneven_shares_have_one_scale() -> None:
+    """64 tokens for five tiles are 13, 13, 13, 13 and 12: two groups, reduced one after the other, of one picture."""
+    tokens, method = tiled(1, 5), make("cdpruner")
+    shares = [share.tokens for share in Budget(64).share(5)]
+    assert shares == [13, 13, 13, 13, 12]
+    parts = [
+        method.reduce(units_of(tokens, [0, 1, 2, 3]), Budget(13)),
+        method.reduce(units_of(tokens, [4]), Budget(12)),
+    ]
+    every = torch.cat([part.fused for part in parts])
+    assert torch.equal(every, method.reduce(tokens, Budget(13)).fused)
+    assert (every.amax(1) >= 1).sum() == 1 and sum(part.kept.numel() for part in parts) == 64
 
 
 def test_theta_moves_from_diversity_to_relevance() -> None:
@@ -100,38 +151,6 @@ def test_the_sentence_about_short_answers_is_no_question() -> None:
 # ---- hosts
 
 
-def write_text_side(folder: Path) -> int:
-    """CLIP's byte vocabulary without merges; its size."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = [chr(code) for code in printable] + [chr(256 + n) for n in range(256 - len(printable))]
-    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(words)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    special = {"bos_token": words[-2], "eos_token": words[-1], "unk_token": words[-1], "pad_token": words[-1]}
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer", **special}))
-    (folder / "special_tokens_map.json").write_text(json.dumps(special))
-    return len(words)
-
-
-def write_clip(folder: Path, vision: dict[str, Any]) -> Any:
-    """A whole CLIP model with random weights, its tokenizer beside it."""
-    from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
-
-    folder.mkdir(parents=True, exist_ok=True)
-    words = write_text_side(folder)
-    ends = dict(bos_token_id=words - 2, eos_token_id=words - 1, pad_token_id=words - 1)
-    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, projection_dim=24)
-    text = CLIPTextConfig(vocab_size=words, max_position_embeddings=LENGTH, **sizes, **ends)
-    sight = CLIPVisionConfig(**{**vision, "projection_dim": 24})
-    torch.manual_seed(0)
-    model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=sight.to_dict(), projection_dim=24)).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    return model
-
-
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     from transformers import CLIPImageProcessor
@@ -151,8 +170,8 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
     ids, mask = batch(row(5), row(6))
     images = tiles(2)
     with attach(model, "cdpruner", tokens=6) as attached:
-        attached.questions = [questions[0] + SHORT_ANSWER, questions[1]]
-        model(ids, images=images, attention_mask=mask)
+        with attached.asking([questions[0] + SHORT_ANSWER, questions[1]]):
+            model(ids, images=images, attention_mask=mask)
         found = [outcome.reductions[0][1] for outcome in attached.outcomes]
     from transformers import AutoTokenizer, CLIPTextModelWithProjection
 
@@ -177,15 +196,16 @@ def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamesp
         assert found[index].kept.shape == (1, 6)
 
 
+@pytest.mark.parametrize("tokens", [20, 64])  # four for each tile; 13, 13, 13, 13 and 12
 @torch.no_grad()
-def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace) -> None:
+def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace, tokens: int) -> None:
     model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, _ = batch(row(5))
     kept = []
     for question in ("what?", "where is it?"):
-        with attach(model, "cdpruner", tokens=20) as attached:
-            attached.questions = [question]
-            model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
+        with attach(model, "cdpruner", tokens=tokens) as attached:
+            with attached.asking([question]):
+                model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
             parts = [reduction for _, reduction in attached.outcomes[0].reductions]
         every = torch.cat([part.fused for part in parts])
         assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
@@ -193,15 +213,30 @@ def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder
     assert not torch.allclose(*kept)
 
 
+@torch.no_grad()
+def test_frames_of_a_video_are_scaled_as_if_each_were_alone(clip_folder: SimpleNamespace) -> None:
+    model, images = tiny_llava(clip_folder.folder), tiles(3)
+    (together, _), (single, _) = batch(row(5, images=3)), batch(row(5))
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with attached.asking(["where is it?"]):
+            model(together, images=images)
+        frames = [outcome.reductions[0][1] for outcome in attached.outcomes]
+        assert len(frames) == 3
+        for index, frame in enumerate(frames):
+            with attached.asking(["where is it?"]):
+                model(single, images=images[index : index + 1])
+            alone = attached.outcomes[0].reductions[0][1]
+            assert torch.allclose(frame.fused, alone.fused, atol=1e-5) and torch.equal(frame.kept, alone.kept)
+
+
 def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
     with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
         attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
     model, (ids, _) = tiny_llava(clip_folder.folder), batch(row(5))
     with attach(model, "cdpruner", tokens=6) as attached:
-        with pytest.raises(OptionError, match="set the attachment's `questions` to 1 texts"):
+        with pytest.raises(OptionError, match=r"reads the question: say it around the call.* 1 texts, one for each"):
             model(ids, images=tiles(1))
-        attached.questions = ["one", "two"]
-        with pytest.raises(OptionError, match="to 1 texts"):
+        with pytest.raises(OptionError, match="1 texts, one for each"), attached.asking(["one", "two"]):
             model(ids, images=tiles(1))
     dense = model(ids, images=tiles(1)).logits
     with attach(model, "cdpruner", tokens=16):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_cases import compare, unshipped
+from golden_cases import compare, sample
 
 from llava_consensus.benchmarks import make
 from llava_consensus.errors import DataError
@@ -72,7 +72,7 @@ def test_mme_golden_cases() -> None:
 
 
 def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None:
-    source, folder = unshipped("mme"), tmp_path / "eval" / "MME"
+    source, folder = sample("mme"), tmp_path / "eval" / "MME"
     (folder / "eval_tool").mkdir(parents=True)
     (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
     (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")

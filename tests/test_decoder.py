@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import PATCHES, tiny_llava
-from test_llava_host import ANYRES, batch, row, tiles
+from models import PATCHES, tiny_llava
+from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_method import unit
+from units import unit
 
 from llava_consensus.reduction.budget import Budget
 
@@ -41,7 +41,7 @@ def test_the_example_method_works_as_printed(monkeypatch: pytest.MonkeyPatch) ->
 def test_budget_words_are_used_for_one_thing_each() -> None:
     """The glossary of the README: a token's number is a saliency, what scores answers is a scorer."""
     package = ROOT / "llava_consensus"
-    maths = [package / f"{name}.py" for name in ("saliency", "scap", "fusers", "egtm", "output")]
-    for path in [*maths, *(package / "methods").glob("*.py"), *(package / "hosts").glob("*.py")]:
+    maths = [package / "reduction" / f"{name}.py" for name in ("saliency", "scap", "fusers", "egtm", "output")]
+    for path in [*maths, *(package / "methods").glob("*.py"), *(package / "hosts").rglob("*.py")]:
         words = set(re.findall(r"\b(importance|keep_rate|keep_ratio|wrapper|backend|metric)\b", path.read_text()))
         assert words == set(), f"{path.name}: {words}"

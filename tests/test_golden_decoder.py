@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models import BareModel, one_picture
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llava_consensus.hosts.decoder.hooks import DecoderSeam
-from llava_consensus.hosts.sequence.layout import read_layout
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.reduction.budget import Budget
 
@@ -37,18 +37,15 @@ def run(model: Any, method: Any, visual: int, tokens: int, seed: int, steps: int
     """The cuts chosen, and logits after the prompt and after every row decoded from the cache: [1 + steps, 64]."""
     cuts, select = [], type(method).select
 
-    def recording(self: Any, view: Any, stages: Any) -> Any:
-        cuts.append(select(self, view, stages))
+    def recording(self: Any, view: Any, watch: Any) -> Any:
+        cuts.append(select(self, view, watch))
         return cuts[-1]
 
-    rows = torch.zeros(1, BEFORE + visual + AFTER, dtype=torch.long)
-    rows[0, BEFORE : BEFORE + visual] = torch.arange(1, visual + 1)
-    layout = read_layout(rows, torch.ones_like(rows).bool(), [1], visual, [[Budget(tokens)]])
     prompt, answer = inputs(visual, seed)
-    seam = DecoderSeam(model.model, method, lambda *_: None)
+    attached = Attachment(BareModel(model), method, Budget(tokens))
     type(method).select = recording
     try:
-        seam.arm(layout, Budget(tokens), prompt)
+        attached.arm(attached.current(), attached.layout(one_picture(BEFORE, visual, AFTER)), prompt)
         out = model(inputs_embeds=prompt, use_cache=steps > 0)
         logits = [out.logits[0, -1]]
         for step in range(steps):
@@ -57,7 +54,7 @@ def run(model: Any, method: Any, visual: int, tokens: int, seed: int, steps: int
             logits.append(out.logits[0, -1])
     finally:
         type(method).select = select
-        seam.detach()
+        attached.detach()
     return cuts, torch.stack(logits)
 
 

@@ -5,19 +5,19 @@ to 1e-5.
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from models import BareModel
 
-from llava_consensus.hosts.tower import blocks as vision_seam
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.methods.divprune import spread_out
 from llava_consensus.methods.tome_post import merged
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import ClipSides, VisualTokens
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
 
 GOLDEN = Path(__file__).parent / "golden"
 TOLERANCE = 1e-5
@@ -32,7 +32,7 @@ def golden(name: str) -> dict[str, torch.Tensor]:
 
 
 def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
-    """LLaVA's view of a CLIP tower with the weights the authors' ViT ran with."""
+    """A CLIP tower with the weights the authors' ViT ran with."""
     from transformers import CLIPVisionConfig, CLIPVisionModel
 
     weight = {name.removeprefix("weight_"): value for name, value in arrays.items() if name.startswith("weight_")}
@@ -61,9 +61,7 @@ def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
             values |= {f"{front}layer_norm{number + 1}.bias": weight["ln_bias"][layer, number]}
     missing = inner.load_state_dict(values, strict=False)
     assert not missing.unexpected_keys and all("post_layernorm" in key or "ids" in key for key in missing.missing_keys)
-    return SimpleNamespace(
-        vision_tower=model, select_layer=-2, num_patches=side * side, num_patches_per_side=side, is_loaded=True
-    )
+    return model
 
 
 @torch.no_grad()
@@ -72,19 +70,19 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
     total, tokens = (int(part) for part in case.split("_")[:2])
     side = 15 if total == 225 else 24
     images = arrays[f"images_{side}"] if total == 2880 else arrays[f"images_{side}"][:1]
-    tower = clip_tower(arrays, side)
     method = make("tome", proportional="plain" not in case)
-    model = SimpleNamespace(
-        get_vision_tower=lambda: tower,
-        encode_images=lambda pixels: tower.vision_tower(pixels, output_hidden_states=True).hidden_states[-2][:, 1:],
+    budget = Budget(tokens // len(images))
+    with Attachment(BareModel(clip_tower(arrays, side), side), method, budget) as attached:
+        tiles = attached.encode(images, [1] * len(images))
+    spread, slot = (
+        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles), strict=True)
     )
-    spread, slot = vision_seam.encode(model, images, method, [tokens // len(images)] * len(images))
     assert torch.equal(slot, arrays[f"owner_{case}"].long())
     theirs = arrays[f"tokens_{case}"].gather(1, slot[..., None].expand_as(spread))
     unit = VisualTokens(
         spread, torch.arange(len(slot))[:, None].expand_as(slot), torch.arange(slot.shape[1]).expand_as(slot), slot=slot
     )
-    reduction = method.reduce(unit, Budget(tokens // len(images)))
+    reduction = method.reduce(unit, budget)
     assert reduction.tokens.shape[1] * len(images) == tokens
     assert torch.equal(reduction.tokens, spread.gather(1, reduction.source[..., None].expand_as(reduction.tokens)))
     return float((spread - theirs).abs().max())
@@ -117,7 +115,7 @@ def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -
         tile[:, None].expand(points.shape[:2]),
         torch.arange(points.shape[1]).expand(points.shape[:2]),
         clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
-        probed=torch.zeros_like(tile),
+        whole=WholePictures(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
     )
     theirs = arrays[f"kept_{case}_{count}"].long()
     reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))
@@ -141,7 +139,7 @@ def test_tome_post(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_divprune(size: int, count: int) -> None:
-    """Where tokens repeat, ours must differ: tests/test_tower.py says how."""
+    """Where tokens repeat, ours must differ: tests/test_divprune.py says how."""
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
 
 

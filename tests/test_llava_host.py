@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import IMAGE, PATCHES, tiny_llava
+from models import PATCHES, tiny_llava
+from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
@@ -25,35 +26,7 @@ from llava_consensus.reduction.scap import text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])
-ANYRES = {
-    "image_aspect_ratio": "anyres",
-    "image_grid_pinpoints": [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]],
-}
 needs_5 = pytest.mark.skipif(MAJOR < 5, reason="generate() of transformers 4 does not advance given positions")
-
-
-def tiles(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(seed))
-
-
-def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
-    """BOS, some text, then every picture followed by some text."""
-    ids = [1, *text]
-    for number in range(images):
-        ids += [-200, *range(20 + 10 * number, 20 + 10 * number + after)]
-    return ids
-
-
-def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded ids and mask."""
-    width = max(len(one) for one in rows)
-    pad = [[0] * (width - len(one)) for one in rows]
-    ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]
-    mask = [
-        [0] * len(p) + [1] * len(one) if left else [1] * len(one) + [0] * len(p)
-        for p, one in zip(pad, rows, strict=True)
-    ]
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 # ---- attach and detach
@@ -201,46 +174,6 @@ class NumberedModel:
 
     def encode_images(self, images: torch.Tensor) -> torch.Tensor:
         return torch.arange(1, len(images) * PATCHES + 1).float().view(len(images), PATCHES, 1)
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "one picture": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
-    "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
-    "right padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)]),
-    "left padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)], left=True),
-    "two pictures in a prompt": dict(rows=[row(5, images=2)], images=tiles(2), ranges=[range(1), range(1, 2)]),
-    "list of pictures": dict(rows=[row(5, images=2)], images=list(tiles(2)), ranges=[range(1), range(1, 2)]),
-    "a row without picture": dict(rows=[row(5), [1, 5, 6, 7], row(6)], images=tiles(3), ranges=[range(1), range(2, 3)]),
-    "adjacent pictures": dict(rows=[[1, 5, -200, -200, 9, 8]], images=tiles(2), ranges=[range(1), range(1, 2)]),
-    "five dimensions, flat": dict(
-        rows=[row(5), row(6, 7)], images=tiles(6).view(2, 3, 3, IMAGE, IMAGE), ranges=[range(3), range(3, 6)]
-    ),
-    "spatial": dict(
-        rows=[row(5), row(6, 7)],
-        images=[tiles(5), tiles(3, 1)],
-        sizes=[(100, 100), (110, 50)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial"},
-        ranges=[range(5), range(5, 8)],
-    ),
-    "spatial_unpad": dict(
-        rows=[row(5), row(6, 7)],
-        images=[tiles(5), tiles(3, 1)],
-        sizes=[(100, 70), (110, 30)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
-        ranges=[range(5), range(5, 8)],
-        left=True,
-    ),
-    "spatial_unpad, single tile": dict(
-        rows=[row(5)],
-        images=[tiles(1)],
-        sizes=[(50, 50)],
-        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
-        ranges=[range(1)],
-    ),
-    "truncated": dict(
-        rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)], config={"tokenizer_model_max_length": 24}
-    ),
-}
 
 
 @pytest.mark.parametrize("order", ["top_then_merged", "raster"])

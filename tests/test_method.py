@@ -1,11 +1,13 @@
-"""The maths of the method: the worked examples of method.md and its invariants as properties."""
+"""ConsensusDrop by hand and by its invariants, and what every method behind the vision tower promises."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from units import of_batch, unit, without_question
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS, make
@@ -13,71 +15,13 @@ from llava_consensus.methods.random import draw
 from llava_consensus.reduction import egtm, fusers, saliency, scap
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import NonFiniteError
+from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.ranking import rank
-from llava_consensus.reduction.tokens import ClipSides, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import Need, TextProbe, VisionAttention, VisualTokens
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])
-
-
-def unit(
-    size: int = 24, batch: int = 2, seed: int = 0, text: int = 5, dtype: torch.dtype = torch.float32
-) -> VisualTokens:
-    """Random tokens of `batch` units, one tile each, with everything a method can ask for."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    length = 3 + size + text
-    places = torch.arange(length - text, length).expand(batch, -1)
-    probe = TextProbe(
-        query=noise(batch, 4, text, 8),
-        key=noise(batch, 2, length, 8),
-        cos=torch.ones(batch, length, 8),
-        sin=torch.zeros(batch, length, 8),
-        scale=8**-0.5,
-        rows=places,
-        row_mask=torch.ones(batch, text, dtype=torch.bool),
-        key_mask=torch.ones(batch, length, dtype=torch.bool),
-    )
-    return VisualTokens(
-        projected=noise(batch, size, 6),
-        tile=torch.arange(batch)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(batch, -1),
-        attention=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
-        features=noise(batch, size, 10),
-        class_feature=noise(batch, 10),
-        project=lambda values: values[..., :6] * 2,
-        probe=probe,
-        probed=torch.arange(batch),
-        columns=torch.arange(3, 3 + size).expand(batch, -1),
-        fingerprint=torch.arange(batch) * 77 + 5,
-        side=6,
-        clip=ClipSides(noise(batch, size, 7), noise(batch, 2, 7), torch.ones(batch, 2, dtype=torch.bool)),
-        slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
-    )
-
-
-def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
-    """One unit of a batch, alone."""
-    cut = slice(index, index + 1)
-    attention, probe = tokens.attention, tokens.probe
-    assert attention is not None and probe is not None
-    return tokens._replace(
-        projected=tokens.projected[cut],
-        tile=torch.zeros_like(tokens.tile[cut]),
-        patch=tokens.patch[cut],
-        attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
-        features=tokens.features[cut],
-        class_feature=tokens.class_feature[cut],
-        probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
-        probed=torch.zeros(1, dtype=torch.long),
-        columns=tokens.columns[cut],
-        fingerprint=tokens.fingerprint[cut],
-        slot=tokens.slot[cut],
-        clip=ClipSides(*(side[cut] for side in tokens.clip)),
-    )
+AFTER_TOWER = [name for name, one in METHODS.items() if one.place is Place.TOKENS and one.reduces]
 
 
 def test_worked_example_fusion_and_selection() -> None:
@@ -104,7 +48,7 @@ def test_worked_example_merge() -> None:
 
 
 def worked_tokens() -> VisualTokens:
-    """Attention that gives method.md 9's saliencies exactly: one head, the class token's logits are log s_v, the
+    """Attention that gives the worked example's saliencies exactly: one head, the class token's logits are log s_v, the
     text's log s_c.
     """
     key = torch.zeros(1, 1, 7, 1)
@@ -129,7 +73,7 @@ def worked_tokens() -> VisualTokens:
         attention=VisionAttention(torch.ones(1, 1, 7, 1), key, 1.0, 1),
         features=torch.randn(1, 6, 2, generator=torch.Generator().manual_seed(0)),
         probe=probe,
-        probed=torch.tensor([0]),
+        prompt=torch.tensor([0]),
         columns=torch.arange(6)[None],
     )
 
@@ -151,8 +95,8 @@ def test_worked_example_raster_order() -> None:
     assert result.owner.tolist() == [[0, 1, 0, 2, 0, 0]] and result.source.tolist() == [[0, 1, 3]]
 
 
-def test_toy_example_of_the_baselines_page() -> None:
-    """baselines.md 12.8: temperatures and the two-row cross saliency."""
+def test_temperatures_and_cross_saliency_by_hand() -> None:
+    """Temperatures and the two-row cross saliency."""
     s_v = torch.tensor([[0.36, 0.09, 0.18, 0.09, 0.09, 0.09]])
     rows = torch.tensor([[[0.02, 0.02, 0.02, 0.10, 0.02, 0.02], [0.03, 0.03, 0.03, 0.15, 0.03, 0.03]]])
     s_c = scap.cross_saliency(rows, torch.ones(1, 2, dtype=torch.bool), torch.arange(6)[None])
@@ -205,11 +149,16 @@ def test_invariants_of_a_reduction(data: st.DataObject) -> None:
         "order": data.draw(st.sampled_from(["top_then_merged", "raster"])),
         "tau_vision": data.draw(st.sampled_from([0.1, 1.0, 3.0])),
     }
+    if options["fuser"] == "recovery" and options["fps_start"] == "salient":
+        options["fps_start"] = "first"  # recovery has no fused saliency to start from
     given_tokens = unit(size, seed=data.draw(st.integers(0, 50)))
     result = make("consensusdrop", **options).reduce(given_tokens, Budget(tokens, merged))
     count, folded = Budget(tokens, merged).split(size)
     assert result.tokens.shape == (2, tokens, 6) and result.kept.shape[1] == count and result.anchors.shape[1] == folded
-    assert torch.allclose(result.fused.sum(1), torch.ones(2), atol=1e-5)
+    if options["fuser"] == "recovery":
+        assert result.fused is None  # it ranks by each side in turn
+    else:
+        assert torch.allclose(result.fused.sum(1), torch.ones(2), atol=1e-5)
     for row in range(2):
         kept, anchors, owner = result.kept[row].tolist(), result.anchors[row].tolist(), result.owner[row].tolist()
         assert kept == sorted(set(kept)) and anchors == sorted(set(anchors)) and not set(kept) & set(anchors)
@@ -249,7 +198,7 @@ def test_recovery_at_rate_zero_is_the_student_and_at_one_the_teacher() -> None:
     assert torch.equal(fusers.recover(S_V, S_C, 3, 1.0), fusers.top(S_C, 3))
 
 
-@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.seam == "assembled"])
+@pytest.mark.parametrize("name", AFTER_TOWER)
 def test_batch_equals_singles(name: str) -> None:
     tokens, method = unit(batch=3), make(name)
     together = method.reduce(tokens, Budget(9))
@@ -304,13 +253,25 @@ def test_nothing_of_size_n_by_n_by_heads_is_allocated(monkeypatch: pytest.Monkey
     assert 0 < largest <= 4 * 64 * 501
 
 
-def test_a_prompt_without_text_falls_back_to_vision() -> None:
-    tokens = unit()
-    probe = tokens.probe._replace(row_mask=torch.tensor([[False] * 5, [True] * 5]))
-    result = make("consensusdrop", alpha=0.0).reduce(tokens._replace(probe=probe), Budget(8, 0))
-    vision = make("consensusdrop", alpha=1.0).reduce(tokens, Budget(8, 0))
-    cross = make("consensusdrop", alpha=0.0).reduce(tokens, Budget(8, 0))
-    assert torch.equal(result.kept[0], vision.kept[0]) and torch.equal(result.kept[1], cross.kept[1])
+@pytest.mark.parametrize(
+    "options", [{"alpha": 0.0}, {"fuser": "product"}, {"fuser": "recovery"}, {"fuser": "recovery", "student": "cross"}]
+)
+def test_a_prompt_without_text_is_ranked_by_vision_alone(options: dict) -> None:
+    tokens, budget = without_question(unit()), Budget(8, 3)
+    result = make("consensusdrop", **options).reduce(tokens, budget)
+    vision = make("consensusdrop", alpha=1.0).reduce(unit(), budget)
+    assert torch.equal(result.kept, vision.kept) and torch.equal(result.tokens, vision.tokens)
+    assert result.cross is None and torch.equal(result.vision, vision.vision)
+
+
+@pytest.mark.parametrize(
+    "option", [{"select": "diverse"}, {"anchors": "salient"}, {"fps_start": "salient"}, {"weights": "saliency"}]
+)
+def test_recovery_has_no_fused_saliency_and_refuses_what_needs_one(option: dict) -> None:
+    assert make("consensusdrop", fuser="recovery").reduce(unit(), Budget(8)).fused is None
+    with pytest.raises(OptionError, match=rf"{next(iter(option))}=.*fuser='recovery' has not: take another fuser"):
+        make("consensusdrop", fuser="recovery", **option)
+    assert make("consensusdrop", **option).reduce(unit(), Budget(8)).fused is not None
 
 
 @pytest.mark.parametrize("where", ["attention", "probe", "features"])
@@ -337,11 +298,75 @@ def test_half_precision_selects_nearly_the_same(dtype: torch.dtype) -> None:
         assert same / full.kept.shape[1] > (0.9 if dtype == torch.bfloat16 else 0.97)
 
 
-def test_gradients_reach_the_projected_tokens_only() -> None:
-    tokens = unit()
-    projected = tokens.projected.requires_grad_()
-    make("consensusdrop").reduce(tokens._replace(projected=projected), Budget(8, 3)).tokens.sum().backward()
-    assert torch.isfinite(projected.grad).all() and (projected.grad != 0).any()
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in AFTER_TOWER), ("consensusdrop", {"weights": "saliency"})]
+)
+def test_gradients_reach_the_projected_tokens_or_the_projector_only(name: str, options: dict) -> None:
+    """Every input asks for gradients; the choice of tokens passes none on, and what is projected anew gives the
+    projector some but not the tower.
+    """
+    tokens, projector = unit(), torch.nn.Linear(10, 6)
+    attention, probe, clip = tokens.attention, tokens.probe, tokens.clip
+    assert attention is not None and probe is not None and clip is not None
+    of_tower = [attention.query, attention.key, tokens.features, tokens.class_feature, clip.patches]
+    of_question = [probe.query, probe.key, clip.text]
+    for value in (tokens.projected, *of_tower, *of_question):
+        value.requires_grad_()
+    make(name, **options).reduce(tokens._replace(project=projector), Budget(8, 3)).tokens.sum().backward()
+    assert all(value.grad is None for value in (*of_tower, *of_question))
+    anew, reached = Need.PROJECTOR in METHODS[name].needs, []
+    for value in (tokens.projected, projector.weight):
+        if value.grad is not None:
+            assert torch.isfinite(value.grad).all() and (value.grad != 0).any()
+            reached.append(value)
+    assert any(value is projector.weight for value in reached) == anew
+    assert any(value is tokens.projected for value in reached) != name.startswith("prumerge")  # it projects all anew
+
+
+def test_rows_of_tiles_come_to_the_tokens_made_of_them() -> None:
+    """Two tiles of four rows, two tokens each: of rows 0 and 3, and of 1 and 2."""
+    tile, patch = torch.tensor([[0, 0, 1], [1, 0, 1]]), torch.tensor([[0, 1, 1], [0, 0, 1]])
+    tokens = VisualTokens(torch.zeros(2, 3, 1), tile, patch, members=torch.tensor([[0, 3], [1, 2]]))
+    rows = torch.tensor([[1.0, 2, 3, 5], [10, 20, 30, 50]])
+    assert tokens.by_token(rows).tolist() == [[3.0, 2.5], [30.0, 25.0]]
+    assert tokens.of_tiles(rows).tolist() == [[3.0, 2.5, 25.0], [30.0, 3.0, 25.0]]
+    assert tokens.of_tiles(rows[..., None].bfloat16()).shape == (2, 3, 1)
+    made = torch.tensor([[7.0, 8.0], [9.0, 6.0]])  # has a row for each token already
+    assert tokens.of_tiles(made).tolist() == [[7.0, 8.0, 6.0], [9.0, 7.0, 6.0]]
+    assert tokens._replace(members=None).of_tiles(rows).tolist() == [[1.0, 2.0, 20.0], [10.0, 1.0, 20.0]]
+
+
+@pytest.mark.parametrize("name", AFTER_TOWER)
+def test_a_merger_that_makes_one_token_of_four_patches(name: str) -> None:
+    """Hosts whose tokens are made of 2 x 2 rows of the tower: four equal rows count as the one they are copies of."""
+    tokens, method = unit(), make(name)
+    attention, clip = tokens.attention, tokens.clip
+    assert attention is not None and clip is not None
+    attention.key[:, :, 0] = -1e4 * attention.query[:, :, 0]  # a class token that looks at patches alone
+
+    def four(values: torch.Tensor, dim: int = 1) -> torch.Tensor:
+        return values.repeat_interleave(4, dim)
+
+    def patches_four(values: torch.Tensor) -> torch.Tensor:
+        return torch.cat((values[:, :, :1], four(values[:, :, 1:], 2)), dim=2)
+
+    fine = tokens._replace(
+        members=torch.arange(4 * 24).view(24, 4),
+        attention=attention._replace(query=patches_four(attention.query), key=patches_four(attention.key)),
+        features=four(tokens.features),
+        clip=clip._replace(patches=four(clip.patches)),
+    )
+    expected, found = method.reduce(tokens, Budget(9)), method.reduce(fine, Budget(9))
+    assert torch.equal(found.kept, expected.kept) and torch.equal(found.anchors, expected.anchors)
+    assert torch.equal(found.owner, expected.owner)
+    assert found.tokens.shape == expected.tokens.shape and torch.isfinite(found.tokens).all()
+
+
+@pytest.mark.parametrize("name", [name for name in AFTER_TOWER if METHODS[name].needs])
+def test_what_a_host_did_not_collect_is_named(name: str) -> None:
+    bare = VisualTokens(*unit()[:3], side=6)
+    with pytest.raises(LookupError, match="was not collected: the method must name it in `needs`"):
+        make(name).reduce(bare, Budget(8))
 
 
 def test_random_draws_differ_by_picture_prompt_and_seed_but_not_by_batch() -> None:
@@ -385,6 +410,26 @@ def test_bad_options_name_argument_value_and_bound(options: dict, says: str) -> 
 def test_bad_budgets(arguments: tuple, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         Budget(*arguments)
+
+
+def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
+    def having(option: str) -> set[str]:
+        return {name for name, method in METHODS.items() if option in {field.name for field in fields(method)}}
+
+    decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
+    looking = {"consensusdrop", "prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
+    assert having("positions") == set(METHODS) - {"full"}
+    assert having("order") == set(METHODS) - {"full"} - decoder
+    assert having("vision_layer") == looking
+    assert having("tile_budget") == looking | {"divprune", "random"}
+    assert having("answer_rows") == decoder | {"consensusdrop"}
+    assert fields(METHODS["full"]) == ()
+
+
+def test_which_methods_choose_by_the_prompt() -> None:
+    blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
+    blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
+    assert {name for name in METHODS if not make(name).reads_prompt} == blind
 
 
 def test_unknown_method_teaches() -> None:

@@ -115,7 +115,7 @@ def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypa
             weights.write_bytes(weights.read_bytes()[:5000])
         else:
             weights.unlink()
-            torch.save(Bomb(), folder / "pytorch_model.bin")
+            torch.save((Bomb(), torch.zeros(10**6)), folder / "pytorch_model.bin")
         with pytest.raises(DataError, match="cannot be loaded"):
             load(str(folder), device="cpu")
     assert not Path("exploded").exists()

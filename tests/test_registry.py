@@ -4,29 +4,49 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import torch
+from units import unit
 
 from llava_consensus import methods
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES, account, match
 
 PLUGIN = '''
 from dataclasses import dataclass
 
-from llava_consensus.output import assemble
-from llava_consensus.reduction.method import Placement
+from llava_consensus.reduction.method import AfterTower, Method
+from llava_consensus.reduction.output import assemble
 
 NOT_A_METHOD = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Front(Placement):
-    """The first T tokens."""
+class Front(AfterTower):
+    """T tokens from the first on, but for some that are skipped."""
 
     skip: int = 0
 
     def reduce(self, tokens, budget):
-        first = tokens.columns[:, : budget.tokens] * 0 + self.skip
-        return assemble(tokens.projected, first.cumsum(1) * 0 + first, self.order)
+        first = tokens.patch[:, self.skip : self.skip + budget.tokens]
+        return assemble(tokens.projected, first, self.order)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle(AfterTower):
+    """Says that it acts behind the tower, and does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nowhere(Method):
+    """Does not say where it acts."""
+
+
+class Stranger:
+    """Has a `reduce` and nothing else of a method."""
+
+    def reduce(self, tokens, budget):
+        return None
 '''
 
 
@@ -36,6 +56,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     found = [
         EntryPoint("front", "front_plugin:Front", methods.GROUP),
+        *(EntryPoint(name.lower(), f"front_plugin:{name}", methods.GROUP) for name in ("Idle", "Nowhere", "Stranger")),
         EntryPoint("number", "front_plugin:NOT_A_METHOD", methods.GROUP),
         EntryPoint("gone", "no_such_package:Gone", methods.GROUP),
         EntryPoint("random", "front_plugin:Front", methods.GROUP),
@@ -50,6 +71,23 @@ def test_a_registered_method_is_made_like_ours(plugin: None) -> None:
         methods.make("front", skp=2)
 
 
+def test_a_registered_method_reduces(plugin: None) -> None:
+    tokens = unit(size=24)
+    result = methods.make("front", skip=2).reduce(tokens, Budget(5))
+    assert result.kept.tolist() == [[2, 3, 4, 5, 6]] * 2
+    assert torch.equal(result.tokens, tokens.projected[:, 2:7])
+
+
+def test_what_a_registered_method_costs_is_not_taken_for_nothing(plugin: None) -> None:
+    """It has no formula: its own work and the total are unknown, what model and tower do is known all the same."""
+    found = account(methods.make("front"), Budget(64), SHAPES["llava-1.5-7b"])
+    assert found.flops.method is None and found.flops.total is None and found.flops.llm > 0
+    assert found.record()["flops"]["method"] is None
+    assert found.record()["note"] == "Front does not say what its own work costs"
+    with pytest.raises(OptionError, match="match=flops: Front does not say what its own work costs"):
+        match(methods.make("front"), Budget(64), SHAPES["llava-1.5-7b"], "flops")
+
+
 def test_our_own_names_win_and_all_are_listed(plugin: None) -> None:
     assert type(methods.make("random")).__module__ == "llava_consensus.methods.random"
     listed = methods.known_methods()
@@ -59,7 +97,10 @@ def test_our_own_names_win_and_all_are_listed(plugin: None) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("number", "must be a dataclass with a `reduce`"),
+        ("number", "must be a dataclass that derives from one of AtPicture, InTower, AfterTower, InDecoder"),
+        ("stranger", "must be a dataclass that derives from one of"),
+        ("nowhere", "must be a dataclass that derives from one of"),
+        ("idle", "does nothing yet, write its `reduce`"),
         ("gone", "cannot be imported"),
         ("frnt", "Did you mean 'front'"),
     ],

@@ -9,55 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import IMAGE, PATCHES, tiny_llava
-from test_llava_host import ANYRES, batch, row, tiles
-from test_method import of_batch, unit
-from torch.utils.flop_counter import FlopCounterMode
+from models import IMAGE, PATCHES, as_units, tiny_llava
+from prompts import ANYRES, batch, row, tiles
+from units import headed, of_batch, seen, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava import encode as llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 
 
-def seen(saliency: list[float], angles: list[float] | None, values: list[float]) -> VisualTokens:
-    """One unit whose class attention, key angles in degrees and one-channel features are as given.
-
-    Two heads whose keys agree in the angle and cancel in the coordinate that carries the attention.
-    """
-    angle = torch.zeros(len(values)) if angles is None else torch.tensor(angles) * math.pi / 180
-    level = torch.tensor(saliency).log()
-    sides = [torch.stack((angle.cos(), angle.sin(), sign * level), -1) for sign in (1, -1)]
-    key = torch.nn.functional.pad(torch.stack(sides), (0, 0, 1, 0))[None]  # [1, 2, 1 + N, 3]
-    key[0, :, 0, 2] = torch.tensor([-1e4, 1e4])  # the class token does not look at itself
-    query = torch.zeros_like(key)
-    query[:, :, 0, 2] = torch.tensor([1.0, -1.0])
-    own = torch.tensor(values)[None, :, None]
-    return VisualTokens(
-        projected=own,
-        tile=torch.zeros(1, len(values), dtype=torch.long),
-        patch=torch.arange(len(values))[None],
-        attention=VisionAttention(query, key, 1.0, 1),
-        features=own,
-        class_feature=torch.zeros(1, 1),
-        project=lambda x: x,
-    )
-
-
-def headed(saliency: list[float], values: list[float]) -> VisualTokens:
-    """The same for attention without heads: one key coordinate."""
-    key = torch.cat((torch.tensor([-1e4]), torch.tensor(saliency).log()))[None, None, :, None]
-    return seen(saliency, None, values)._replace(attention=VisionAttention(torch.ones_like(key), key, 1.0, 1))
-
-
-# ---- worked examples of baselines.md
+# ---- worked examples
 
 
 def test_prumerge_outliers_and_spacing() -> None:
@@ -242,28 +209,6 @@ def test_bad_options() -> None:
         make("vispruner", order="official")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [64, 33])
-def test_flops_equal_what_torch_counts(name: str, count: int) -> None:
-    size, width, heads, depth = 144, 32, 4, 48
-    shape = Shape(2, depth, 4, 4, 12, 64, 99, 4, width, heads, 64, size, 588, 20)
-    draw = torch.Generator().manual_seed(0)
-    both = [torch.randn(1, heads, size + 1, width // heads, generator=draw) for _ in range(2)]
-    projector = torch.nn.Sequential(torch.nn.Linear(width, depth), torch.nn.GELU(), torch.nn.Linear(depth, depth))
-    tokens = unit(size, batch=1)._replace(
-        projected=torch.randn(1, size, depth, generator=draw),
-        attention=VisionAttention(both[0], both[1], 8**-0.5, 1),
-        features=torch.randn(1, size, width, generator=draw),
-        class_feature=torch.randn(1, width, generator=draw),
-        project=projector,
-    )
-    method = make(name)
-    with FlopCounterMode(display=False) as counter:
-        method.reduce(tokens, Budget(count))
-    assert method.flops(shape, Budget(count)) == pytest.approx(counter.get_total_flops(), rel=0.01)
-    assert method.flops(shape, Budget(size)) == 0
-
-
 def test_entering_of_adaptive_methods_is_a_bound() -> None:
     assert make("prumerge", budget="adaptive").entering(Budget(64), 576, 2) == [145, 145]
     assert make("prumerge_plus", budget="adaptive").entering(Budget(64), 576, 1) == [576]
@@ -284,6 +229,13 @@ def test_gradients_flow_and_half_precision_keeps_its_type(name: str) -> None:
 # ---- on a host
 
 
+def of_llava(model: Any, name: str, images: torch.Tensor) -> VisualTokens:
+    """What a method is given of tiles by LLaVA's tower."""
+    with attach(model, name, tokens=1) as attached:
+        (found,) = attached.encode(images, [len(images)])
+        return as_units(attached.model.tower, attached.method, found)
+
+
 @torch.no_grad()
 def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: Path) -> None:
     from transformers import CLIPVisionModel
@@ -292,15 +244,15 @@ def test_taps_are_those_of_the_blocks_they_name(llava_model: Any, tower_folder: 
     tower = CLIPVisionModel.from_pretrained(tower_folder)
     states = tower(images, output_hidden_states=True).hidden_states[-2]
     blocks = getattr(tower, "vision_model", tower).encoder.layers
-    taps = llava_taps.take_taps(llava_model, images, make("prumerge"))
+    given = of_llava(llava_model, "prumerge", images)
     key = blocks[3].self_attn.k_proj(blocks[3].layer_norm1(states))  # the last block, which reads the features
-    assert torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)
-    assert torch.allclose(taps.features, states[:, 1:], atol=1e-4) and taps.class_feature is None
-    assert torch.allclose(taps.project(taps.features), taps.projected, atol=1e-4)
-    taps = llava_taps.take_taps(llava_model, images, make("visionzip"))
-    assert torch.allclose(taps.class_feature, states[:, 0], atol=1e-4)
-    assert not torch.allclose(taps.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's, not the next's
-    assert llava_taps.take_taps(llava_model, images, make("vispruner")).project is None
+    assert torch.allclose(given.attention.key.transpose(1, 2).flatten(2), key, atol=1e-4)
+    assert torch.allclose(given.features, states[:, 1:], atol=1e-4) and given.class_feature is None
+    assert torch.allclose(given.project(given.features), given.projected, atol=1e-4)
+    given = of_llava(llava_model, "visionzip", images)
+    assert torch.allclose(given.class_feature, states[:, 0], atol=1e-4)
+    assert not torch.allclose(given.attention.key.transpose(1, 2).flatten(2), key, atol=1e-4)  # its own block's
+    assert of_llava(llava_model, "vispruner", images).class_feature is None
 
 
 def test_a_tower_that_ends_with_the_features_is_refused(tower_folder: Path) -> None:

@@ -8,6 +8,7 @@
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
     llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
+    llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
     llava-consensus list                                  methods, hosts, benchmarks
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
@@ -20,7 +21,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from llava_consensus.cli import ask, evaluate, files, judge, tables
+from llava_consensus.cli import ask, evaluate, files, judge, models, tables
 from llava_consensus.cli.arguments import Lines
 from llava_consensus.errors import ConsensusError
 
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(lines=lines)
         return one
 
-    for group in (evaluate, files, judge, ask, tables):
+    for group in (evaluate, files, judge, ask, tables, models):
         group.add(command)
     command("list", _list, "methods, hosts and benchmarks")
     return parser

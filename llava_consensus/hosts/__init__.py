@@ -2,12 +2,12 @@
 imported when it is used.
 """
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.files import read_json
 from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
 
 if TYPE_CHECKING:
@@ -133,13 +133,20 @@ def check(model: str, conversation: str | None = None, dtype: str = "auto", *, v
 def _entry(model: str) -> HostEntry:
     """The host of a checkpoint, by the class its configuration names."""
     file = Path(model).expanduser() / "config.json"
-    named = json.loads(file.read_text()).get("architectures") or [] if file.is_file() else []
+    named = _architectures(file) if file.is_file() else []
     for entry in HOSTS.values():
         if set(named) & set(entry.classes):
             return entry
     if named:
         raise OptionError(f"model {model!r} is a {named[0]}, which no host adapts. Adapted classes: {_classes()}")
     return HOSTS[DEFAULT]
+
+
+def _architectures(file: Path) -> list[str]:
+    named = read_json(file, "Fetch the checkpoint again", dict).get("architectures") or []
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise DataError(f"{file}: architectures={named!r} must be a list of names. Fetch the checkpoint again")
+    return named
 
 
 def _classes() -> str:

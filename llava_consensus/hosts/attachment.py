@@ -10,64 +10,42 @@ several threads never meet. The class of the model is never touched.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles, Tower
-from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.base import Model, Tiles, Tower
+from llava_consensus.hosts.call import Call, Caller
 from llava_consensus.hosts.decoder.cache import cached_layers
 from llava_consensus.hosts.decoder.hooks import DecoderHooks
 from llava_consensus.hosts.sequence.gather import Source, probe_text
-from llava_consensus.hosts.sequence.insert import Group, inserts, lengths, outcomes
+from llava_consensus.hosts.sequence.insert import (
+    Group,
+    counted,
+    inserts,
+    lengths,
+    outcomes,
+    picture_rows,
+    with_pictures,
+)
 from llava_consensus.hosts.sequence.layout import Layout, RowKinds, read_layout
-from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, cut, splice
+from llava_consensus.hosts.sequence.splice import Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.hosts.tower.clip_text import ClipText
 from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
 from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fingerprint, install_taps
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
-class Model(Protocol):
-    """What a host supplies of its model. All of it is a view of `module` that costs nothing to make."""
-
-    module: Any
-
-    @property
-    def tower(self) -> Tower | None: ...
-    @property
-    def decoder(self) -> CutDecoder: ...
-    @property
-    def most_tiles(self) -> int:
-        """The most tiles a picture of this model can have."""
-        ...
-
-    def clip_text(self) -> ClipText:
-        """CLIP's text side that belongs to the vision tower; OptionError where there is none."""
-        ...
-
-    def of(self, module: nn.Module) -> "Model":
-        """The same view of another module of this class, such as a replica."""
-        ...
-
-    def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
-        """Functions that take the place of the module's own while a method is attached, by name."""
-        ...
-
-
-class Attachment:
+class Attachment(Caller):
     """A method on one model; leaving the `with` block detaches it. `outcomes` says what became of the pictures of the
     last call.
 
@@ -84,7 +62,6 @@ class Attachment:
         self.active = False
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
-        self._latest: Call | None = None
         self._warned = False
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
@@ -116,6 +93,9 @@ class Attachment:
 
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
+        hooks = self.model.module._forward_pre_hooks.values()
+        if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
+            raise OptionError("this model has a method attached already: detach it first")
         tower, needs = self.model.tower, self.method.needs
         if tower is None:
             return
@@ -154,54 +134,6 @@ class Attachment:
         for name, value in vars(self).items():
             setattr(twin, name, None if name == "_latest" else copy.deepcopy(value, memo))
         return twin
-
-    # ---- calls
-
-    @contextmanager
-    def call(self, **given: Any) -> Iterator[Call]:
-        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings` (see `Call`)."""
-        with calls.scope(Call(self, **given)) as one:
-            self._latest = one
-            yield one
-
-    def asking(self, questions: list[str]) -> Any:
-        """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
-        the text asked in each row of the batch.
-        """
-        return self.call(questions=questions)
-
-    def current(self, fresh: bool = True) -> Call:
-        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
-        unless somebody ends the present one.
-        """
-        call = calls.current(self)
-        if call is None or (fresh and not call.scoped):
-            call = calls.begin(Call(self))
-            self._latest = call
-        return call
-
-    @property
-    def _last(self) -> Call | None:
-        return calls.latest(self) or self._latest
-
-    @property
-    def outcomes(self) -> list[PictureOutcome]:
-        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
-        return self._last.outcomes if self._last else []
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What must be said of the last call."""
-        return self._last.notes if self._last else ()
-
-    def milliseconds(self) -> dict[str, float]:
-        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
-        own = {id(one.watch): one.watch for outcome in self.outcomes for _, one in outcome.reductions}
-        spent: dict[str, float] = {}
-        for watch in (self._last.watch if self._last else None, *own.values()):
-            for name, time in watch.milliseconds().items() if watch else ():
-                spent[name] = spent.get(name, 0.0) + time
-        return spent
 
     @property
     def here(self) -> Model:
@@ -298,8 +230,8 @@ class Attachment:
         """
         call.outcomes, call.notes, call.watch = outcomes(layout, []), (), None
         if limit is not None:
-            left = _picture_rows(layout).where(layout.real.cumsum(1) <= limit, -1)
-            call.outcomes = _counted(call.outcomes, left)
+            left = picture_rows(layout).where(layout.real.cumsum(1) <= limit, -1)
+            call.outcomes = counted(call.outcomes, left)
 
     def arm(self, call: Call, layout: Layout, embeds: Tensor, limit: int | None = None) -> None:
         """Reports pictures that stay as they are; sequences [R, S, D] that a method between decoder layers will cut
@@ -324,7 +256,9 @@ class Attachment:
         here = self.here
         assert here.tower is not None
         with torch.autocast(full.embeds.device.type, enabled=False):
-            clip = self._clip_sides(call, here.tower, tiles, len(full.real))
+            clip = (
+                None if self._clip is None else self._clip.sides(here.tower, tiles, self._asked(call, len(full.real)))
+            )
             probing = Need.PROBE in self.method.needs
             with watch.time("probe"):
                 probe = probe_text(full, layout, here.decoder) if probing else None
@@ -338,21 +272,22 @@ class Attachment:
         with watch.time("splice"):
             call.outcomes, sizes = outcomes(layout, groups), lengths(layout, groups)
             short = limit is not None and max(sizes) > limit
-            full = _with_pictures(full, layout) if short else full
+            full = with_pictures(full, layout) if short else full
             out = splice(full, *inserts(full, layout, groups, self.method.order), sizes)
             if short and limit is not None:
                 out = cut(out, limit)
-                call.outcomes = _counted(call.outcomes, out.channels["picture"].values)
+                call.outcomes = counted(call.outcomes, out.channels["picture"].values)
         self._note_missing_text(call, layout)
         return out
 
-    def _clip_sides(self, call: Call, tower: Any, tiles: list[Tiles], rows: int) -> ClipSides | None:
-        """Patches of all tiles and the question of each row in CLIP's space, for methods that compare them."""
-        if self._clip is None:
-            return None
-        features = torch.cat([one.parts["features"] for one in tiles])
-        questions = None if call.questions is None else [self.method.query(text) for text in call.questions]
-        return self._clip.sides(tower.last_norm, features, questions, rows)
+    def _asked(self, call: Call, rows: int) -> list[str]:
+        """The question of each row, for methods that read it themselves. OptionError where they are not known."""
+        if call.questions is None or len(call.questions) != rows:
+            raise OptionError(
+                "this method reads the question: say it around the call, `with attached.asking([...]):`, "
+                f"{rows} texts, one for each prompt"
+            )
+        return [self.method.query(text) for text in call.questions]
 
     def _note_missing_text(self, call: Call, layout: Layout) -> None:
         """Says once, and in every record, that a prompt had nothing to probe with."""
@@ -369,22 +304,3 @@ def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
     with whole.time("method"):
         reduction = method.reduce(tokens, budget)
     return reduction if reduction.watch is not None else reduction._replace(watch=whole)
-
-
-def _with_pictures(full: Sequence, layout: Layout) -> Sequence:
-    """The sequences with a channel that says which picture a visual token belongs to, to count what truncation left."""
-    channel = Channel(_picture_rows(layout).to(full.embeds.device), -1, Rule.SOURCE)
-    return Sequence(full.embeds, full.real, full.positions, {**full.channels, "picture": channel})
-
-
-def _picture_rows(layout: Layout) -> Tensor:
-    """Which picture of the layout every visual token belongs to, else -1: [R, S]."""
-    kinds, own = layout.kinds, torch.full(layout.real.shape, -1)
-    for index, picture in enumerate(layout.pictures):
-        own[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
-    return own
-
-
-def _counted(found: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
-    """The outcomes with the visual tokens that are left in the sequences [R, S]. Waits for the device."""
-    return [one._replace(after=int((picture == index).sum())) for index, one in enumerate(found)]

@@ -177,6 +177,33 @@ class CutDecoder(Decoder, Protocol):
         ...
 
 
+class Model(Protocol):
+    """What a host supplies of its model. All of it is a view of `module` that costs nothing to make."""
+
+    module: Any
+
+    @property
+    def tower(self) -> Tower | None: ...
+    @property
+    def decoder(self) -> CutDecoder: ...
+    @property
+    def most_tiles(self) -> int:
+        """The most tiles a picture of this model can have."""
+        ...
+
+    def clip_text(self) -> Any:
+        """CLIP's text side that belongs to the vision tower; OptionError where there is none."""
+        ...
+
+    def of(self, module: nn.Module) -> "Model":
+        """The same view of another module of this class, such as a replica."""
+        ...
+
+    def entrances(self, attachment: Any) -> dict[str, Callable[..., Any]]:
+        """Functions that take the place of the module's own while a method is attached, by name."""
+        ...
+
+
 class Host(Protocol):
     """An adapted model: what the harness asks of it."""
 

@@ -92,3 +92,56 @@ def enter_model(module: nn.Module, *given: Any) -> None:
 def leave_model(module: nn.Module, *given: Any) -> None:
     """Forward hook of a model."""
     _CALLED.set(None)
+
+
+class Caller:
+    """What an attachment offers around calls: to make one with what is known beforehand, and to read the last one."""
+
+    active: bool
+    _latest: Call | None = None
+
+    @contextmanager
+    def call(self, **given: Any) -> Iterator[Call]:
+        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings` (see `Call`)."""
+        with scope(Call(self, **given)) as one:
+            self._latest = one
+            yield one
+
+    def asking(self, questions: list[str]) -> Any:
+        """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
+        the text asked in each row of the batch.
+        """
+        return self.call(questions=questions)
+
+    def current(self, fresh: bool = True) -> Call:
+        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
+        unless somebody ends the present one.
+        """
+        call = current(self)
+        if call is None or (fresh and not call.scoped):
+            call = begin(Call(self))
+            self._latest = call
+        return call
+
+    @property
+    def _last(self) -> Call | None:
+        return latest(self) or self._latest
+
+    @property
+    def outcomes(self) -> list[PictureOutcome]:
+        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
+        return self._last.outcomes if self._last else []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be said of the last call."""
+        return self._last.notes if self._last else ()
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
+        own = {id(one.watch): one.watch for outcome in self.outcomes for _, one in outcome.reductions}
+        spent: dict[str, float] = {}
+        for watch in (self._last.watch if self._last else None, *own.values()):
+            for name, time in watch.milliseconds().items() if watch else ():
+                spent[name] = spent.get(name, 0.0) + time
+        return spent

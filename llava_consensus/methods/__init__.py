@@ -66,7 +66,7 @@ def method_class(name: str) -> type[Method]:
     """
     if name in METHODS:
         return METHODS[name]
-    others = {one.name: one for one in entry_points(group=GROUP)}
+    others = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in others:
         raise unknown_name("method", name, [*METHODS, *others])
     try:
@@ -89,8 +89,10 @@ def _check_acts(where: str, found: Any) -> None:
 
 def known_methods() -> dict[str, str]:
     """Every method by name with its one line: ours, then those of other packages."""
-    lines = {name: (one.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ") for name, one in METHODS.items()}
-    others = {one.name: f"of {one.value}" for one in entry_points(group=GROUP) if one.name not in METHODS}
+    lines = {
+        name: (method.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ") for name, method in METHODS.items()
+    }
+    others = {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
     return {name: " ".join(line.split()) for name, line in (lines | others).items()}
 
 

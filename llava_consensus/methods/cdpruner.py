@@ -55,10 +55,10 @@ class CDPruner(ReadsTower):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor."""
         total = 0.0
-        for one, size in self.units(shape, budget):
-            if one.tokens < size:
+        for share, size in self.units(shape, budget):
+            if share.tokens < size:
                 total += 2.0 * size * (shape.joint * (shape.vision_width + 1) + size * shape.width)
-                total += 1.0 * one.tokens * (one.tokens - 1) * size
+                total += 1.0 * share.tokens * (share.tokens - 1) * size
         return shape.text_tower + total if total else 0.0
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:

@@ -78,14 +78,13 @@ class ConsensusDrop(ReadsTower):
     weights: str = "mean"
     answer_rows: bool = False
 
-    title: ClassVar[str] = "ConsensusDrop"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROBE})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("vision_score", self.vision_score, ("class", "tokens"))
         choose("aggregate", self.aggregate, scap.AGGREGATES)
-        choose("fuser", self.fuser, (*FUSERS, "recovery"))
+        choose("fuser", self.fuser, ("convex", "recovery", "product", "rank"))
         choose("student", self.student, ("vision", "cross"))
         choose("fps_start", self.fps_start, egtm.STARTS)
         choose("select", self.select, ("top", "diverse"))

@@ -1,12 +1,12 @@
 """DART: after the second decoder layer keep a few pivots and, for each, the visual tokens least like it.
 
-Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication Matters More", EMNLP 2025
-(baselines.md 9). Pivots are the 4 image and 4 text tokens whose rotated keys of layer K - 1 have the largest L1 norm;
-image pivots stay. States that enter layer K pass the decoder's final norm; each pivot in turn adds the not yet chosen
-visual tokens with the lowest cosine to it. No attention weight is read. What differs from the official code: it walks
-through a Python set; here image pivots come first, then text pivots, each by rank, ties to the lower index. It keeps
-4 + 8 floor(T / 8) tokens; here the last rounds are shortened or the last one lengthened until T are there
-(`exact=false` is the official count). In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
+Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication Matters More", EMNLP 2025.
+Pivots are the 4 image and 4 text tokens whose rotated keys of layer K - 1 have the largest L1 norm; image pivots stay.
+States that enter layer K pass the decoder's final norm; each pivot in turn adds the not yet chosen visual tokens with
+the lowest cosine to it. No attention weight is read. What differs from the official code: it walks through a Python
+set; here image pivots come first, then text pivots, each by rank, ties to the lower index. It keeps 4 + 8 floor(T / 8)
+tokens; here the last rounds are shortened or the last one lengthened until T are there (`exact=false` is the official
+count). In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, ensure_finite, whole_or_none
-from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, scaled
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, only_cut
 from llava_consensus.reduction.fusers import top
+from llava_consensus.reduction.output import pick
 from llava_consensus.reduction.ranking import rank
 from llava_consensus.reduction.scap import rotate
 from llava_consensus.reduction.shape import Shape
@@ -57,9 +57,7 @@ class Dart(InDecoder):
         Raises:
             OptionError: for a layer the model does not have.
         """
-        cut = scaled((2,), layers)[0] if self.layer is None else self.layer
-        if not 1 <= cut < layers:
-            raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
+        cut = only_cut(self.layer, 2, layers)
         kept = tokens if self.exact else PIVOTS + 2 * PIVOTS * (tokens // (2 * PIVOTS))
         return [Cut(cut, min(kept, available))]
 
@@ -91,7 +89,7 @@ class Dart(InDecoder):
             text = torch.cat((text, text[:, :1].expand(-1, PIVOTS - text.shape[1])), dim=1)
             states = torch.nn.functional.normalize(view.norm(view.hidden).float(), dim=-1)  # [P, v, D]
             asked = torch.nn.functional.normalize(view.norm(view.asked).float(), dim=-1)  # [P, L, D]
-            pivots = torch.cat((_pick(states, image), _pick(asked, text)), dim=1)
+            pivots = torch.cat((pick(states, image), pick(asked, text)), dim=1)
             unlike = -(pivots @ states.transpose(1, 2))  # [P, pivots, v]
         with watch.time("selection"):
             chosen = torch.zeros_like(of_image).scatter(1, image, 1.0)
@@ -105,7 +103,3 @@ def key_norms(view: DecoderView) -> Tensor:
     """L1 norm of every rotated key, heads side by side: [P, W]."""
     probe = view.probe
     return rotate(probe.key.float(), probe.cos.float(), probe.sin.float()).abs().sum((1, 3))
-
-
-def _pick(values: Tensor, index: Tensor) -> Tensor:
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

@@ -28,7 +28,7 @@ class DivPrune(Tiled):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The cosines of all pairs; each of the T steps only compares."""
-        return sum(2.0 * size**2 * shape.width for one, size in self.units(shape, budget) if one.tokens < size)
+        return sum(2.0 * size**2 * shape.width for share, size in self.units(shape, budget) if share.tokens < size)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged."""

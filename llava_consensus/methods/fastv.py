@@ -1,20 +1,19 @@
 """FastV: after the second decoder layer keep the visual tokens the last prompt token attends to most.
 
-Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024 (baselines.md 2; written from that text alone).
-The saliency is the head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K
-(from 0). What differs from the official code: one attention row is computed from the layer's own queries and keys
-instead of all maps; pictures are ranked each on its own, rows of a batch too; the cache holds every layer once; ties
-go to the lower index. Official scripts count tokens after the cut (`count=kept`); `count=eq` gives T its other
-meaning, the mean over layers of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, rounded,
-at least 1.
+Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV 2024; written from its text alone. The saliency is the
+head-mean softmaxed attention of the last prompt token in layer K - 1, the cut is before layer K (from 0). What differs
+from the official code: one attention row is computed from the layer's own queries and keys instead of all maps;
+pictures are ranked each on its own, rows of a batch too; the cache holds every layer once; ties go to the lower index.
+Official scripts count tokens after the cut (`count=kept`); `count=eq` gives T its other meaning, the mean over layers
+of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, rounded, at least 1.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.checks import choose, ensure_finite, whole_or_none
-from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
+from llava_consensus.reduction.checks import choose, whole_or_none
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.stopwatch import Stopwatch
 
@@ -47,9 +46,7 @@ class FastV(InDecoder):
         Raises:
             OptionError: for a layer the model does not have, or a mean the layers before the cut exceed already.
         """
-        cut = scaled((2,), layers)[0] if self.layer is None else self.layer
-        if not 1 <= cut < layers:
-            raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
+        cut = only_cut(self.layer, 2, layers)
         if self.count == "kept":
             return [Cut(cut, tokens)]
         kept = (2 * (tokens * layers - cut * available) + layers - cut) // (2 * (layers - cut))  # nearest whole number
@@ -64,6 +61,4 @@ class FastV(InDecoder):
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """The tokens with the largest head-mean attention of the last prompt token."""
         with watch.time("saliency"):
-            rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
-            saliency = ensure_finite("FastV's attention row", rows.mean((1, 2)))
-        return Chosen(top(saliency, view.cut.kept))
+            return Chosen(top(last_row_saliency(view, "FastV"), view.cut.kept))

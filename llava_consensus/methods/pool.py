@@ -24,7 +24,7 @@ class Pool(AfterTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""
-        return sum(2.0 * size * shape.width * min(one.tokens, size) for one, size in self.units(shape, budget))
+        return sum(2.0 * size * shape.width * min(share.tokens, size) for share, size in self.units(shape, budget))
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` means, each standing at the middle of its cell."""

@@ -1,20 +1,20 @@
 """PyramidDrop: keep a shrinking share of the visual tokens after a quarter, a half and three quarters of the decoder.
 
-Xing et al., "PyramidDrop", CVPR 2025 (baselines.md 8). Before layers 8, 16 and 24 of 32 the visual tokens are ranked by
-the head-mean attention of the last prompt token, with that layer's own norm, queries and keys; positions close up
-after each cut. The official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 with l = 1/2; a
-budget T sets l, so that T stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean
-over layers (`count=eq`; nothing below a quarter of n can be). What differs from the official code: batches with
-padding and several pictures work, and the keys of the ranking layer are the only extra projection. In models of fewer
-than 32 layers the cuts stand at the same quarters, rounded.
+Xing et al., "PyramidDrop", CVPR 2025. Before layers 8, 16 and 24 of 32 the visual tokens are ranked by the head-mean
+attention of the last prompt token, with that layer's own norm, queries and keys; positions close up after each cut. The
+official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 with l = 1/2; a budget T sets l, so that T
+stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean over layers (`count=eq`;
+nothing below a quarter of n can be). What differs from the official code: batches with padding and several pictures
+work, and the keys of the ranking layer are the only extra projection. In models of fewer than 32 layers the cuts stand
+at the same quarters, rounded.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, scaled
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.stopwatch import Stopwatch
 
@@ -74,6 +74,4 @@ class PyramidDrop(InDecoder):
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
         """The tokens with the largest head-mean attention of the last prompt token."""
         with watch.time("saliency"):
-            rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
-            saliency = ensure_finite("PyramidDrop's attention row", rows.mean((1, 2)))
-        return Chosen(top(saliency, view.cut.kept))
+            return Chosen(top(last_row_saliency(view, "PyramidDrop"), view.cut.kept))

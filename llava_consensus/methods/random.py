@@ -17,11 +17,12 @@ from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Tiled):
-    """T of N tokens drawn at random, none merged; the draw depends on the picture, the prompt and `seed`, never on the
-    batch.
+    """T of N tokens drawn at random, none merged; the same for picture, prompt and `seed` in every batch.
 
     Args:
         seed: whole number that makes another draw.
+    Raises:
+        OptionError: for a seed that is no whole number.
     """
 
     seed: int = 0

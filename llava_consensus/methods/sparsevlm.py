@@ -1,15 +1,15 @@
 """SparseVLM: cut after decoder layers 2, 6 and 15 by the attention of the question's telling words; recycle the rest.
 
-Zhang et al., "SparseVLM", ICML 2025 (baselines.md 3, 15). Text raters are the rows after the picture whose share of a
-softmax of visual times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the
-cut; of the dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's
-mean goes behind the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps
-rank(attention) * scale + bias and cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones
-queries and keys, keeps the 14 heads with most visual mass, recycles nothing and leaves positions. For other T than the
-published ones, and other n than 576, there is one cut after layer 2 with kept + recycled = T. So T is what is left
-after the only cut there, and the authors' "equivalent tokens" in the published schedules. What differs: equal
-densities are ordered by index instead of by noise; raters and attention rows only, never a map. In models of fewer
-than 32 layers the cuts stand in proportion, rounded, at least one layer apart.
+Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the picture whose share of a softmax of visual
+times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
+dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes behind
+the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
+cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones queries and keys, keeps the 14 heads
+with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,
+there is one cut after layer 2 with kept + recycled = T. So T is what is left after the only cut there, and the authors'
+"equivalent tokens" in the published schedules. What differs: equal densities are ordered by index instead of by noise;
+raters and attention rows only, never a map. In models of fewer than 32 layers the cuts stand in proportion, rounded, at
+least one layer apart.
 """
 
 from dataclasses import dataclass

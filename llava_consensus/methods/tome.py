@@ -84,8 +84,8 @@ class ToMe(InTower):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Similarities of even with odd places and the weighted sums, in every block."""
         total, width = 0.0, shape.vision_width
-        for one, left in self.units(shape, budget):
-            for count in self._counts(shape, one):
+        for share, left in self.units(shape, budget):
+            for count in self._counts(shape, share):
                 odd = (left + 1) // 2  # of left + 1 tokens, the class token among them
                 total += 2.0 * (left + 1 - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
                 left -= count

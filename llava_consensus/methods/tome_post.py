@@ -42,7 +42,7 @@ class ToMePost(ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Similarities of even with odd places and the weighted sums of tokens and keys, in every round."""
-        return sum(self._unit_flops(shape, one.tokens, size) for one, size in self.units(shape, budget))
+        return sum(self._unit_flops(shape, share.tokens, size) for share, size in self.units(shape, budget))
 
     def _unit_flops(self, shape: Shape, tokens: int, left: int) -> float:
         key = shape.vision_width // shape.vision_heads

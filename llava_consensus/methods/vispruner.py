@@ -6,7 +6,7 @@ split into its even and odd places, and up to eight of the even ones that are mo
 is merged. What differs: the rounds that crashed are repaired (the even half of an odd list is the longer one, and a
 round never drops more than it has), which changes no published budget; similarities are worked out once, in float32,
 and ties go to the patch that comes first. The order of survivors decides the next split, so the loop is numerically
-chaotic: another precision picks another diverse half (baselines.md 15).
+chaotic: another precision picks another diverse half (docs/faithfulness.md).
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from llava_consensus.errors import OptionError
 
 @dataclass(frozen=True)
 class Budget:
-    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged (method.md 7).
+    """Visual tokens handed to the language model for one image: `tokens` = T = K kept + M merged.
 
     Args:
         tokens: T >= 1, in absolute tokens. T >= N means the unpatched model.

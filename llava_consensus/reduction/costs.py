@@ -28,9 +28,9 @@ from llava_consensus.reduction.shape import Shape
 MATCHES = ("kept", "entering", "average", "flops")
 
 # Llama-2 / Vicuna and CLIP ViT-L/14-336: config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b
-# and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (baselines.md 0.5), 35 of
+# and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (docs/accounting.md), 35 of
 # them before the picture with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
-# without newlines (baselines.md 0.7).
+# without newlines.
 _CLIP: dict[str, int] = dict(
     blocks=24,
     feature_blocks=23,
@@ -199,7 +199,7 @@ def _reachable(method: Method, budget: Budget, shape: Shape, by: str) -> dict[in
             why = str(error)
             continue
         if by == "flops" and found.flops.total is None:
-            raise OptionError(f"match=flops: {found.note}")
+            raise OptionError(f"match=flops: {found.note}. Take another match")
         reached[tokens] = found.flops.total or 0.0 if by == "flops" else float(getattr(found, by))
     if not reached:
         raise OptionError(f"match={by}: {why}. Take match=kept")
@@ -208,7 +208,7 @@ def _reachable(method: Method, budget: Budget, shape: Shape, by: str) -> dict[in
 
 def paper_flops(shape: Shape, entering: Sequence[int], decoded: int = 20) -> float:
     """The FLOPs column of the paper's efficiency tables: half the square of attention, no `lm_head`, no vision tower,
-    20 decoded tokens, 50 rows of text (reconstructed: baselines.md 0.5).
+    20 decoded tokens, 50 rows of text (reconstructed from its numbers: docs/accounting.md).
     """
     weights = 4 * shape.width**2 + 3 * shape.width * shape.inner
     rows = [count + shape.text for count in entering]

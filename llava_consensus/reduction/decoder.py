@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose
+from llava_consensus.reduction.checks import boolean, choose, ensure_finite
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.scap import rotate
 from llava_consensus.reduction.shape import Shape
@@ -157,6 +157,18 @@ def scaled(cuts: tuple[int, ...], layers: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def only_cut(layer: int | None, published: int, layers: int) -> int:
+    """The layer of a method that cuts once: as the user says, or where it was published.
+
+    Raises:
+        OptionError: for a layer the model does not have.
+    """
+    cut = scaled((published,), layers)[0] if layer is None else layer
+    if not 1 <= cut < layers:
+        raise OptionError(f"layer={cut} must be in 1..{layers - 1}: the model has {layers} decoder layers")
+    return cut
+
+
 def attention_rows(probe: TextProbe) -> Tensor:
     """Causal attention of the asked rows over the current sequence, head by head, in float32: [P, H, L, W]."""
     cos, sin = probe.cos.float(), probe.sin.float()
@@ -168,6 +180,12 @@ def attention_rows(probe: TextProbe) -> Tensor:
     place = torch.arange(key.shape[2], device=key.device)
     seen = ((place <= probe.rows[..., None]) & probe.key_mask[:, None]) | ~probe.row_mask[..., None]
     return torch.softmax(logits.masked_fill(~seen[:, None], float("-inf")), dim=-1)
+
+
+def last_row_saliency(view: DecoderView, of: str) -> Tensor:
+    """Head-mean attention of the last prompt row over the visual tokens: [P, v]. `of` names the method in errors."""
+    rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
+    return ensure_finite(f"{of}'s attention row", rows.mean((1, 2)))
 
 
 def at_columns(rows: Tensor, columns: Tensor) -> Tensor:

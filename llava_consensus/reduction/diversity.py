@@ -1,7 +1,8 @@
 """Diversity-aware selection: keep tokens that are salient and unlike those kept already (beyond the paper).
 
-Plain top-K keeps many patches of one salient thing. Published follow-ups (baselines.md 13.8) weigh saliency with the
-distance to what is kept; here it is one running minimum, K steps over [B, N], as in farthest point sampling.
+Plain top-K keeps many patches of one salient thing. Published methods therefore weigh saliency with the distance to
+what is kept (CDPruner by a determinantal point process, `methods/cdpruner.py`); here it is one running minimum, K steps
+over [B, N], as in farthest point sampling.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""EGTM, encoder-guided token merge: what was not kept is folded into M tokens (paper section 3.4; method.md 5).
+"""EGTM, encoder-guided token merge: what was not kept is folded into M tokens (paper section 3.4).
 
 Anchors are spread by farthest point sampling on the tower's features, every other token joins the anchor whose
-attention key is nearest, and a
-merged token is the plain mean of the projected tokens of its group. The only loop is over the M sampling steps.
+attention key is nearest, and a merged token is the plain mean of the projected tokens of its group. The only loop is
+over the M sampling steps.
 """
 
 import torch

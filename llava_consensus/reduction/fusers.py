@@ -1,4 +1,4 @@
-"""Fusers: two saliencies in, one choice of K tokens out (paper section 3.3; method.md 4, 8)."""
+"""Fusers: two saliencies in, one choice of K tokens out (paper section 3.3), and how far two saliencies agree."""
 
 import math
 
@@ -74,15 +74,15 @@ def recovered(count: int, rate: float) -> int:
 
 
 def agreement(vision: Tensor, cross: Tensor, count: int) -> Tensor:
-    """|top_v intersect top_c| / K for each row: [B, N], [B, N] -> [B] (method.md 8)."""
+    """|top_v intersect top_c| / K for each row: [B, N], [B, N] -> [B]."""
     size = vision.shape[1]
     both = membership(top(vision, count), size) & membership(top(cross, count), size)
     return both.sum(1) / count
 
 
 def correction_factor(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor:
-    """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens the student does not keep: [B]
-    (method.md 8).
+    """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens that the student does not keep: 1
+    where the teacher's best m are all new to it, less the further down it must look. [B].
     """
     handed = recovered(count, rate)
     if count == handed:

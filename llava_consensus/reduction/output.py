@@ -1,4 +1,4 @@
-"""The end of every reduction: kept and merged tokens in output order, and where each input token went (method.md 6)."""
+"""The end of every reduction: kept and merged tokens in output order, and where each input token went."""
 
 from typing import NamedTuple
 

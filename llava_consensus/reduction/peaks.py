@@ -1,4 +1,4 @@
-"""Density-peak clustering of dropped tokens, as SparseVLM recycles them (baselines.md 3, 15). Torch only."""
+"""Density-peak clustering of dropped tokens, as SparseVLM recycles them (Zhang et al., ICML 2025). Torch only."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from llava_consensus.reduction.ranking import rank
 
 
 def cluster(states: Tensor, count: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Density-peak clusters (section 15 of baselines.md): equal densities rank by index.
+    """Density-peak clusters: a centre is dense and far from anything denser. Equal densities rank by index.
 
     Args:
         states: [P, m, D].

@@ -1,4 +1,4 @@
-"""Vision-side saliency s_v: how much attention a patch gets inside the vision tower (paper section 3.1; method.md 2).
+"""Vision-side saliency s_v: how much attention a patch gets inside the vision tower (paper section 3.1).
 
 Reads the query and key of one block, which a host takes with hooks, so that the tower keeps its fast attention kernel.
 Float32 throughout.
@@ -16,7 +16,7 @@ QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
 def class_saliency(attention: VisionAttention) -> Tensor:
     """Attention the class token pays to each patch, mean over heads: [U, N]; the softmax runs over all N + 1 keys.
 
-    Without a class token this is `received_saliency`, as method.md 2 lays down.
+    A tower without a class token has no such row: there it is `received_saliency`.
     """
     if not attention.classes:
         return received_saliency(attention)
@@ -42,8 +42,8 @@ def received_saliency(attention: VisionAttention) -> Tensor:
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:
-    """One scale for a picture of several tiles: each tile's saliency sums to its share of the tokens (method.md 7,
-    `global`).
+    """One scale for a picture of several tiles (`tile_budget=global`): each tile's saliency sums to its share of the
+    picture's tokens.
 
     Args:
         saliency: [B, N].

@@ -1,10 +1,9 @@
 """SCAP, the static cross-attention probe: what the question's words look at in the language model's first layer (paper
-section 3.2; method.md 3).
+section 3.2).
 
 The probe runs before the language model: a host projects the queries of the text rows and the keys of the whole
-sequence with layer 0's own
-modules, this file turns them into a saliency of the visual tokens. Never more than (L x S) per head is held. Float32
-throughout.
+sequence with layer 0's own modules, this file turns them into a saliency of the visual tokens. Never more than L x S
+numbers per head are held. Float32 throughout.
 """
 
 import torch
@@ -30,9 +29,7 @@ def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
     logits = query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale  # [I, H_kv, groups, L, S]
     place = torch.arange(key.shape[2], device=key.device)
     seen = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
-    seen = (
-        seen | ~probe.row_mask[..., None]
-    )  # a padding row sees everything, so that its softmax is finite; zeroed below
+    seen = seen | ~probe.row_mask[..., None]  # a padding row sees everything: its softmax is finite, and zeroed below
     weights = torch.softmax(logits.masked_fill(~seen[:, None, None], float("-inf")), dim=-1).mean((1, 2))
     return weights * probe.row_mask[..., None]
 
@@ -65,7 +62,7 @@ def cross_saliency(attention: Tensor, row_mask: Tensor, columns: Tensor, aggrega
 
 def position_prior(probe: TextProbe, columns: Tensor, aggregate: str = "all") -> Tensor:
     """The saliency each visual token would have if all of them were the same token, the mean key: what is left is the
-    pull of positions alone. Beyond the paper (baselines.md 13.8): dividing by it removes SCAP's position bias.
+    pull of positions alone. Beyond the paper: dividing by it removes SCAP's position bias.
 
     Args:
         probe: of the prompts, one for each unit.
@@ -80,9 +77,7 @@ def position_prior(probe: TextProbe, columns: Tensor, aggregate: str = "all") ->
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding with the two halves of a head as the pairs: states [I, H, T, d], cos and sin [I, T,
-    d].
-    """
+    """Rotary position embedding, the two halves of a head being the pairs: states [I, H, T, d], angles [I, T, d]."""
     first, second = states.chunk(2, dim=-1)
     return states * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 

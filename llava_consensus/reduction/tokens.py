@@ -41,9 +41,7 @@ class VisionAttention(NamedTuple):
 
 
 class TextProbe(NamedTuple):
-    """Inputs to the attention of the language model's first layer, for the text rows only, before rotation and
-    scale.
-    """
+    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled."""
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]

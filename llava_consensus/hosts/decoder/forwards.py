@@ -128,7 +128,8 @@ class CutForward:
         for (_, _, cut, _), indices in together.items():
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden)
-            groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
+            with torch.autocast(hidden.device.type, enabled=False):
+                groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
         with watch.time("shorten"):
             self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._renumbers)
         for indices, _, _, chosen in groups:

@@ -22,15 +22,15 @@ from llava_consensus.reduction.method import Method, Place
 
 
 class LlavaTower(ClipBlocks):
-    """LLaVA's wrapper of a CLIP tower, with the projector behind it."""
+    """The CLIP tower of a LLaVA model, with the projector behind it."""
 
     def __init__(self, model: Any) -> None:
-        wrapper = model.get_vision_tower()
-        blocks = len(getattr(wrapper.vision_tower, "vision_model", wrapper.vision_tower).encoder.layers)
-        super().__init__(wrapper.vision_tower, hidden_state_block(wrapper.select_layer, blocks))
+        tower = model.get_vision_tower()
+        blocks = len(getattr(tower.vision_tower, "vision_model", tower.vision_tower).encoder.layers)
+        super().__init__(tower.vision_tower, hidden_state_block(tower.select_layer, blocks))
         self._model = model
-        self.tokens: int = wrapper.num_patches
-        self.side: int = wrapper.num_patches_per_side
+        self.tokens: int = tower.num_patches
+        self.side: int = tower.num_patches_per_side
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
@@ -55,9 +55,8 @@ class LlavaModel:
 
     @property
     def tower(self) -> LlavaTower | None:
-        """The vision side; None without one, or before its weights are loaded."""
-        wrapper = self.module.get_vision_tower()
-        return LlavaTower(self.module) if wrapper is not None and wrapper.is_loaded else None
+        """The vision side; None where a model has none."""
+        return None if self.module.get_vision_tower() is None else LlavaTower(self.module)
 
     @property
     def decoder(self) -> LlamaDecoder:
@@ -87,9 +86,9 @@ class LlavaModel:
                 "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): "
                 "use a Llama or Mistral checkpoint"
             )
-        if PREPARE in vars(model):
-            raise OptionError("this model has a method attached already: detach it first")
         tower = model.get_vision_tower()
+        if tower is not None and not tower.is_loaded:
+            raise OptionError("the vision tower has no weights yet: call model.get_vision_tower().load_model() first")
         if tower is not None and getattr(tower, "select_feature", "patch") != "patch":
             raise OptionError(
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "

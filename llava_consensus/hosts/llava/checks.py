@@ -1,12 +1,15 @@
 """What official LLaVA can be told, checked before any weight loads; no torch is imported for it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import unknown_name
+from llava_consensus.errors import DataError, unknown_name
+from llava_consensus.files import Record, read_json
 
 CONVERSATION = "vicuna_v1"  # the template of LLaVA-1.5, where nobody names another
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+WEIGHTS = ("*.safetensors", "*.bin")
+MEND = "Fetch the checkpoint again"
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
 
 
@@ -36,6 +39,41 @@ def tower_beside(path: str) -> dict[str, str]:
     folder = Path(path)
     if not folder.is_dir():
         return {}
-    name = json.loads((folder / "config.json").read_text()).get("mm_vision_tower", "")
+    name = _config(folder).get("mm_vision_tower", "")
     beside = folder / Path(name).name
     return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}
+
+
+def check_sizes(path: str) -> None:
+    """Raises DataError for a folder whose config.json does not say how large the model is, or says it is larger than
+    its weights can be: what is not said would be guessed, and what is not there would be random.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    config = _config(folder)
+    wrong = [f"{name}={config.get(name)!r}" for name in SIZES if not _is_size(config.get(name))]
+    if wrong:
+        raise DataError(f"{folder / 'config.json'}: {', '.join(wrong)} must be whole numbers of at least 1. {MEND}")
+    tower = config.get("mm_vision_tower")
+    if not isinstance(tower, str) or not tower:
+        raise DataError(
+            f"{folder / 'config.json'}: mm_vision_tower={tower!r} must name a vision tower: this is no LLaVA. {MEND}"
+        )
+    vocabulary, width, inner, layers, _ = (config[name] for name in SIZES)
+    least = (vocabulary * width + layers * (2 * width**2 + 3 * width * inner)) // 2  # bytes, of 4-bit numbers
+    stored = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind) if file.is_file())
+    if stored < least:
+        raise DataError(
+            f"model={path!r} cannot be loaded: config.json describes a model of at least {least:,} bytes, the weight "
+            f"files ({', '.join(WEIGHTS)}) have {stored:,}. {MEND}"
+        )
+
+
+def _config(folder: Path) -> Record:
+    config: Record = read_json(folder / "config.json", MEND, dict)
+    return config
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,5 +1,6 @@
 """Reductions as rows of a sequence: which rows leave, what takes their place, and what became of each picture."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch.nn.functional import one_hot
 
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.sequence.layout import Layout, Unit
-from llava_consensus.hosts.sequence.splice import NEVER, Inserts, Rule, Sequence, rows_of, wide
+from llava_consensus.hosts.sequence.splice import NEVER, Channel, Inserts, Rule, Sequence, rows_of, wide
 from llava_consensus.reduction.tokens import BEHIND, PLACE, Reduction
 
 
@@ -140,3 +141,22 @@ def _sort_keys(layout: Layout, group: Group, device: torch.device, scheme: tuple
         zone = torch.where(merged, PLACE if order == "raster" else BEHIND, PLACE).expand_as(place)
     base = torch.tensor(bases, device=device).gather(1, zone)
     return torch.where(zone == PLACE, place * stride, base + torch.arange(slots, device=device))
+
+
+def with_pictures(full: Sequence, layout: Layout) -> Sequence:
+    """The sequences with a channel that says which picture a visual token belongs to, to count what truncation left."""
+    channel = Channel(picture_rows(layout).to(full.embeds.device), -1, Rule.SOURCE)
+    return replace(full, channels={**full.channels, "picture": channel})
+
+
+def picture_rows(layout: Layout) -> Tensor:
+    """Which picture of the layout every visual token belongs to, else -1: [R, S]."""
+    kinds, own = layout.kinds, torch.full(layout.real.shape, -1)
+    for index, picture in enumerate(layout.pictures):
+        own[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
+    return own
+
+
+def counted(found: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
+    """The outcomes with the visual tokens that are left in the sequences [R, S]. Waits for the device."""
+    return [one._replace(after=int((picture == index).sum())) for index, one in enumerate(found)]

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.reduction.tokens import ClipSides
 
@@ -57,19 +58,12 @@ class ClipText:
         return embeds
 
     @torch.no_grad()
-    def sides(self, norm: Any, features: Tensor, questions: list[str] | None, rows: int) -> ClipSides:
-        """Embeddings of patches [T, n, D_v] (the tower's features, behind its last norm) and of the question of each of
-        the rows [rows, M, P].
-
-        Raises:
-            OptionError: where there is not one question for each row.
+    def sides(self, tower: Any, tiles: list[Tiles], questions: list[str]) -> ClipSides:
+        """Embeddings of the patches of all tiles [T, n, P] (the tower's features behind its last norm), and of the
+        question of each row [R, M, P].
         """
-        if questions is None or len(questions) != rows:
-            raise OptionError(
-                "this method reads the question: say it around the call, `with attached.asking([...]):`, "
-                f"{rows} texts, one for each prompt"
-            )
-        patches = self.projection(norm(features).float())
+        features = torch.cat([one.parts["features"] for one in tiles])
+        patches = self.projection(tower.last_norm(features).float())
         texts = [self.embed(question) for question in questions]
         real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]
         pad = torch.nn.utils.rnn.pad_sequence

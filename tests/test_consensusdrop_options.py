@@ -1,14 +1,13 @@
-"""Options of ConsensusDrop beyond the paper (baselines.md 13.8): fusers, selection, debiasing, merge."""
+"""Options of ConsensusDrop that the paper does not have: fusers, selection, debiasing, merge."""
 
 import pytest
 import torch
-from test_method import of_batch, unit
+from units import WATCH, of_batch, unit
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import egtm, fusers
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.diversity import diverse
-from llava_consensus.reduction.stopwatch import Stopwatch
 
 
 def test_rank_and_product_fusers_by_hand() -> None:
@@ -42,10 +41,9 @@ def test_debiased_scap_is_flat_where_all_tokens_are_alike() -> None:
     cos, sin = (wave.expand(2, -1, -1) for wave in (angle.cos(), angle.sin()))
     alike = tokens.probe._replace(key=key, cos=cos, sin=sin)
     method = ConsensusDrop(debias=True)
-    stages = Stopwatch(torch.device("cpu"))
-    cross = method.saliencies(tokens._replace(probe=alike), stages).cross
+    cross = method.saliencies(tokens._replace(probe=alike), WATCH).cross
     assert torch.allclose(cross, cross[:, :1].expand_as(cross), atol=1e-4)
-    biased = ConsensusDrop().saliencies(tokens._replace(probe=alike), stages).cross
+    biased = ConsensusDrop().saliencies(tokens._replace(probe=alike), WATCH).cross
     assert (biased.amax() / biased.amin()) > 1.01
 
 

@@ -1,20 +1,19 @@
 """PruMerge(+), VisionZip and VisPruner against arrays their authors' own code gave (tests/golden/README.md).
 
 The pictures go through the same tiny tower by our hooks, on whichever stack runs the test; kept tokens must be equal in
-their order and output tokens to 1e-5. `pytest tests/test_golden_pre.py -s` prints the largest deviation of each case.
+their order and output tokens to 1e-5. `pytest tests/test_golden_attention.py -s` prints the largest deviation of each.
 """
 
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from models import collected
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
-from llava_consensus.hosts.llava import encode as llava_taps
 from llava_consensus.methods import make
 from llava_consensus.methods.vispruner import ROUND, thin_once
 from llava_consensus.reduction.budget import Budget
@@ -32,8 +31,8 @@ def golden(name: str) -> dict[str, np.ndarray]:
 
 
 @cache
-def host(side: int) -> Any:
-    """A model that is the tiny tower with `side` x `side` patches and a projector that changes nothing."""
+def tower_of(side: int) -> Any:
+    """The tiny tower with `side` x `side` patches."""
     tower = CLIPVisionModel(CLIPVisionConfig(**SHAPE, image_size=14 * side)).eval()
     own = {key.removeprefix("vision_model."): key for key in tower.state_dict()}
     weights = {
@@ -44,12 +43,7 @@ def host(side: int) -> Any:
     weights[embedding] = weights[embedding][: side**2 + 1]
     missing = tower.load_state_dict(weights, strict=False).missing_keys
     assert all("position_ids" in key for key in missing)
-    projector = torch.nn.Identity()
-    return SimpleNamespace(
-        get_vision_tower=lambda: SimpleNamespace(vision_tower=tower, select_layer=-2),
-        get_model=lambda: SimpleNamespace(mm_projector=projector),
-        encode_images=lambda images: tower(images, output_hidden_states=True).hidden_states[-2][:, 1:],
-    )
+    return tower
 
 
 @torch.no_grad()
@@ -57,17 +51,7 @@ def seen(pictures: np.ndarray, method: Any) -> VisualTokens:
     """What a host collects of pictures [U, side, side, 3] in which a patch is one pixel."""
     pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
     pixels = pixels.repeat_interleave(14, 2).repeat_interleave(14, 3)
-    taps = llava_taps.take_taps(host(pictures.shape[1]), pixels, method)
-    count, size = taps.projected.shape[:2]
-    return VisualTokens(
-        projected=taps.projected,
-        tile=torch.arange(count)[:, None].expand(-1, size),
-        patch=torch.arange(size).expand(count, -1),
-        attention=VisionAttention(taps.query, taps.key, taps.scale, taps.classes),
-        features=taps.features,
-        class_feature=taps.class_feature,
-        project=taps.project,
-    )
+    return collected(tower_of(pictures.shape[1]), method, pixels)
 
 
 def same(name: str, case: str, result: Reduction) -> None:

@@ -1,0 +1,260 @@
+"""A LLaVA-1.5 checkpoint in the layout of Hugging Face's `LlavaForConditionalGeneration`, and back.
+
+    llava-consensus convert checkpoints/llava-mini OUT
+
+Tensors are read one at a time and written shard by shard; each is hashed when it is read and again from the file that
+was written. The Hugging Face layout has one word more, `<image>`, which stands for a visual token and is never
+generated. The prompt's template is taken from the official package. The small files of the official checkpoint go along
+in a folder `official`, by which it comes back; the text side of a CLIP model does not come along.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from llava_consensus.errors import DataError
+from llava_consensus.files import write_json
+from llava_consensus.hosts.llava.checks import CONVERSATION, tower_beside
+
+SHARD = 4 << 30  # bytes of one file of weights
+IMAGE = "<image>"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+PARTS = (  # official name, Hugging Face name, longest first
+    ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
+    ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
+    ("model.vision_tower.vision_tower.", "vision_tower."),
+    ("model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+)
+CLASS = "LlavaForConditionalGeneration"
+SIGHT = "vision_model."  # the vision side of a CLIP model
+OFFICIAL = "official"  # folder of what the official layout needs to come back
+Rename = Callable[[str, Tensor], tuple[str, Tensor]]  # name and values as read -> as written; no name: left out
+
+
+def convert(source: Path, out: Path) -> str:
+    """Writes the checkpoint of one layout in the other; returns a line about what was written.
+
+    Args:
+        source: folder of an official LLaVA-1.5 checkpoint, or of one that this function wrote.
+        out: folder that is not there yet.
+    Raises:
+        DataError: for a folder that is neither, an `out` that exists, or a tensor that was not written as it was read.
+    """
+    file = source / "config.json"
+    if not file.is_file():
+        raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
+    if out.exists():
+        raise DataError(f"{out}: is there already. Give a folder that is not")
+    config = json.loads(file.read_text())
+    backwards = CLASS in config.get("architectures", [])
+    if not backwards and not any(name.startswith("LlavaLlama") for name in config.get("architectures", [])):
+        raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
+    if not backwards and config.get("mm_projector_type") != "mlp2x_gelu":
+        raise DataError(f"{source}: mm_projector_type={config.get('mm_projector_type')!r} must be 'mlp2x_gelu'")
+    out.mkdir(parents=True)
+    count = _to_official(source, out) if backwards else _to_hugging_face(source, out, config)
+    return f"{count} tensors, every one read back and equal: {out}"
+
+
+def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
+    tower = Path(tower_beside(str(source)).get("mm_vision_tower", ""))
+    if not (tower / "config.json").is_file():
+        raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
+    words = config["vocab_size"]
+
+    def rename(name: str, values: Tensor) -> tuple[str, Tensor]:
+        if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
+            values = torch.cat((values, values.new_zeros(1, values.shape[1])))
+        return _renamed(name, PARTS), values
+
+    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return (f"vision_tower.{name}" if name.startswith(SIGHT) else ""), values
+
+    weights: list[tuple[Path, Rename]] = [(path, rename) for path in _weight_files(source)]
+    written = _write([*weights, *((path, of_tower) for path in _weight_files(tower))], out)
+    write_json(out / "config.json", _config(config, json.loads((tower / "config.json").read_text()), words))
+    write_json(out / "generation_config.json", _generation(source) | {"suppress_tokens": [words]})
+    _write_processor(source, tower, out, config)
+    _copy_small_files(source, out / OFFICIAL)
+    _copy_small_files(tower, out / OFFICIAL / tower.name)
+    return written
+
+
+def _to_official(source: Path, out: Path) -> int:
+    official = source / OFFICIAL
+    if not (official / "config.json").is_file():
+        raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
+    config = json.loads((official / "config.json").read_text())
+    tower = out / Path(config["mm_vision_tower"]).name
+    back = tuple((ours, theirs) for theirs, ours in PARTS)
+
+    def of_language(name: str, values: Tensor) -> tuple[str, Tensor]:
+        name = "" if name.startswith("vision_tower.") else _renamed(name, back)
+        return name, values[: config["vocab_size"]] if name in (EMBEDDING, HEAD) else values
+
+    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return (name.removeprefix("vision_tower.") if name.startswith(f"vision_tower.{SIGHT}") else ""), values
+
+    files = _weight_files(source)
+    _copy_small_files(official, out)
+    _copy_small_files(official / tower.name, tower)
+    return _write([(path, of_language) for path in files], out) + _write([(path, of_tower) for path in files], tower)
+
+
+def _copy_small_files(source: Path, out: Path) -> None:
+    """Configurations and tokenizer, everything but weights."""
+    out.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.suffix in (".json", ".model", ".txt") and "index" not in path.name:
+            shutil.copyfile(path, out / path.name)
+
+
+def _renamed(name: str, parts: Iterable[tuple[str, str]]) -> str:
+    for before, after in parts:
+        if name.startswith(before):
+            return after + name.removeprefix(before)
+    return name
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder}: no *.safetensors in it")
+    return files
+
+
+def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of all files under their new names, one at a time, without those that have none."""
+    with ExitStack() as stack:
+        for path, rename in weights:
+            file = stack.enter_context(safe_open(path, "pt"))
+            for name in file.keys():  # noqa: SIM118
+                new, values = rename(name, file.get_tensor(name))
+                if new:
+                    yield new, values.contiguous()
+
+
+def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
+    """Writes shards and their index; reads every tensor back. Returns how many there are."""
+    digests: dict[str, str] = {}
+    places: dict[str, str] = {}
+    held: dict[str, Tensor] = {}
+    size = number = total = 0
+
+    def flush() -> None:
+        nonlocal held, size, number
+        if held:
+            number += 1
+            name = f"model-{number:05}.safetensors"
+            save_file(held, out / name, metadata={"format": "pt"})
+            places.update(dict.fromkeys(held, name))
+            held, size = {}, 0
+
+    for name, values in _tensors(weights):
+        if size + values.nbytes > SHARD:
+            flush()
+        digests[name], held[name] = _digest(values), values
+        size, total = size + values.nbytes, total + values.nbytes
+    flush()
+    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    for name, values in _tensors([(path, lambda *pair: pair) for path in _weight_files(out)]):
+        if digests.pop(name, None) != _digest(values):
+            raise DataError(f"{out}: {name} was not written as it was read. Is the disk full?")
+    if digests:
+        raise DataError(f"{out}: {', '.join(digests)} were not written")
+    return len(places)
+
+
+def _digest(values: Tensor) -> str:
+    raw = values.reshape(-1).view(torch.uint8)
+    return hashlib.sha256(f"{tuple(values.shape)} {values.dtype}".encode() + raw.numpy().tobytes()).hexdigest()
+
+
+def _config(config: dict[str, Any], tower: dict[str, Any], words: int) -> dict[str, Any]:
+    """The configuration of the whole model, from those of the language model and the tower."""
+    vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
+    patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    mine = {name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))}
+    text = mine | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": words + 1}
+    return {
+        "architectures": [CLASS],
+        "model_type": "llava",
+        "image_token_index": words,
+        "image_seq_length": patches,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": config["mm_vision_select_layer"],
+        "vision_feature_select_strategy": "default" if config["mm_vision_select_feature"] == "patch" else "full",
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "torch_dtype": config.get("torch_dtype", "float32"),
+        "text_config": text,
+        "vision_config": vision,
+    }
+
+
+def _generation(source: Path) -> dict[str, Any]:
+    file = source / "generation_config.json"
+    settings: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return settings
+
+
+def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> None:
+    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts."""
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
+    settings = json.loads((tower / "preprocessor_config.json").read_text())
+    kept = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
+    pads = config.get("image_aspect_ratio") == "pad"
+    images = transformers.LlavaImageProcessor(
+        **{name: settings[name] for name in kept if name in settings}, do_pad=pads
+    )
+    processor = transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=json.loads((tower / "config.json").read_text()).get("vision_config", {}).get("patch_size", 14),
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token=IMAGE,
+        chat_template=chat_template(),
+    )
+    processor.save_pretrained(out)
+
+
+# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line.
+TEMPLATE = """
+{{ FRONT }}
+{%- for message in messages -%}
+{%- set pictures = message['content'] | selectattr('type', 'equalto', 'image') | list -%}
+{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
+{%- if message['role'] == 'user' -%}
+{{ USER + ': ' + IMAGE * (pictures | length) + ('\\n' if pictures else '') + texts + AFTER_USER }}
+{%- else -%}
+{{ ASSISTANT + ': ' + texts + AFTER_ANSWER }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ ASSISTANT + ':' }}{%- endif -%}
+"""
+
+
+def chat_template() -> str:
+    """The template of LLaVA-1.5's prompts for Hugging Face's processors, with the words of the official package."""
+    from llava.conversation import conv_templates
+
+    turns = conv_templates[CONVERSATION]
+    words = {"AFTER_ANSWER": turns.sep2, "AFTER_USER": turns.sep, "FRONT": turns.system + turns.sep}
+    words |= {"ASSISTANT": turns.roles[1], "USER": turns.roles[0], "IMAGE": IMAGE}
+    template = TEMPLATE.strip()
+    for name, text in words.items():  # longer names that hold shorter ones come first
+        template = template.replace(name, json.dumps(text))
+    return template

@@ -1,0 +1,75 @@
+"""What tiny models are shown in the tests: noise for pictures, rows of ids, a layout for every official branch."""
+
+from typing import Any
+
+import torch
+from models import IMAGE
+
+ANYRES = {
+    "image_aspect_ratio": "anyres",
+    "image_grid_pinpoints": [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]],
+}
+
+
+def tiles(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 3, IMAGE, IMAGE, generator=torch.Generator().manual_seed(seed))
+
+
+def row(*text: int, images: int = 1, after: int = 4) -> list[int]:
+    """BOS, some text, then every picture followed by some text."""
+    ids = [1, *text]
+    for number in range(images):
+        ids += [-200, *range(20 + 10 * number, 20 + 10 * number + after)]
+    return ids
+
+
+def batch(*rows: list[int], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded ids and mask."""
+    width = max(len(one) for one in rows)
+    pad = [[0] * (width - len(one)) for one in rows]
+    ids = [p + one if left else one + p for p, one in zip(pad, rows, strict=True)]
+    mask = [
+        [0] * len(p) + [1] * len(one) if left else [1] * len(one) + [0] * len(p)
+        for p, one in zip(pad, rows, strict=True)
+    ]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one picture": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)]),
+    "no mask": dict(rows=[row(5, 6)], images=tiles(1), ranges=[range(1)], mask=False),
+    "right padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "left padding": dict(rows=[row(5, 6), row(5, after=9)], images=tiles(2), ranges=[range(1), range(1, 2)], left=True),
+    "two pictures in a prompt": dict(rows=[row(5, images=2)], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "list of pictures": dict(rows=[row(5, images=2)], images=list(tiles(2)), ranges=[range(1), range(1, 2)]),
+    "a row without picture": dict(rows=[row(5), [1, 5, 6, 7], row(6)], images=tiles(3), ranges=[range(1), range(2, 3)]),
+    "adjacent pictures": dict(rows=[[1, 5, -200, -200, 9, 8]], images=tiles(2), ranges=[range(1), range(1, 2)]),
+    "five dimensions, flat": dict(
+        rows=[row(5), row(6, 7)], images=tiles(6).view(2, 3, 3, IMAGE, IMAGE), ranges=[range(3), range(3, 6)]
+    ),
+    "spatial": dict(
+        rows=[row(5), row(6, 7)],
+        images=[tiles(5), tiles(3, 1)],
+        sizes=[(100, 100), (110, 50)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial"},
+        ranges=[range(5), range(5, 8)],
+    ),
+    "spatial_unpad": dict(
+        rows=[row(5), row(6, 7)],
+        images=[tiles(5), tiles(3, 1)],
+        sizes=[(100, 70), (110, 30)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
+        ranges=[range(5), range(5, 8)],
+        left=True,
+    ),
+    "spatial_unpad, single tile": dict(
+        rows=[row(5)],
+        images=[tiles(1)],
+        sizes=[(50, 50)],
+        config=ANYRES | {"mm_patch_merge_type": "spatial_unpad"},
+        ranges=[range(1)],
+    ),
+    "truncated": dict(
+        rows=[row(5, after=30)], images=tiles(1), ranges=[range(1)], config={"tokenizer_model_max_length": 24}
+    ),
+}

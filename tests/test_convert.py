@@ -1,0 +1,80 @@
+"""A checkpoint in Hugging Face's layout answers like the official one, and comes back bit for bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llava_consensus import cli
+from llava_consensus.benchmarks import make
+from llava_consensus.runs.pictures import open_image
+
+pytestmark = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5,
+    reason="Hugging Face's image processor of LLaVA needs transformers 5",
+)
+MINI, DATA = Path("checkpoints/llava-mini"), Path("playground/mini")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
+    assert cli.main(["convert", str(MINI), str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def official() -> Any:
+    from llava_consensus import hosts
+
+    return hosts.load(str(MINI), "cpu", "float32")
+
+
+@torch.no_grad()
+def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted: Path, official: Any) -> None:
+    from llava.mm_utils import process_images
+
+    from llava_consensus.hosts import Prompt
+
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(converted).eval()
+    processor = transformers.AutoProcessor.from_pretrained(converted)
+    benchmark = make("gqa")
+    for question in benchmark.load(DATA)[:6]:
+        image = open_image(benchmark.place(DATA) / benchmark.images / question.images[0])
+        content = [{"type": "image"}, {"type": "text", "text": question.text}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        given = processor(images=image, text=text, return_tensors="pt")
+        ids = official.prompt_ids(Prompt(question.text))
+        image_id = model.config.image_token_index
+        assert given.input_ids[given.input_ids != image_id].tolist() == ids[ids >= 0].tolist()
+        pixels = process_images([image], official.image_processor, official.model.config)
+        assert torch.equal(given.pixel_values, pixels)
+        assert torch.equal(model(**given).logits[..., :-1], official.model(ids[None], images=pixels).logits)
+        said = model.generate(**given, max_new_tokens=8, do_sample=False)[:, given.input_ids.shape[1] :]
+        answer = official.answer([official.encode([image])], [Prompt(question.text, None, 8)])[0]
+        assert processor.batch_decode(said, skip_special_tokens=True)[0].strip() == answer.text
+
+
+def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: Path) -> None:
+    from llava_consensus import hosts
+
+    assert cli.main(["convert", str(converted), str(tmp_path / "llava-mini")]) == 0
+    back = hosts.load(str(tmp_path / "llava-mini"), "cpu", "float32").model.state_dict()
+    for name, values in official.model.state_dict().items():
+        assert torch.equal(back[name], values), name
+
+
+def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    for source, out, message in (
+        (tmp_path / "nothing", tmp_path / "out", "no config.json"),
+        (tmp_path / "other", tmp_path / "out", "only LLaVA with a Llama model"),
+        (MINI, converted, "is there already"),
+    ):
+        assert cli.main(["convert", str(source), str(out)]) == 3
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,94 @@
+"""Methods that look at nothing: the uniform grid, pooling and smaller pictures."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import IMAGE
+from prompts import tiles
+from units import rectangle
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.reduction.grid import divide, near_square
+from llava_consensus.reduction.tokens import VisualTokens
+
+MAJOR = int(transformers.__version__.split(".")[0])
+LLAVA_7B = SHAPES["llava-1.5-7b"]
+
+
+def test_sixty_four_cells_of_llava_are_three_by_three() -> None:
+    tokens = rectangle(24, 24, 24)
+    kept = make("uniform_grid").reduce(tokens, Budget(64)).kept[0]
+    assert kept.tolist() == [24 * y + x for y in range(1, 24, 3) for x in range(1, 24, 3)]
+    pooled = make("pool").reduce(tokens, Budget(64))
+    own = torch.nn.functional.avg_pool2d(tokens.projected.view(1, 1, 24, 24), 3).flatten()
+    assert torch.allclose(pooled.tokens.flatten(), own) and torch.equal(pooled.anchors[0], kept)
+    assert pooled.owner.unique().tolist() == list(range(64))
+
+
+@settings(max_examples=80, deadline=None)
+@given(height=st.integers(1, 24), width=st.integers(1, 24), data=st.data())
+def test_cells_divide_any_rectangle_into_any_number(height: int, width: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, height * width))
+    tokens = rectangle(height, width, 24, corner=24 * (24 - height) + 24 - width)
+    cells = divide(tokens, count)
+    centre, group = cells.centre[0], cells.group[0]
+    assert centre.tolist() == sorted(set(centre.tolist())) and group.unique().tolist() == list(range(count))
+    assert torch.equal(group[centre], torch.arange(count))  # a centre lies in its own cell
+    many = make("pool").reduce(tokens, Budget(count))
+    assert many.tokens.shape[1] == count
+    alone = divide(VisualTokens(*(torch.cat((v, v)) for v in tokens[:3]), side=24), count)
+    assert torch.equal(alone.centre[1], centre) and torch.equal(alone.group[1], group)
+
+
+def test_without_a_grid_the_tokens_are_one_row() -> None:
+    tokens = rectangle(1, 10, 10)._replace(side=0)
+    assert make("uniform_grid").reduce(tokens, Budget(5)).kept.tolist() == [[0, 2, 4, 6, 8]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "grid"), [(192, (13, 14)), (128, (11, 11)), (64, (8, 8)), (32, (5, 6)), (1, (1, 1))]
+)
+def test_small_pictures_never_have_more_than_the_budget(tokens: int, grid: tuple[int, int]) -> None:
+    assert near_square(tokens) == grid
+    count = grid[0] * grid[1]
+    assert make("downsample").entering(Budget(tokens), 576, 3) == [count] * 3
+    assert make("downsample").vision_tokens(Budget(tokens), LLAVA_7B) == [count] * 24
+    assert make("downsample").entering(Budget(600), 576, 2) == [576] * 2
+
+
+@pytest.mark.parametrize("name", ["uniform_grid", "pool", "downsample", "tome"])
+def test_methods_that_rank_nothing_across_tiles_have_no_such_option(name: str) -> None:
+    with pytest.raises(OptionError, match=f"unknown option of method '{name}' 'tile_budget'"):
+        make(name, tile_budget="global")
+    assert make(name).tile_budget == "per_tile"
+
+
+@pytest.mark.skipif(MAJOR < 5, reason="transformers 4.37 cannot interpolate the positions of a CLIP tower")
+@pytest.mark.parametrize("tokens", [4, 6, 9, 12])
+@torch.no_grad()
+def test_downsample_equals_transformers_own_interpolation(llava_model: Any, tokens: int) -> None:
+    images, tower = tiles(2), llava_model.get_vision_tower()
+    rows, columns = near_square(tokens)
+    with attach(llava_model, "downsample", tokens=tokens) as attached:
+        tiles_of = attached.encode(images, [1, 1])
+    projected, slot = (
+        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles_of), strict=True)
+    )
+    size = (14 * rows, 14 * columns)
+    small = torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True)
+    out = tower.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True)
+    expected = llava_model.get_model().mm_projector(out.hidden_states[-2][:, 1:])  # [2, rows x columns, D]
+    side = IMAGE // 14
+    for y in range(side):
+        for x in range(side):
+            cell = (y * rows // side) * columns + x * columns // side
+            assert torch.allclose(projected[:, y * side + x], expected[:, cell], atol=1e-5)
+            assert (slot[:, y * side + x] == cell).all()

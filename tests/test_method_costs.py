@@ -1,0 +1,114 @@
+"""What methods say their own work costs, against a count of the matrix products they do.
+
+Each method runs at the size of LLaVA-1.5-7B on tensors without numbers while torch counts. The counter does not see
+what is done for a method by its host, nor distances taken element by element; `ELSEWHERE` says what that is. Where both
+are to be had, a formula is kept: it answers in microseconds, and `match` asks it for every budget there is.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from units import work
+
+from llava_consensus.methods import METHODS, make, sparsevlm
+from llava_consensus.reduction import costs
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.reduction.shape import Shape
+
+SEVEN = SHAPES["llava-1.5-7b"]
+NOTHING = ("full", "random", "uniform_grid", "downsample")
+
+
+def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
+    """The probe's two projections in the host, and sampling, which is elementwise."""
+    kept, merged = Budget(tokens).split(shape.patches)
+    heads, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    probe = shape.width * ((shape.patches + shape.text) * keys + shape.known("question") * heads)
+    sampled = merged * (shape.patches - kept) if method.anchors == "fps" else 0
+    sampled += kept * shape.patches if method.select == "diverse" else 0
+    return 2.0 * (probe + sampled * shape.vision_width)
+
+
+def cdpruner(method: Any, shape: Shape, tokens: int) -> float:
+    """CLIP's text tower and its projection of the patches, and the factor, whose sums are elementwise."""
+    return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width + tokens**2 * shape.patches
+
+
+def pyramiddrop(method: Any, shape: Shape, tokens: int) -> float:
+    """The projections of the layer that is cut before: keys of all rows, the query of the last."""
+    keys, heads = shape.kv_heads * shape.head_width, shape.heads * shape.head_width
+    entering = method.entering(Budget(tokens), shape.patches, shape.layers)
+    before = [entering[cut.layer - 1] for cut in method.cuts(Budget(tokens), shape.patches, shape.layers)]
+    return sum(2.0 * shape.width * ((visual + shape.text) * keys + heads) for visual in before)
+
+
+def recycling(method: Any, shape: Shape, tokens: int) -> float:
+    """Distances between the recycled tokens, which are no matrix product."""
+    total, left = 0.0, shape.patches
+    for cut in method.cuts(Budget(tokens), shape.patches, shape.layers):
+        total += 2.0 * shape.width * sparsevlm.recycled(left - cut.kept)[0] ** 2 if cut.merged else 0.0
+        left = cut.left
+    return total
+
+
+ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
+    "consensusdrop": consensusdrop,
+    "cdpruner": cdpruner,
+    "pyramiddrop": pyramiddrop,
+    "sparsevlm": recycling,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in METHODS),
+        ("consensusdrop", {"vision_score": "tokens"}),
+        ("consensusdrop", {"fps_start": "mean", "aggregate": "last"}),
+        ("consensusdrop", {"select": "diverse", "debias": True, "anchors": "salient", "weights": "saliency"}),
+        ("tome_post", {"similarity": "feature"}),
+        ("tome_post", {"similarity": "projected"}),
+        ("visionzip", {"class_token": False}),
+        ("sparsevlm", {"version": "2.0"}),
+    ],
+)
+@pytest.mark.parametrize("tokens", [64, 192, 33])
+@torch.no_grad()
+def test_formulas_are_what_the_counter_counts(name: str, options: dict[str, Any], tokens: int) -> None:
+    method = make(name, **options)
+    with FlopCounterMode(display=False) as counter:
+        work(method, SEVEN, tokens)
+    elsewhere = ELSEWHERE.get(name, lambda *_: 0.0)(method, SEVEN, tokens)
+    assert method.flops(SEVEN, Budget(tokens)) == pytest.approx(counter.get_total_flops() + elsewhere, rel=0.002)
+    assert (counter.get_total_flops() == 0) == (name in NOTHING)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_costs_of_a_method_are_declared(name: str) -> None:
+    method, budget = make(name), Budget(64)
+    whole = method.flops(SEVEN, Budget(576))
+    assert whole == 0 or name in ("pool", "consensusdrop")  # hosts do not ask where all tokens stay
+    assert len(method.vision_tokens(budget, SEVEN)) == 24
+    assert len(method.entering(budget, 576, 32)) == 32 and method.entering(budget, 576, 32)[0] in (64, 576)
+    assert (method.flops(SEVEN, budget) == 0) == (name in NOTHING)
+
+
+def test_own_work_is_a_small_part_of_a_prefill() -> None:
+    for name in METHODS:
+        own = make(name).flops(SEVEN, Budget(64))
+        assert own is not None and 0 <= own < 0.01 * costs.llm_flops(SEVEN, [576] * 32)
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(64, 23), (192, 23), (64, 5)])
+@torch.no_grad()
+def test_costs_of_tome_at_any_depth(tokens: int, blocks: int) -> None:
+    shape = SEVEN._replace(feature_blocks=blocks)
+    with FlopCounterMode(display=False) as counter:
+        work(make("tome"), shape, tokens)
+    sizes = 2 * 2 * 288 * 576  # the sums of sizes, at most, which the formula leaves out
+    own = make("tome").flops(shape, Budget(tokens))
+    assert counter.get_total_flops() - sizes <= own <= counter.get_total_flops()

@@ -1,0 +1,210 @@
+"""ToMe inside the vision tower and behind it: bipartite merging by hand, schedules, and the tower against a slow one in
+double precision.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny_llava
+from prompts import tiles
+from units import at_angles, unit
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import NonFiniteError
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.reduction.merging import average, fresh, merge, pair
+from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.tokens import VisualTokens
+
+LLAVA_7B = SHAPES["llava-1.5-7b"]
+
+
+@pytest.mark.parametrize(
+    ("protected", "count", "values", "sizes"),
+    [
+        (False, 2, [40, 5, 25, 50], [1, 2, 2, 1]),
+        (False, 3, [5, 30, 50], [2, 3, 1]),
+        (True, 1, [0, 40, 10, 25, 50], [1, 1, 1, 2, 1]),
+        (True, 2, [0, 10, 30, 50], [1, 1, 3, 1]),
+        (False, 0, [0, 20, 40, 10, 30, 50], [1] * 6),
+    ],
+)
+def test_worked_example_of_tome(protected: bool, count: int, values: list[float], sizes: list[int]) -> None:
+    bag = fresh(torch.arange(0.0, 60, 10)[None, :, None])
+    pairing = pair(at_angles(0, 10, 90, 80, 180, 45), count, protected)
+    after = merge(bag, pairing)
+    assert after.values.flatten().tolist() == values and after.size.flatten().tolist() == sizes
+    members = [[i for i in range(6) if after.place[0, i] == slot] for slot in range(6 - count)]
+    assert [10 * sum(own) / len(own) for own in members] == values  # the bookkeeping says who is where
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(2, 40), protected=st.booleans(), seed=st.integers(0, 99), rounds=st.integers(1, 4))
+def test_invariants_of_merging(length: int, protected: bool, seed: int, rounds: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(2, length, 3, generator=generator)
+    bag = fresh(start)
+    for _ in range(rounds):
+        left = bag.values.shape[1]
+        if left < 2:
+            break
+        count = int(torch.randint(0, (left - protected) // 2 + 1, (1,), generator=generator))
+        bag = merge(bag, pair(bag.values, count, protected))
+        assert bag.values.shape[1] == left - count
+    assert bag.size.sum(1).tolist() == [length, length]
+    for image in range(2):
+        for slot in range(bag.values.shape[1]):
+            own = bag.place[image] == slot
+            assert own.sum() == bag.size[image, slot]
+            assert torch.allclose(bag.values[image, slot], start[image, own].mean(0), atol=1e-5)
+    assert not protected or (torch.equal(bag.values[:, 0], start[:, 0]) and (bag.place[:, 0] == 0).all())
+
+
+def test_merging_constant_tokens_changes_nothing_and_nan_is_an_error() -> None:
+    same = torch.full((1, 9, 4), 0.3)
+    assert torch.allclose(merge(fresh(same), pair(same, 4)).values, torch.tensor(0.3))
+    assert average(same, torch.rand(1, 9), pair(same, 4)).shape == (1, 5, 4)
+    with pytest.raises(NonFiniteError, match="values tokens are matched by"):
+        pair(same * float("nan"), 2)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "times", "then"),
+    [(192, 17, 16, 16), (128, 20, 11, 19), (64, 23, 6, 22), (32, 24, 15, 23)],
+)
+def test_schedules_land_on_the_budget(tokens: int, first: int, times: int, then: int) -> None:
+    """As even as the halving limit of each block allows, the larger numbers first."""
+    counts = make("tome").schedule(tokens, 576, 23)
+    assert counts == [first] * times + [then] * (23 - times) and 576 - sum(counts) == tokens
+    entering = make("tome").vision_tokens(Budget(tokens), LLAVA_7B)
+    assert entering[0] == 576 and entering[22] == tokens + then and entering[23] == tokens and len(entering) == 24
+
+
+@settings(max_examples=80, deadline=None)
+@given(size=st.integers(2, 700), blocks=st.integers(1, 26), data=st.data())
+def test_schedules_respect_the_halving_limit(size: int, blocks: int, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, size - 1))
+    if tokens < -(-size // 2**blocks):
+        with pytest.raises(OptionError, match=f"give at least {-(-size // 2**blocks)}, or use tome_post"):
+            make("tome").schedule(tokens, size, blocks)
+        return
+    left = size
+    counts = make("tome").schedule(tokens, size, blocks)
+    assert counts == sorted(counts, reverse=True)
+    for count in counts:
+        assert 0 <= count <= left // 2
+        left -= count
+    assert left == tokens
+
+
+def test_tome_post_by_hand() -> None:
+    """Six tokens to two, at most half at a time: three in the first round, one in the second."""
+    tokens = VisualTokens(
+        torch.arange(0.0, 60, 10)[None, :, None], torch.zeros(1, 6).long(), torch.arange(6)[None]
+    )._replace(projected=torch.cat((at_angles(0, 10, 90, 80, 180, 45), torch.arange(0.0, 60, 10)[None, :, None]), -1))
+    scaled = tokens._replace(projected=tokens.projected * torch.tensor([1e6, 1e6, 1.0]))  # the angles are the metric
+    result = make("tome_post", similarity="projected").reduce(scaled, Budget(3))
+    assert result.tokens[0, :, 2].tolist() == [5, 30, 50]
+    assert result.owner.tolist() == [[0, 0, 1, 1, 1, 2]] and result.anchors.tolist() == [[0, 2, 5]]
+    assert make("tome_post", similarity="projected").reduce(scaled, Budget(2)).tokens.shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize("similarity", ["key", "feature", "projected"])
+def test_tome_post_partitions_the_tokens(similarity: str) -> None:
+    tokens = unit(size=24)
+    result = make("tome_post", similarity=similarity).reduce(tokens, Budget(5))
+    for image in range(2):
+        for slot in range(5):
+            own = result.owner[image] == slot
+            assert torch.allclose(result.tokens[image, slot], tokens.projected[image, own].mean(0), atol=1e-5)
+            assert int(result.source[image, slot]) == int(own.nonzero()[0])
+
+
+# ---- a row for each token of the tower
+
+
+def test_regroup_gives_one_row_for_each_token_in_order_of_first_patches() -> None:
+    slot = torch.tensor([[2, 0, 2, 1, 0, 1]])
+    result = regroup(torch.tensor([[[2.0], [0.0], [2.0], [1.0], [0.0], [1.0]]]), slot, 3, "raster")
+    assert result.tokens.flatten().tolist() == [2.0, 0.0, 1.0]
+    assert result.anchors.tolist() == [[0, 1, 3]] and result.owner.tolist() == [[0, 1, 0, 2, 1, 2]]
+
+
+def test_regroup_fills_up_where_unpadding_took_tokens_away() -> None:
+    """Four tokens were left of the tile; two of them have patches here. The count stays what the budget says."""
+    slot = torch.tensor([[3, 3, 1, 3, 1]])
+    result = regroup(torch.tensor([[[3.0], [3.0], [1.0], [3.0], [1.0]]]), slot, 4, "raster")
+    assert result.tokens.flatten().tolist() == [3.0, 3.0, 1.0, 3.0] and result.anchors.tolist() == [[0, 1, 2, 3]]
+    assert result.owner.tolist() == [[0, 1, 2, 3, 2]]
+
+
+# ---- the tower, merged the slow way
+
+
+def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder)
+    with pytest.raises(OptionError, match="tokens=1: merging in 3 vision blocks halves 16 patches 3 times at most"):
+        attach(model, "tome", tokens=1)
+    attach(model, "tome", tokens=2).detach()
+    model.get_vision_tower().vision_tower.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(OptionError, match=r"takes no additive mask: load it with sdpa, or proportional=false"):
+        attach(model, "tome", tokens=4)
+    attach(model, "tome", tokens=4, proportional=False).detach()
+
+
+def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
+    """Tokens and their patches by explicit loops over one picture, in double precision, with a written-out softmax."""
+    inner = getattr(tower, "vision_model", tower)
+    hidden = inner.pre_layrnorm(inner.embeddings(images))[0]
+    groups = [[index] for index in range(len(hidden))]
+    for number, count in enumerate(counts):
+        block = inner.encoder.layers[number]
+        normed, attention = block.layer_norm1(hidden), block.self_attn
+        query, key, value = (
+            layer(normed).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+            for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        size = torch.tensor([float(len(own)) for own in groups], dtype=hidden.dtype)
+        logits = query @ key.transpose(1, 2) * attention.scale + (size.log() if proportional else 0)
+        mixed = (logits.softmax(-1) @ value).transpose(0, 1).flatten(1)
+        hidden = hidden + attention.out_proj(mixed)
+        metric = torch.nn.functional.normalize(key.mean(0), dim=-1)
+        similar = {}
+        for source in range(2, len(groups), 2):
+            cosines = [float(metric[source] @ metric[target]) for target in range(1, len(groups), 2)]
+            best = max(range(len(cosines)), key=lambda target: (cosines[target], -target))
+            similar[source] = (cosines[best], 2 * best + 1)
+        leaving = sorted(similar, key=lambda source: (-similar[source][0], source))[:count]
+        order = [place for place in range(0, len(groups), 2) if place not in leaving] + list(range(1, len(groups), 2))
+        members = {place: [place, *(source for source in leaving if similar[source][1] == place)] for place in order}
+        hidden = torch.stack(
+            [sum(hidden[i] * size[i] for i in members[place]) / sum(size[i] for i in members[place]) for place in order]
+        )
+        groups = [[patch for i in members[place] for patch in groups[i]] for place in order]
+        hidden = hidden + block.mlp(block.layer_norm2(hidden))
+    return list(hidden), groups
+
+
+@pytest.mark.parametrize("proportional", [True, False])
+@torch.no_grad()
+def test_tome_equals_a_slow_tower_in_double_precision(tower_folder: Path, proportional: bool) -> None:
+    model = tiny_llava(tower_folder).double()
+    tower, images = model.get_vision_tower(), tiles(2).double()
+    with attach(model, "tome", tokens=5, proportional=proportional) as attached:
+        found = attached.encode(images, [1, 1])
+    for index in range(2):
+        values, groups = slow_tome(tower.vision_tower, images[index : index + 1], [4, 4, 3], proportional)
+        for slot, own in enumerate(groups[1:]):  # the class token is alone in front
+            places = sorted(patch - 1 for patch in own)
+            assert (found[index].parts["slot"][0] == slot).nonzero().flatten().tolist() == places
+            expected = model.get_model().mm_projector(values[slot + 1])
+            assert torch.allclose(found[index].projected[0, places], expected, atol=1e-10)
+    with attach(model, "tome", tokens=5, proportional=not proportional) as attached:
+        assert not torch.allclose(found[0].projected, attached.encode(images, [1, 1])[0].projected)
