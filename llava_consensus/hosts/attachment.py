@@ -10,6 +10,8 @@ several threads never meet. The class of the model is never touched.
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
