@@ -150,11 +150,11 @@ def scaled(cuts: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """
     if layers >= PUBLISHED_DEPTH:
         return cuts
-    found: list[int] = []
+    fitted: list[int] = []
     for cut in cuts:
         nearest = (2 * cut * layers + PUBLISHED_DEPTH) // (2 * PUBLISHED_DEPTH)
-        found.append(min(max(nearest, found[-1] + 1 if found else 1), layers - 1))
-    return tuple(found)
+        fitted.append(min(max(nearest, fitted[-1] + 1 if fitted else 1), layers - 1))
+    return tuple(fitted)
 
 
 def only_cut(layer: int | None, published: int, layers: int) -> int:
