@@ -119,10 +119,10 @@ class PruMerge(ReadsTower):
         near = pick(direction, kept) @ direction.transpose(1, 2)  # [B, K, N]
         near = near.scatter(2, kept[..., None], -torch.inf)  # not itself
         index = rank(near)[..., : min(self.neighbours, saliency.shape[1] - 1)]
-        given = saliency[:, None].expand_as(near).gather(2, index)
+        weights = saliency[:, None].expand_as(near).gather(2, index)
         if self.weights == "mean":
-            given = given / given.sum(-1, keepdim=True).clamp_min(torch.finfo(given.dtype).tiny)
-        return torch.zeros_like(near).scatter(2, index, given)
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.zeros_like(near).scatter(2, index, weights)
 
 
 def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
