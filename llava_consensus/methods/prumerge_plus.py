@@ -55,8 +55,8 @@ class PruMergePlus(PruMerge):
         elif self.spread == "walk":
             sampled = places % max(1, size // max(count, 1)) == 0
         else:
-            wanted = (count - is_outlier.sum(1, keepdim=True)).clamp_min(0)  # [B, 1]
-            sampled = (places * wanted + size - 1) // size < ((places + 1) * wanted + size - 1) // size
+            sample_count = (count - is_outlier.sum(1, keepdim=True)).clamp_min(0)  # [B, 1]
+            sampled = (places * sample_count + size - 1) // size < ((places + 1) * sample_count + size - 1) // size
         order = rank(saliency).argsort(dim=1)  # [B, N] each token's place in the ranking
         priority = torch.where(is_outlier, order, torch.where(sampled, size + places, 2 * size + order))
         return priority.argsort(dim=1)[:, :count]

@@ -91,8 +91,9 @@ class SparseVLM(InDecoder):
         planned, left = [], available
         for cut, count in dict(zip(cuts, counts, strict=True)).items():
             kept = min(count, left - 1)
-            bare = self.version == "2.0" or (listed is None and kept == tokens)  # solve found no room for clusters
-            planned.append(Cut(cut, kept, 0 if bare else recycled(left - kept)[1]))
+            # `solve` keeps all T where there is no room for clusters
+            no_clusters = self.version == "2.0" or (listed is None and kept == tokens)
+            planned.append(Cut(cut, kept, 0 if no_clusters else recycled(left - kept)[1]))
             left = planned[-1].left
         return planned
 
@@ -176,8 +177,8 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
     """What rotary embedding alone makes of attention: rotated all-ones queries times keys, scaled. [P, L, v]."""
     ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
-    turned = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
-    return pick(turned, probe.rows) @ pick(turned, columns).transpose(1, 2) * probe.scale
+    rotated = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
+    return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale
 
 
 def best_heads(attention: Tensor, is_rater: Tensor) -> Tensor:
