@@ -69,13 +69,15 @@ def steps(question: Mapping[str, Any]) -> int:
 def lines(report: Mapping[str, Any], consistency: bool = False) -> list[str]:
     """The report as the official script prints it."""
     names = ["binary", "open", "accuracy", *(["consistency"] if consistency else []), "validity", "plausibility"]
-    out = [f"{name.capitalize()}: {_two_decimals(report[name])}%" for name in names]
-    out += [f"Distribution: {_two_decimals(report['distribution'])} (lower is better)", ""]
+    output = [f"{name.capitalize()}: {_two_decimals(report[name])}%" for name in names]
+    output += [f"Distribution: {_two_decimals(report['distribution'])} (lower is better)", ""]
     for table, title in TABLES.items():
-        out.append(f"Accuracy / {title}:")
-        out += [f"  {key}: {value:.2f}% ({count} questions)" for key, (value, count) in sorted(report[table].items())]
-        out.append("")
-    return out
+        output.append(f"Accuracy / {title}:")
+        output += [
+            f"  {key}: {value:.2f}% ({count} questions)" for key, (value, count) in sorted(report[table].items())
+        ]
+        output.append("")
+    return output
 
 
 def _two_decimals(value: float | None) -> str:

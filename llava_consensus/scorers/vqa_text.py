@@ -22,7 +22,10 @@ when's where'd where's where've who'd who'd've who'll who's who've why'll why're
 wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 CONTRACTIONS = {
-    word[:at] + word[at + 1 :]: word for word in _APOSTROPHES.split() for at, mark in enumerate(word) if mark == "'"
+    word[:place] + word[place + 1 :]: word
+    for word in _APOSTROPHES.split()
+    for place, mark in enumerate(word)
+    if mark == "'"
 } | {"let's": "let's", "she's": "she's", "somebody'd": "somebodyd"}
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBERS = {word: str(number) for number, word in enumerate(_DIGITS)} | {"none": "0"}
