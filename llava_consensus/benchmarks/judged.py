@@ -66,12 +66,12 @@ def first_or_all(records: Sequence[Record], questions: Sequence[Question], first
 
 def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
     """The text of each answer, by its question id and the number of answers with that id before it."""
-    seen: Counter[Hashable] = Counter()
+    answer_counts: Counter[Hashable] = Counter()
     texts: dict[Hashable, str] = {}
     for answer in answers:
         key = answer["question_id"]
-        texts[key, seen[key]] = answer["text"]
-        seen[key] += 1
+        texts[key, answer_counts[key]] = answer["text"]
+        answer_counts[key] += 1
     return texts
 
 

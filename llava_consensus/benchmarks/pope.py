@@ -99,20 +99,20 @@ def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
         rows = read_lines(path, ("text", "label"))
         of_category = [question for question in questions if question.category == category]
         if len(rows) != len(of_category):
-            what = f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked"
-            raise DataError(_mismatch(path, what))
+            reason = f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked"
+            raise DataError(_mismatch(path, reason))
         for number, (question, row) in enumerate(zip(of_category, rows, strict=True), start=1):
             same_image = "image" not in row or (row["image"],) == question.images
             if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
                 ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
-                what = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
-                raise DataError(_mismatch(path, what))
+                reason = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
+                raise DataError(_mismatch(path, reason))
             labels[question.index] = str(row["label"])
     return labels
 
 
-def _mismatch(path: Path, what: str) -> str:
-    return f"{path} does not belong to {FILES[0].path}: {what}. Another label version? Get it: {LABEL_SOURCE}"
+def _mismatch(path: Path, reason: str) -> str:
+    return f"{path} does not belong to {FILES[0].path}: {reason}. Another label version? Get it: {LABEL_SOURCE}"
 
 
 def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:

@@ -41,14 +41,14 @@ class VideoQA(Benchmark):
     licence = LICENCE
     frames = FRAMES
 
-    whole: ClassVar[int]  # number of all questions
+    total: ClassVar[int]  # questions of the whole set
 
     questions: str = option("first", "all", line="the first 1,000, as papers on token reduction ask", asks=True)
 
     @property
     def count(self) -> int:
         """Questions of the official set, or the first of them."""
-        return self.whole if self.questions == "all" else FIRST
+        return self.total if self.questions == "all" else FIRST
 
     def load(self, data: Path) -> list[Question]:
         """The first 1,000 questions in file order, or all of them."""
