@@ -119,7 +119,7 @@ def measured(row: Row, times: Mapping[str, Any]) -> Measured:
 
 def times_of(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
     """The bench row about a line: the full model's, or that of its label or plain method with its budget."""
-    plain = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
+    plain_methods = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
     full = line is section.full
     return next(
         (
@@ -128,7 +128,7 @@ def times_of(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
             if (
                 row["method"] == FULL
                 if full
-                else row["tokens"] == line.tokens and row["method"] in {line.label, *plain}
+                else row["tokens"] == line.tokens and row["method"] in {line.label, *plain_methods}
             )
         ),
         {},

@@ -48,5 +48,5 @@ def _scored(row: Row, config: Record, metrics: Record) -> Row:
         **row.report,
         **{key: metrics[key] for key in ("extracted", "rounded", "counted") if key in metrics},
     }
-    taken: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": report}
-    return replace(row, config={**row.config, "judge": config["judge"]}, metrics={**(row.metrics or {}), **taken})
+    judgement: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": report}
+    return replace(row, config={**row.config, "judge": config["judge"]}, metrics={**(row.metrics or {}), **judgement})

@@ -54,15 +54,15 @@ def contact_sheet(panels: Sequence[tuple[str, Image.Image]], columns: int, legen
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))
     tiles = [_tile(title, image) for title, image in panels]
-    rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
     width = MARGIN + columns * (PANEL + MARGIN)
     key = _legend(width - 2 * MARGIN) if legend else Image.new("RGB", (1, 0))
     sheet = Image.new("RGB", (width, MARGIN + sum(heights) + MARGIN * len(rows) + key.height), PAPER)
     top = MARGIN
     for row, height in zip(rows, heights, strict=True):
-        for at, tile in enumerate(row):
-            sheet.paste(tile, (MARGIN + at * (PANEL + MARGIN), top))
+        for column, tile in enumerate(row):
+            sheet.paste(tile, (MARGIN + column * (PANEL + MARGIN), top))
         top += height + MARGIN
     if legend:
         sheet.paste(key, (MARGIN, top))

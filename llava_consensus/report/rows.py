@@ -100,13 +100,14 @@ class Row:
     def label(self) -> str:
         """The variant's name, or method and changed options where it has none."""
         changed, method = dict(self.config["changed"]), self.config["method"]
-        extra = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
+        suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
         match = self.config.get("match") or "kept"
-        extra += "" if match == "kept" else f", match={match}"
+        suffix += "" if match == "kept" else f", match={match}"
         for variant in LINEUP:
             if (variant.method, variant.options) == (method, changed):
-                return variant.label + extra
-        return ", ".join([self.catalogue.method(method), *(f"{key}={changed[key]}" for key in sorted(changed))]) + extra
+                return variant.label + suffix
+        options = [f"{key}={changed[key]}" for key in sorted(changed)]
+        return ", ".join([self.catalogue.method(method), *options]) + suffix
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
@@ -141,10 +142,10 @@ def read_row(folder: Path) -> Row:
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
     """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
-    wanted = _without(config, (*CHOICE, "match"))
+    setting = _without(config, (*CHOICE, "match"))
     for path in sorted(out.glob(f"*/{CONFIG}")):
         # metrics are long, so they are read of runs of the same setting only
-        if _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == wanted:
+        if _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == setting:
             row = read_row(path.parent)
             if row.full and row.score is not None:
                 return row.score

@@ -54,8 +54,8 @@ def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
     judged = read_judged(out)
     rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
     catalogue = (fallback or Catalogue()).told_by((row.config, row.metrics) for row in rows)
-    begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
-    return [judged_row for row in begun for judged_row in join(row, judged)]
+    begun_rows = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
+    return [judged_row for row in begun_rows for judged_row in join(row, judged)]
 
 
 def in_sections(rows: Iterable[Row]) -> list[Section]:
