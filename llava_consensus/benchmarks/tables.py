@@ -21,7 +21,7 @@ SHORTEST = 64  # characters; a shorter picture is the index of the row that has 
 
 
 def read(path: Path) -> "DataFrame":
-    """The table, known to have the columns that are asked; not to be changed."""
+    """The table, which has every column of FIELDS; the caller must not change it."""
     return _table(*_stamp(path))
 
 
@@ -52,7 +52,7 @@ def empty(value: Any) -> bool:
 
 
 def _stamp(path: Path) -> tuple[Path, int, int]:
-    """A file and what changes when it does."""
+    """The path of a file with its time of change and its size, which are others once the file has changed."""
     status = path.stat()
     return path, status.st_mtime_ns, status.st_size
 
@@ -69,7 +69,7 @@ def _table(path: Path, *_stamp: int) -> "DataFrame":
     absent = [name for name in FIELDS if name not in table]
     if absent:
         raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
-    if not table["index"].map(lambda one: isinstance(one, int)).all():
+    if not table["index"].map(lambda index: isinstance(index, int)).all():
         raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
     return table
 
