@@ -36,6 +36,7 @@ from llava_consensus.files import (
     canonical,
     parse,
     read_json,
+    remove_leftovers,
     replace,
     take_lock,
     to_lines,
@@ -144,6 +145,8 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
         path.mkdir(parents=True, exist_ok=True)
         run = Run(path, take_lock(path / LOCK, "this run"))
         try:
+            for folder in (path, path / SHARDS):
+                remove_leftovers(folder)
             _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
