@@ -5,7 +5,7 @@ number of tokens where nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
-    errors.jsonl    one line per question that could not be asked, because its picture cannot be read
+    errors.jsonl    one line per question without an answer: its picture cannot be read, or the model fails at it
     shards/         of a run with several workers: what they have finished, a file for each range of questions, written
                     in one step; merged into the two files above, in the order of the questions, when all is there
     scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
@@ -106,13 +106,24 @@ class Run:
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
+        self._settle()
+        report = dict(metrics.get("report", {}))
+        scores = report.pop("extracted", [])
+        write_metrics(self.path, {**metrics, "report": report} if "report" in metrics else metrics, scores)
+
+    def forget_errors(self) -> None:
+        """Makes questions without an answer questions that are still to be asked."""
+        (self.path / METRICS).unlink(missing_ok=True)
+        self.errors.clear()
+        self._settle()
+        replace(self.path / ERRORS, b"")
+
+    def _settle(self) -> None:
+        """Brings records into the order of their questions, and those of workers into the files of one process."""
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
             if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
                 replace(self.path / name, to_lines(records[index] for index in sorted(records)))
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
-        report = dict(metrics.get("report", {}))
-        scores = report.pop("extracted", [])
-        write_metrics(self.path, {**metrics, "report": report} if "report" in metrics else metrics, scores)
 
     def close(self) -> None:
         """Lets the next process have the run."""
