@@ -8,9 +8,10 @@ Used by every room that reads or writes JSON.
 import contextlib
 import fcntl
 import json
+import math
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,23 @@ def read_answers(path: Path) -> list[Record]:
 
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     """One line of JSON for each record."""
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
+    return "".join(to_json(record) + "\n" for record in records).encode()
+
+
+def to_json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON as every reader knows it: NaN and infinity, which it has no word for, become null."""
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(content), indent=indent, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def read_text(path: Path) -> str:
@@ -160,17 +177,23 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step: a reader sees the old file or the new one, never a part."""
-    replace(path, (json.dumps(content, indent=1) + "\n").encode())
+    replace(path, (to_json(content, 1) + "\n").encode())
 
 
-def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> None:
-    """What a run measured: each answer as it was scored, a line each, then metrics.json.
+def write_metrics(
+    folder: Path,
+    metrics: Mapping[str, Any],
+    scores: Sequence[Mapping[str, Any]],
+    beside: Callable[[], Record] = dict,
+) -> None:
+    """What a run measured: each answer as it was scored, a line each, then metrics.json, with what `beside` says once
+    the scores are there.
 
     metrics.json is written last, so that a run which has one has the scores that belong to it.
     """
     (folder / METRICS).unlink(missing_ok=True)
     replace(folder / SCORES, to_lines(scores))
-    write_json(folder / METRICS, metrics)
+    write_json(folder / METRICS, {**metrics, **beside()})
 
 
 def replace(path: Path, data: bytes) -> None:

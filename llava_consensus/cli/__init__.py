@@ -3,6 +3,7 @@
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
     llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
     llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
+    llava-consensus verify RUN...                         whether a run is as it was written, its score too
     llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again

@@ -19,6 +19,7 @@ from llava_consensus.files import Record
 from llava_consensus.hosts import Answer, Encoded, Host
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs import failures
+from llava_consensus.runs.checksums import signed
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.costs import AnswerCosts
 from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
@@ -88,7 +89,7 @@ class Asker:
         """LLaVA's answer record; metadata says how many visual tokens went in and came out, and what that cost. The id
         follows from the run and the question, so that a run done twice gives the same bytes.
         """
-        return {
+        record = {
             "question_id": question.question_id,
             "prompt": question.text if question.prompt is None else question.prompt,
             "text": answer.text,
@@ -103,6 +104,7 @@ class Asker:
                 **self._costs.of(answer.prefill, self.plan.shown(question)),
             },
         }
+        return signed(record)
 
     @cached_property
     def _run(self) -> str:

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Question
-from llava_consensus.errors import ConsensusError
+from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.files import Record
-from llava_consensus.runs import metrics
+from llava_consensus.runs import checksums, metrics
 from llava_consensus.runs.batches import Asker, HostLoader, WorkerFactory
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
 from llava_consensus.runs.execution import Execution
@@ -96,6 +96,9 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
 
 def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:
     """What a complete run measured; scored anew where only the way of scoring is another one."""
+    changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
+    if changed and folder.scored:
+        raise DataError(f"{changed[0]}. llava-consensus verify {folder.path} tells all")
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
         folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})

@@ -44,6 +44,7 @@ from llava_consensus.files import (
     write_json,
     write_metrics,
 )
+from llava_consensus.runs import checksums
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
 ALL = "all"  # in place of a number of tokens: every token the model has
@@ -109,7 +110,8 @@ class Run:
         self._settle()
         report = dict(metrics.get("report", {}))
         scores = report.pop("extracted", [])
-        write_metrics(self.path, {**metrics, "report": report} if "report" in metrics else metrics, scores)
+        whole = {**metrics, "report": report} if "report" in metrics else dict(metrics)
+        write_metrics(self.path, whole, scores, lambda: {checksums.DIGESTS: checksums.digests(self.path, whole)})
 
     def forget_errors(self) -> None:
         """Makes questions without an answer questions that are still to be asked."""
@@ -235,4 +237,5 @@ def _index(path: Path, number: int, record: Record) -> int:
     metadata = record["metadata"]
     if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
         raise DataError(f"{path}, line {number}: no index in metadata. Remove the line; the question is asked again")
+    checksums.check(path, number, record)
     return metadata["index"]
