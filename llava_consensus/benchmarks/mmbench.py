@@ -13,7 +13,6 @@ judged by the rotations that were answered, as in VLMEvalKit.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, ClassVar
 from llava_consensus.benchmarks import base, submission, tables
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record
+from llava_consensus.files import Record, write_out
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
 
@@ -136,14 +135,7 @@ class MMBench(Benchmark):
         table = tables.read(self._table(data))
         sheet = table.drop(columns=DROPPED, errors="ignore")
         sheet.insert(min(6, len(sheet.columns)), "prediction", [texts.get(int(index)) for index in table["index"]])
-        content = io.BytesIO()
-        from openpyxl.utils.exceptions import IllegalCharacterError  # heavy, like pandas: only now
-
-        try:
-            sheet.to_excel(content, index=False, engine="openpyxl")
-        except IllegalCharacterError as error:
-            raise DataError(f"an answer has a control character, which no xlsx sheet can hold: {error}") from error
-        submission.write(target, content.getvalue())
+        write_out(target, tables.to_xlsx(sheet))
         return audit | {"written": len(sheet)}
 
     def picture(self, data: Path, name: str) -> bytes:

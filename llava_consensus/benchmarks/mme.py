@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_text
+from llava_consensus.files import Record, read_text, write_out
 from llava_consensus.scorers import mme as scorer
 
 RELEASE = "MME_Benchmark_release_version"
@@ -125,9 +125,11 @@ class MME(Benchmark):
                     f"two for the official tool: {text!r}"
                 )
             files.setdefault(_task(question), []).append("\t".join((*gold[question.index], text)) + "\n")
+        if target.exists() and not target.is_dir():
+            raise DataError(f"--out {target}: is no folder, and the official tool reads a folder of files")
         target.mkdir(parents=True, exist_ok=True)
         for task, lines in files.items():
-            submission.write(target / f"{task}.txt", "".join(lines).encode())
+            write_out(target / f"{task}.txt", "".join(lines).encode())
         return audit | {"written": len(questions), "files": len(files)}
 
 

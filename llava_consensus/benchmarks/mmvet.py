@@ -18,7 +18,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -58,7 +58,7 @@ class MMVet(Benchmark):
         questions = self.load(data)
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
-        submission.write(target, json.dumps(texts, indent=2).encode())
+        write_out(target, json.dumps(texts, indent=2).encode())
         return submission.audit(records, questions) | {"written": len(texts)}
 
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:

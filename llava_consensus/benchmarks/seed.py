@@ -19,7 +19,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import seed as scorer
 
 FILES = (
@@ -94,7 +94,7 @@ class SEED(Benchmark):
             json.dumps({"question_id": annotation["question_id"], "prediction": texts[key]}) + "\n"
             for annotation, key in zip(annotations, keys, strict=True)
         ]
-        submission.write(target, "".join(rows).encode())
+        write_out(target, "".join(rows).encode())
         return audit | {"written": len(rows)}
 
 

@@ -1,16 +1,15 @@
-"""What every submission shares: finding ids that are missing, duplicate or unknown, and writing a whole file or none.
+"""What every submission shares: which ids are missing, duplicate or unknown.
 
 Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks.base import Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, replace
+from llava_consensus.files import Record
 
 SHOWN = 10  # ids named in a message
 
@@ -42,11 +41,3 @@ def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
     if result["missing"]:
         raise DataError(f"{len(result['missing'])} questions have no answer, and {why}: {name(result['missing'])}")
-
-
-def write(target: Path, content: bytes) -> None:
-    """The whole file or none of it; the folder must exist."""
-    try:
-        replace(target, content)
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror})") from error

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json, read_text
+from llava_consensus.files import Record, read_json, read_text, write_out
 from llava_consensus.scorers import video_qa as scorer
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
@@ -75,7 +75,7 @@ class VideoQA(Benchmark):
         for index, record in joined.answers.items():
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
             lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
-        submission.write(target, "".join(lines).encode())
+        write_out(target, "".join(lines).encode())
         return submission.audit(records, questions) | {"written": len(lines)}
 
     def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:

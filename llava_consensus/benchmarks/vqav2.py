@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import mean, vqa_text
 from llava_consensus.scorers import vqav2 as scorer
 
@@ -146,7 +146,7 @@ class VQAv2(Benchmark):
             {"question_id": question.question_id, "answer": answers.get(question.question_id, "")}
             for question in questions
         ]
-        submission.write(target, json.dumps(rows).encode())
+        write_out(target, json.dumps(rows).encode())
         return audit | {"written": len(rows)}
 
     @property

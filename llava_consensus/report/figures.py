@@ -6,6 +6,7 @@ method against all others in grey: readable with any number of methods. Colours 
 colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -13,6 +14,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
+from llava_consensus.files import write_out
 from llava_consensus.report.rows import LINEUP, RANDOM, Line
 from llava_consensus.report.section import Section
 
@@ -66,7 +68,7 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     figure.legend(
         [handles[label] for label in order], order, loc="outside lower center", ncols=min(4, len(order)), frameon=False
     )
-    figure.savefig(file, dpi=130)
+    _save(figure, file)
 
 
 def methods_apart(sections: Sequence[Section], file: Path) -> None:
@@ -109,7 +111,16 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
         fontsize=8,
     )
     figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
-    figure.savefig(file, dpi=130)
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Raises DataError for a kind of file that matplotlib does not write, or one that cannot be written."""
+    content, kind = io.BytesIO(), file.suffix.removeprefix(".") or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise DataError(f"{file}: must end with .png, .pdf or .svg")
+    figure.savefig(content, dpi=130, format=kind)
+    write_out(file, content.getvalue())
 
 
 def _largest(sections: Sequence[Section]) -> Section:
