@@ -63,7 +63,8 @@ class Inside(Method):
     """Stands for a method inside the vision tower: half the patches go in each of the first two blocks."""
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
-        return [shape.patches, shape.patches // 2] + [budget.tokens] * (shape.blocks - 2)
+        half, (share, _) = shape.patches // 2, self.units(shape, budget)[0]
+        return [shape.patches, half] + [min(share.tokens, half)] * (shape.blocks - 2)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         return 0.0
