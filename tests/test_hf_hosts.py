@@ -196,6 +196,51 @@ def test_selection_equals_masking_the_dropped_tokens(tiny: Tiny) -> None:
     assert torch.allclose(masked, reduced, atol=1e-4)
 
 
+@torch.no_grad()
+def test_a_cut_between_layers_equals_masking_from_there_on(tiny: Tiny) -> None:
+    if refused(tiny.name, "fastv"):
+        pytest.skip("refused, see the matrix")
+    inputs = tiny.one()
+    with tiny.attach("fastv", positions="keep") as attached:
+        reduced = tiny.model(**inputs).logits[:, -1]
+        (outcome,) = attached.outcomes
+    size, image = inputs["input_ids"].shape[1], torch.isin(inputs["input_ids"][0], PLACEHOLDERS)
+    places = image.nonzero()[:, 0]
+    if outcome.structural:
+        places = places[structure(tiny)]
+    stays = torch.ones(size, dtype=torch.bool)
+    stays[places] = False
+    stays[places[outcome.reductions[0][1].kept[0]]] = True
+    mask = (torch.ones(size, size).tril().bool() & (stays | torch.eye(size).bool()))[None, None]
+    first = next(layer for layer, count in enumerate(outcome.entering) if count < outcome.before)
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, given: (args, {**given, "attention_mask": mask}), with_kwargs=True
+        )
+        for layer in tiny.model.get_decoder().layers[first:]
+    ]
+    masked = tiny.model(**inputs).logits[:, -1]
+    for hook in hooks:
+        hook.remove()
+    assert first > 0 and outcome.after < outcome.before
+    assert torch.allclose(masked, reduced, atol=1e-4)
+
+
+PLACEHOLDERS = torch.tensor([hf_models.IMAGE, hf_models.VIDEO])
+
+
+def structure(tiny: Tiny) -> Tensor:
+    """Which placeholders of the prompt about the first picture are tokens, as against newlines and class tokens."""
+    picture = tiny.case.picture(0)
+    if tiny.name == "video_llava video":
+        return torch.arange(len(picture.ids)) % 17 > 0
+    if tiny.name == "llava_onevision video":
+        return torch.arange(len(picture.ids)) < len(picture.ids) - 1
+    width = 8 if tiny.name != "llava_onevision" else 5
+    place = torch.arange(len(picture.ids)) - 16
+    return (place < 0) | (place % (width + 1) < width)
+
+
 @pytest.mark.parametrize("method", ["consensusdrop", "fastv", "divprune"])
 def test_a_batch_answers_like_single_prompts(tiny: Tiny, method: str) -> None:
     rows = tiny.rows()
