@@ -5,7 +5,9 @@ SHELL := /bin/bash -o pipefail
 # what is measured
 TOKENS ?= 64
 METHOD ?= consensusdrop
-MODEL ?= checkpoints/llava-mini
+HOST ?= llava
+HF_MINI := checkpoints/llava-mini-hf
+MODEL ?= $(if $(filter hf,$(HOST)),$(HF_MINI),checkpoints/llava-mini)
 DATA ?= playground/mini
 OUT ?= results
 BATCH ?= 16
@@ -29,7 +31,7 @@ MINI := $(filter playground/mini playground/mini/,$(DATA))
 .PHONY: help setup setup-pinned data style test test-pinned sweep tables bench demo train-mini clean FORCE
 
 help:  ## this list
-	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
+	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /  \1|/' | column -t -s '|'
 
 setup: $(READY)  ## the venv: official LLaVA on current transformers; made once, mended when requirements change
@@ -54,7 +56,12 @@ $(PINNED_READY): pyproject.toml requirements/pinned.txt
 	$(PINNED)/bin/python -m pip install -q --no-deps -e .
 	@touch $@
 
-data: $(READY)  ## the mini benchmarks: generated once, in seconds
+$(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
+	rm -rf $(HF_MINI) $(HF_MINI).new
+	$(CLI) convert checkpoints/llava-mini $(HF_MINI).new
+	mv $(HF_MINI).new $(HF_MINI)
+
+data: $(READY) $(if $(filter $(HF_MINI),$(MODEL)),$(HF_MINI)/config.json)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
 
 eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64

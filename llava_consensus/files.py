@@ -5,10 +5,13 @@ tells a cut last line from damage. The names below are those of the files in the
 Used by every room that reads or writes JSON.
 """
 
+import contextlib
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whol
 CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
 ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, whoever wrote it
 FETCH = "It is damaged or cut off: fetch it again"
+ROOM = "Make room, or see to the folder; the same command goes on from here"
+FRESH = ".new"  # end of the name of a file that is not in its place yet
 MEND = "Mend or remove the line; nothing was changed"
 
 
@@ -59,8 +64,7 @@ def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) 
     data = to_lines(records)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        while data:  # one write; more only where the disk took less
-            data = data[os.write(file, data) :]
+        _write_all(file, data)  # one write; more only where the disk took less
         if sync:
             os.fsync(file)
     except OSError as error:
@@ -124,7 +128,23 @@ def read_answers(path: Path) -> list[Record]:
 
 def to_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
     """One line of JSON for each record."""
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
+    return "".join(to_json(record) + "\n" for record in records).encode()
+
+
+def to_json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON as every reader knows it: NaN and infinity, which it has no word for, become null."""
+    try:
+        return json.dumps(content, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(content), indent=indent, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def read_text(path: Path) -> str:
@@ -157,28 +177,86 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file in one step: a reader sees the old file or the new one, never a part."""
-    replace(path, (json.dumps(content, indent=1) + "\n").encode())
+    replace(path, (to_json(content, 1) + "\n").encode())
 
 
-def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> None:
-    """What a run measured: each answer as it was scored, a line each, then metrics.json.
+def write_metrics(
+    folder: Path,
+    metrics: Mapping[str, Any],
+    scores: Sequence[Mapping[str, Any]],
+    beside: Callable[[], Record] = dict,
+) -> None:
+    """What a run measured: each answer as it was scored, a line each, then metrics.json, with what `beside` says once
+    the scores are there.
 
     metrics.json is written last, so that a run which has one has the scores that belong to it.
     """
     (folder / METRICS).unlink(missing_ok=True)
     replace(folder / SCORES, to_lines(scores))
-    write_json(folder / METRICS, metrics)
+    write_json(folder / METRICS, {**metrics, **beside()})
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Puts a file in its place in one step."""
-    fresh = path.with_name(f".{path.name}.new")
-    with open(fresh, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    sync_folder(path.parent)
+    """Puts a file in its place in one step. What it is written to first has a fresh name and follows no link; a killed
+    process may leave it, see `remove_leftovers`.
+
+    Raises:
+        DataError: the disk does not take it.
+    """
+    fresh = path.with_name(f".{path.name[:50]}.{secrets.token_hex(6)}{FRESH}")
+    try:
+        _write_new(fresh, data)
+        os.replace(fresh, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}). {ROOM}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(file, "wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(file)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what processes that were killed in a `replace` have left in a folder nobody else writes to."""
+    for path in folder.glob(f".*{FRESH}"):
+        path.unlink(missing_ok=True)
+
+
+def write_out(path: Path, data: bytes) -> None:
+    """Writes to where a user says. A file is replaced in one step, a link's target too; a device or a pipe is written
+    to and stays what it is; `-` is the standard output.
+
+    Raises:
+        DataError: it cannot be written; for a pipe, nobody reads from it.
+    """
+    try:
+        if str(path) == "-":
+            _write_all(1, data)
+        elif path.is_dir():
+            raise DataError(f"{path}: is a folder. Give the name of a file")
+        elif path.exists() and not path.is_file():
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
+            try:
+                os.set_blocking(file, True)
+                _write_all(file, data)
+            finally:
+                os.close(file)
+        else:
+            replace(path.resolve() if path.is_symlink() else path, data)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
+        raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def sync_folder(path: Path) -> None:

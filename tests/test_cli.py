@@ -55,8 +55,8 @@ def test_unreadable_pictures_are_counted(place: list[str], tmp_path: Path, capsy
     (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
     assert cli.main(place) == 0
     output = capsys.readouterr()
-    assert "on 15 of 20 questions, 5 not asked: picture unreadable" in output.out
-    assert "5 questions were not asked" in output.err
+    assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
+    assert "5 questions have no answer" in output.err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.hosts import check
 from llava_consensus.hosts.llava.checks import check_sizes
 from llava_consensus.hosts.llava.loading import load_official
-from llava_consensus.hosts.llava.weights import refuse_not_finite
+from llava_consensus.hosts.weights import refuse_not_finite
 
 MINI = Path(__file__).parents[1] / "checkpoints" / "llava-mini"
 Tensors = dict[str, torch.Tensor]

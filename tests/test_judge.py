@@ -331,11 +331,11 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
     assert judge(config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
 
 
-def test_a_grade_that_is_no_number(tmp_path: Path) -> None:
+def test_a_grade_that_is_no_number_in_every_round_is_a_grade_of_zero(tmp_path: Path) -> None:
     with Server(lambda text, number: Act(text="nan" if "answer 4" in text else "1")) as server:
         result = run(config(tmp_path, server.url), progress=False)
-    assert result.metrics is not None and result.metrics["total"] is None and result.metrics["score"] is None
-    assert result.metrics["capability"]["ocr"] == 100.0 and result.path is not None
+    assert result.metrics is not None and result.metrics["total"] == 80.0 and result.metrics["score"] == 80.0
+    assert result.metrics["replies"]["given_up"] == 1 and result.path is not None
     json.loads((result.path / "metrics.json").read_text(), parse_constant=pytest.fail)
 
 

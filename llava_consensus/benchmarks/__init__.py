@@ -49,11 +49,11 @@ def make(name: str, /, **options: Any) -> Benchmark:
     """
     if name not in BENCHMARKS:
         raise unknown_name("benchmark", name, BENCHMARKS)
-    chosen = BENCHMARKS[name]
-    known = [one.name for one in fields(chosen)]
+    benchmark = BENCHMARKS[name]
+    option_names = [field.name for field in fields(benchmark)]
     for option, value in options.items():
-        if not known:
+        if not option_names:
             raise OptionError(f"{option}={str(value)!r}: {name} has no options")
-        if option not in known:
-            raise unknown_name(f"option of {name}", option, known)
-    return chosen(**{option: str(value) for option, value in options.items()})
+        if option not in option_names:
+            raise unknown_name(f"option of {name}", option, option_names)
+    return benchmark(**{option: str(value) for option, value in options.items()})

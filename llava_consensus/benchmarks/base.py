@@ -81,11 +81,11 @@ class Benchmark(ABC):
     picture: ClassVar[Callable[..., bytes] | None] = None
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value not in one.metadata["values"]:
-                values, line = ", ".join(one.metadata["values"]), one.metadata["line"]
-                raise OptionError(f"{one.name}={value!r} must be one of {values}: {line}")
+        for option_field in fields(self):
+            value = getattr(self, option_field.name)
+            if value not in option_field.metadata["values"]:
+                values, line = ", ".join(option_field.metadata["values"]), option_field.metadata["line"]
+                raise OptionError(f"{option_field.name}={value!r} must be one of {values}: {line}")
 
     @property
     @abstractmethod
@@ -141,17 +141,21 @@ class Benchmark(ABC):
     @property
     def chosen(self) -> dict[str, str]:
         """Options other than the default."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(self)
+            if getattr(self, option_field.name) != option_field.default
+        }
 
     @property
     def asking(self) -> dict[str, str]:
         """Those of them that change what is asked."""
-        asks = {one.name for one in fields(self) if one.metadata["asks"]}
+        asks = {option_field.name for option_field in fields(self) if option_field.metadata["asks"]}
         return {name: value for name, value in self.chosen.items() if name in asks}
 
 
 class Joined(NamedTuple):
-    """Answers by the index of their question (ascending), and how many were asked, answered, missing, odd."""
+    """Answers by the index of their question, ascending, and the counts of `join`."""
 
     answers: dict[int, Record]
     counts: dict[str, int]
@@ -159,9 +163,9 @@ class Joined(NamedTuple):
 
 def require(folder: Path, files: Sequence[DataFile]) -> None:
     """Stop unless every file is there; the message names all that are missing and their sources."""
-    absent = [one for one in files if not (one.optional or (folder / one.path).is_file())]
+    absent = [file for file in files if not (file.optional or (folder / file.path).is_file())]
     if absent:
-        listed = "".join(f"\n  {folder / one.path}\n    from {one.source}" for one in absent)
+        listed = "".join(f"\n  {folder / file.path}\n    from {file.source}" for file in absent)
         where = "" if folder.is_dir() else f" (there is no folder {folder}: is DATA right?)"
         raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{listed}")
 
@@ -172,43 +176,43 @@ def read_questions(path: Path) -> list[Question]:
     for index, row in enumerate(read_lines(path, ("question_id", "text"))):
         image = row.get("image")
         images = () if image is None else (image,)
-        one = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
-        if not (_is_id(one.question_id) and isinstance(one.text, str) and isinstance(image, str | None)):
+        question = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
+        if not (_is_id(question.question_id) and isinstance(question.text, str) and isinstance(image, str | None)):
             raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
-        questions.append(one)
+        questions.append(question)
     return questions
 
 
 def join(
     records: Sequence[Record],
     questions: Sequence[Question],
-    key_of_question: Callable[[Question], Hashable] = lambda one: one.question_id,
-    key_of_record: Callable[[Record], Hashable] = lambda one: one["question_id"],
+    key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
 ) -> Joined:
     """Which question each answer belongs to: by metadata.index if its id agrees, else by key.
 
     The n-th answer with a key goes to the n-th question with it; more answers than questions are duplicates, of which
-    the last counts; answers to no question are unknown. If all are unknown something is wrong, and it stops.
+    the last counts; answers to no question are unknown. DataError if all of them are unknown.
     """
     places: dict[Hashable, list[int]] = {}
     for question in questions:
         places.setdefault(key_of_question(question), []).append(question.index)
     answers: dict[int, Record] = {}
-    odd = {"duplicate": 0, "unknown": 0}
+    surplus = {"duplicate": 0, "unknown": 0}
     for number, record in enumerate(records, start=1):
         _check(record, number)
         index = _stated_index(record, questions)
         if index is None:
-            known = places.get(key_of_record(record))
-            if known is None:
-                odd["unknown"] += 1
+            candidates = places.get(key_of_record(record))
+            if candidates is None:
+                surplus["unknown"] += 1
                 continue
-            index = next((place for place in known if place not in answers), known[-1])
-        odd["duplicate"] += index in answers
+            index = next((candidate for candidate in candidates if candidate not in answers), candidates[-1])
+        surplus["duplicate"] += index in answers
         answers[index] = record
     if records and not answers:
-        raise DataError(_strangers(records[0], questions))
-    counts = {"asked": len(questions), "answered": len(answers), "missing": len(questions) - len(answers), **odd}
+        raise DataError(_none_belongs(records[0], questions))
+    counts = {"asked": len(questions), "answered": len(answers), "missing": len(questions) - len(answers), **surplus}
     return Joined(dict(sorted(answers.items())), counts)
 
 
@@ -243,7 +247,7 @@ def _stated_index(record: Record, questions: Sequence[Question]) -> int | None:
     return index if questions[index].question_id == record["question_id"] else None
 
 
-def _strangers(record: Record, questions: Sequence[Question]) -> str:
+def _none_belongs(record: Record, questions: Sequence[Question]) -> str:
     expected = f"{questions[0].question_id!r}" if questions else "none"
     return (
         "none of the answers belongs to a question of this benchmark: the first answer has question_id "

@@ -72,15 +72,15 @@ def _count(benchmark: Benchmark, questions: list[Question]) -> Finding:
 
 def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[Finding]:
     names = list(dict.fromkeys(name for question in questions for name in question.images))
-    what = "videos" if benchmark.frames else "pictures"
+    media = "videos" if benchmark.frames else "pictures"
     if benchmark.picture is not None:
-        yield Finding(True, "there", f"{len(names):,} {what}, inside {benchmark.question_file}")
+        yield Finding(True, "there", f"{len(names):,} {media}, inside {benchmark.question_file}")
         return
     place = folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]
     if absent:
         yield Finding(
-            False, "missing", f"{len(absent):,} of {len(names):,} {what} in {place}, the first is {absent[0]}"
+            False, "missing", f"{len(absent):,} of {len(names):,} {media} in {place}, the first is {absent[0]}"
         )
     elif names:
-        yield Finding(True, "there", f"{len(names):,} {what} in {place}")
+        yield Finding(True, "there", f"{len(names):,} {media} in {place}")

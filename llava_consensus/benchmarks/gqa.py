@@ -55,8 +55,8 @@ class GQA(Benchmark):
         questions = self.load(data)
         gold = _gold(folder / FILES[1].path, questions)
         joined = base.join(records, questions)
-        said = {index: scorer.convert(record["text"]) for index, record in joined.answers.items()}
-        predictions = {str(questions[index].question_id): text for index, text in said.items()}
+        converted = {index: scorer.convert(record["text"]) for index, record in joined.answers.items()}
+        predictions = {str(questions[index].question_id): text for index, text in converted.items()}
         choices = read_json(folder / CHOICES, kind=dict) if (folder / CHOICES).is_file() else None
         numbers = scorer.evaluate(gold, predictions, choices, consistency)
         numbers["official_lines"] = scorer.lines(numbers, consistency) if predictions else []
@@ -64,16 +64,18 @@ class GQA(Benchmark):
             if not measured:
                 del numbers[name]
         if consistency:
-            entailed = {other for key in predictions for other in gold[key].get("entailed", ())}
+            entailed = {entailed_id for key in predictions for entailed_id in gold[key].get("entailed", ())}
             numbers["entailed_absent"] = len(entailed - predictions.keys())
         for table in scorer.TABLES:
             numbers[table] = {str(key): value for key, value in numbers[table].items()}
-        extracted = [_read(index, text, gold[str(questions[index].question_id)]) for index, text in said.items()]
+        extracted = [
+            _extracted_row(index, text, gold[str(questions[index].question_id)]) for index, text in converted.items()
+        ]
         result = base.report(self.name, joined, numbers, extracted)
         return result | {"complete": result["complete"] and not scorer.missing(gold, predictions)}
 
 
-def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
+def _extracted_row(index: int, text: str, gold: Record) -> dict[str, Any]:
     """One answer as it was read; its group is the question's structural type."""
     group = gold["types"].get("structural")
     return {"index": index, "extracted": text, "correct": text == gold["answer"], "group": group}
@@ -82,14 +84,14 @@ def _read(index: int, text: str, gold: Record) -> dict[str, Any]:
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
     """The gold file, known to have every question that is asked and every field that is scored."""
     gold = read_json(path, kind=dict)
-    for key, one in gold.items():
-        absent = [name for name in GOLD_FIELDS if not isinstance(one, dict) or name not in one]
+    for key, entry in gold.items():
+        absent = [name for name in GOLD_FIELDS if not isinstance(entry, dict) or name not in entry]
         if absent:
             raise DataError(f"{path}: question {key!r} lacks {', '.join(absent)}: not a GQA question file")
-    strange = next((one for one in questions if one.question_id not in gold), None)
-    if strange is not None:
+    unknown = next((question for question in questions if question.question_id not in gold), None)
+    if unknown is not None:
         raise DataError(
-            f"{path} does not know question_id {strange.question_id!r} (line {strange.index + 1} of {FILES[0].path}): "
+            f"{path} does not know question_id {unknown.question_id!r} (line {unknown.index + 1} of {FILES[0].path}): "
             f"another tier or version. Get it: {FILES[1].source}"
         )
     return gold

@@ -34,8 +34,8 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
         for index, record in joined.answers.items()
     ]
     numbers = {
-        "exact": _share(one["exact"] for one in extracted) if extracted else None,
-        "contains": _share(one["correct"] for one in extracted) if extracted else None,
+        "exact": _share(row["exact"] for row in extracted) if extracted else None,
+        "contains": _share(row["correct"] for row in extracted) if extracted else None,
     }
     return base.report(name, joined, {**judged, **numbers, "judge": None}, extracted)
 
@@ -51,9 +51,9 @@ def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict
     Returns:
         `agreement` (None where no question is common) and `compared`, the number of common questions.
     """
-    ours, theirs = _by_question(answers), _by_question(full_answers)
-    same = [match.same(text, theirs[key]) for key, text in ours.items() if key in theirs]
-    return {"agreement": _share(same) if same else None, "compared": len(same)}
+    texts, full_texts = _by_question(answers), _by_question(full_answers)
+    agreeing = [match.same(text, full_texts[key]) for key, text in texts.items() if key in full_texts]
+    return {"agreement": _share(agreeing) if agreeing else None, "compared": len(agreeing)}
 
 
 def first_or_all(records: Sequence[Record], questions: Sequence[Question], first: int) -> Joined:
@@ -65,13 +65,13 @@ def first_or_all(records: Sequence[Record], questions: Sequence[Question], first
 
 
 def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
-    """Texts by id and how many answers with that id came before; of ours, by the line they were asked from."""
-    seen: Counter[Hashable] = Counter()
+    """The text of each answer, by its question id and the number of answers with that id before it."""
+    answer_counts: Counter[Hashable] = Counter()
     texts: dict[Hashable, str] = {}
     for answer in answers:
         key = answer["question_id"]
-        texts[key, seen[key]] = answer["text"]
-        seen[key] += 1
+        texts[key, answer_counts[key]] = answer["text"]
+        answer_counts[key] += 1
     return texts
 
 

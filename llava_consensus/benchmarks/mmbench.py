@@ -6,14 +6,13 @@ table as base64). `split=test` takes the test table, whose answers are not publi
 server (https://mmbench.opencompass.org.cn) takes what `export` writes.
 Asked as LLaVA does: every row once (the rotations are rows), vicuna_v1, greedy, at most 1,024 new tokens, hint,
 question and options, then the option's letter, asked for in Chinese in `mmbench_cn`. Options end at the first empty
-one, and pandas takes an option like "None" or "N/A" for empty, there as here. Pictures are turned to RGB first.
+one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's script. Pictures are turned to RGB first.
 Scored by circular accuracy (a question counts if every rotation is right), answers read by the rules of
 VLMEvalKit v0.2; a judge for what they cannot read is optional (`judge/mmbench.py`). The questions of a partial run are
-judged by the rotations that are there, as there.
+judged by the rotations that were answered, as in VLMEvalKit.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, ClassVar
 from llava_consensus.benchmarks import base, submission, tables
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record
+from llava_consensus.files import Record, write_out
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
 
@@ -74,7 +73,7 @@ class MMBench(Benchmark):
         named = tables.names(path)
         questions = []
         for number, row in enumerate(tables.rows(path)):
-            text = _ask(path, number, row)
+            text = _question_text(path, number, row)
             question = Question(number, int(row["index"]), (named[number],), text + self.suffix, prompt=text)
             questions.append(replace(question, category=str(row.get("category", "default"))))
         return questions
@@ -87,7 +86,7 @@ class MMBench(Benchmark):
         """
         joined, rows = self.answered(records, data)
         table = tables.rows(self._table(data))
-        read = [scorer.read(row["prediction"], row["options"]) for row in rows]
+        letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
         extracted: list[dict[str, Any]] = [
             {
                 "index": row["at"],
@@ -95,7 +94,7 @@ class MMBench(Benchmark):
                 "correct": letter == row.get("answer"),
                 "unit": row["index"] % scorer.ROTATION,
             }
-            for row, letter in zip(rows, read, strict=True)
+            for row, letter in zip(rows, letters, strict=True)
         ]
         numbers: dict[str, Any] = {
             "statistic": "circular",
@@ -103,12 +102,12 @@ class MMBench(Benchmark):
             "rules": f"{scorer.RULES}, exact matching",
             "split": self.split,
         }
-        numbers["undecided"] = sum(letter is None for letter in read)
+        numbers["undecided"] = sum(letter is None for letter in letters)
         if any(tables.empty(row.get("answer")) for row in table):
-            extracted = [{name: one[name] for name in ("index", "extracted")} for one in extracted]
+            extracted = [{name: row[name] for name in ("index", "extracted")} for row in extracted]
         else:
             numbers |= _accuracies(rows, table)
-            numbers["single"] = base.percent(mean(float(one["correct"]) for one in extracted)) if rows else None
+            numbers["single"] = base.percent(mean(float(row["correct"]) for row in extracted)) if rows else None
         return base.report(self.name, joined, numbers, extracted)
 
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
@@ -116,30 +115,28 @@ class MMBench(Benchmark):
         table = tables.rows(self._table(data))
         joined = base.join(records, self.load(data))
         rows = []
-        for at, record in joined.answers.items():
-            options = {letter: table[at][letter] for letter in OPTIONS if not tables.empty(table[at][letter])}
-            own = {"index": int(table[at]["index"]), "options": options, "prediction": record["text"], "at": at}
-            rows.append({**table[at], **own})
+        for index, record in joined.answers.items():
+            options = {letter: table[index][letter] for letter in OPTIONS if not tables.empty(table[index][letter])}
+            columns = {
+                "index": int(table[index]["index"]),
+                "options": options,
+                "prediction": record["text"],
+                "at": index,
+            }
+            rows.append({**table[index], **columns})
         return joined, rows
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The xlsx sheet LLaVA's converter writes: no pictures and hints, predictions as the seventh column."""
         questions = self.load(data)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        found = submission.audit(records, questions)
-        said = {record["question_id"]: record["text"] for record in records}
+        audit = submission.audit(records, questions)
+        texts = {record["question_id"]: record["text"] for record in records}
         table = tables.read(self._table(data))
         sheet = table.drop(columns=DROPPED, errors="ignore")
-        sheet.insert(min(6, len(sheet.columns)), "prediction", [said.get(int(one)) for one in table["index"]])
-        content = io.BytesIO()
-        from openpyxl.utils.exceptions import IllegalCharacterError  # heavy, like pandas: only now
-
-        try:
-            sheet.to_excel(content, index=False, engine="openpyxl")
-        except IllegalCharacterError as error:
-            raise DataError(f"an answer has a control character, which no xlsx sheet can hold: {error}") from error
-        submission.write(target, content.getvalue())
-        return found | {"written": len(sheet)}
+        sheet.insert(min(6, len(sheet.columns)), "prediction", [texts.get(int(index)) for index in table["index"]])
+        write_out(target, tables.to_xlsx(sheet))
+        return audit | {"written": len(sheet)}
 
     def picture(self, data: Path, name: str) -> bytes:
         """The picture of that name; ImageError if the table has none or it is damaged."""
@@ -169,7 +166,7 @@ def _unset(value: Any) -> bool:
     return tables.empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
 
 
-def _ask(path: Path, number: int, row: Mapping[str, Any]) -> str:
+def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
     """Hint, question and options of a row, without the sentence that asks for a letter."""
     if tables.empty(row["question"]):
         raise DataError(f"{path}, row {number + 1} (index {row['index']}): no question")
@@ -184,10 +181,11 @@ def _ask(path: Path, number: int, row: Mapping[str, Any]) -> str:
 def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Circular accuracy of the questions that can be judged, and by split and ability."""
     hits = scorer.circular(rows)
-    own = {row["index"]: row for row in rows}
-    kept = ("split", "l2-category", "category")
+    row_by_index = {row["index"]: row for row in rows}
+    columns = ("split", "l2-category", "category")
     judged = [
-        {"hit": found, **{name: own[key][name] for name in kept if name in own[key]}} for key, found in hits.items()
+        {"hit": hit, **{name: row_by_index[key][name] for name in columns if name in row_by_index[key]}}
+        for key, hit in hits.items()
     ]
     rotations: dict[int, int] = {}
     for row in table:
@@ -196,7 +194,7 @@ def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any
     for row in rows:
         rotations[row["index"] % scorer.ROTATION] -= 1
     return {
-        "accuracy": base.percent(mean(float(found) for found in hits.values())) if hits else None,
+        "accuracy": base.percent(mean(float(hit) for hit in hits.values())) if hits else None,
         "questions": len(hits),
         "whole": sum(not rotations[question] for question in hits),
         "splits": scorer.accuracies(judged),

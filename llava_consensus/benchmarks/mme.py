@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_text
+from llava_consensus.files import Record, read_text, write_out
 from llava_consensus.scorers import mme as scorer
 
 RELEASE = "MME_Benchmark_release_version"
@@ -85,17 +85,17 @@ class MME(Benchmark):
         questions = self.load(data)
         gold = _gold(self.place(data), questions)
         joined = base.join(records, questions, _key_of_question, _key_of_record)
-        labels = {one.index: gold[one.index].label.lower() for one in questions}
-        said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        labels = {question.index: gold[question.index].label.lower() for question in questions}
+        answers = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
         tasks: dict[str, list[scorer.Pair]] = {}
-        for one in questions[::2]:
-            both = (one.index, one.index + 1)
-            if all(index in said for index in both):
-                pair = scorer.Pair((labels[both[0]], labels[both[1]]), (said[both[0]], said[both[1]]))
-                tasks.setdefault(_task(one), []).append(pair)
+        for question in questions[::2]:
+            indices = (question.index, question.index + 1)
+            if all(index in answers for index in indices):
+                pair = scorer.Pair((labels[indices[0]], labels[indices[1]]), (answers[indices[0]], answers[indices[1]]))
+                tasks.setdefault(_task(question), []).append(pair)
         numbers = scorer.evaluate(tasks)
-        for one in numbers["tasks"].values():
-            one |= {"acc": base.percent(one["acc"]), "acc_plus": base.percent(one["acc_plus"])}
+        for task in numbers["tasks"].values():
+            task |= {"acc": base.percent(task["acc"]), "acc_plus": base.percent(task["acc_plus"])}
         extracted = [
             {
                 "index": index,
@@ -104,31 +104,33 @@ class MME(Benchmark):
                 "group": _task(questions[index]),
                 "unit": questions[index].question_id,
             }
-            for index, answer in said.items()
+            for index, answer in answers.items()
         ]
-        made_of = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
-        return base.report(self.name, joined, numbers | made_of, extracted)
+        statistic = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
+        return base.report(self.name, joined, numbers | statistic, extracted)
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The official results folder: one file per task, lines in the order of the question file."""
         questions = self.load(data)
         gold = _gold(self.place(data), questions)
         answers = base.join(records, questions, _key_of_question, _key_of_record).answers
-        found = submission.audit(records, questions, _key_of_question, _key_of_record)
-        submission.refuse_missing(found, "the official tool pairs lines by position")
+        audit = submission.audit(records, questions, _key_of_question, _key_of_record)
+        submission.refuse_missing(audit, "the official tool pairs lines by position")
         files: dict[str, list[str]] = {}
-        for one in questions:
-            text = answers[one.index]["text"]
+        for question in questions:
+            text = answers[question.index]["text"]
             if "\t" in text or "\n" in text:
                 raise DataError(
-                    f"the answer to {one.question_id!r} has a tab or a line feed in it, which breaks the line in two "
-                    f"for the official tool: {text!r}"
+                    f"the answer to {question.question_id!r} has a tab or a line feed in it, which breaks the line in "
+                    f"two for the official tool: {text!r}"
                 )
-            files.setdefault(_task(one), []).append("\t".join((*gold[one.index], text)) + "\n")
+            files.setdefault(_task(question), []).append("\t".join((*gold[question.index], text)) + "\n")
+        if target.exists() and not target.is_dir():
+            raise DataError(f"--out {target}: is no folder, and the official tool reads a folder of files")
         target.mkdir(parents=True, exist_ok=True)
         for task, lines in files.items():
-            submission.write(target / f"{task}.txt", "".join(lines).encode())
-        return found | {"written": len(questions), "files": len(files)}
+            write_out(target / f"{task}.txt", "".join(lines).encode())
+        return audit | {"written": len(questions), "files": len(files)}
 
 
 def _task(question: Question) -> str:
@@ -155,22 +157,22 @@ def _key_of_record(record: Record) -> Hashable:
 
 def _gold(folder: Path, questions: Sequence[Question]) -> dict[int, Gold]:
     """The official line of every question, by its index."""
-    known: dict[str, dict[tuple[str, str], str]] = {}
-    found = {}
-    for one in questions:
-        task = _task(one)
-        if task not in known:
-            known[task] = _lines(folder, task)
-        file = str(one.question_id).split("/")[-1].split(".")[0] + ".txt"
-        texts = [f"{_cut(one.text)}{space}{PLEASE}" for space in (" ", "  ")]
-        text = next((text for text in texts if (file, text) in known[task]), None)
+    task_lines: dict[str, dict[tuple[str, str], str]] = {}
+    gold = {}
+    for question in questions:
+        task = _task(question)
+        if task not in task_lines:
+            task_lines[task] = _lines(folder, task)
+        file = str(question.question_id).split("/")[-1].split(".")[0] + ".txt"
+        texts = [f"{_cut(question.text)}{space}{PLEASE}" for space in (" ", "  ")]
+        text = next((text for text in texts if (file, text) in task_lines[task]), None)
         if text is None:
             raise DataError(
-                f"line {one.index + 1} of {FILES[0].path}: {texts[0]!r} about {one.question_id} is not among the "
-                f"official questions of {task}: another version? Get it: {SOURCE}"
+                f"line {question.index + 1} of {FILES[0].path}: {texts[0]!r} about {question.question_id} is not among "
+                f"the official questions of {task}: another version? Get it: {SOURCE}"
             )
-        found[one.index] = Gold(file, text, known[task][file, text])
-    return found
+        gold[question.index] = Gold(file, text, task_lines[task][file, text])
+    return gold
 
 
 def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:

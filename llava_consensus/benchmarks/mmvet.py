@@ -18,7 +18,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -48,9 +48,9 @@ class MMVet(Benchmark):
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """The scores computed without a judge; `total` is None."""
         questions = self.load(data)
-        known = self.gold(data, questions)
+        gold = self.gold(data, questions)
         joined = base.join(records, questions)
-        references = {index: known[key_of(questions[index])]["answer"] for index in joined.answers}
+        references = {index: gold[key_of(questions[index])]["answer"] for index in joined.answers}
         return judged.report(self.name, joined, references, {"total": None})
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
@@ -58,30 +58,30 @@ class MMVet(Benchmark):
         questions = self.load(data)
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
-        submission.write(target, json.dumps(texts, indent=2).encode())
+        write_out(target, json.dumps(texts, indent=2).encode())
         return submission.audit(records, questions) | {"written": len(texts)}
 
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
         """`mm-vet.json`, known to have every question that is asked and every field that is used."""
         path = self.place(data) / FILES[1].path
-        known = read_json(path, kind=dict)
-        for key, one in known.items():
-            odd = [
+        samples = read_json(path, kind=dict)
+        for key, sample in samples.items():
+            lacking = [
                 name
                 for name, kind in GOLD_FIELDS.items()
-                if not isinstance(one, dict) or type(one.get(name)) is not kind
+                if not isinstance(sample, dict) or type(sample.get(name)) is not kind
             ]
-            if odd:
+            if lacking:
                 raise DataError(
-                    f"{path}: sample {key!r} lacks {', '.join(odd)}: not MM-Vet's file. Get it: {FILES[1].source}"
+                    f"{path}: sample {key!r} lacks {', '.join(lacking)}: not MM-Vet's file. Get it: {FILES[1].source}"
                 )
-        strange = next((one for one in questions if key_of(one) not in known), None)
-        if strange is not None:
+        unknown = next((question for question in questions if key_of(question) not in samples), None)
+        if unknown is not None:
             raise DataError(
-                f"{path} does not know {key_of(strange)!r} (line {strange.index + 1} of {FILES[0].path}): "
+                f"{path} does not know {key_of(unknown)!r} (line {unknown.index + 1} of {FILES[0].path}): "
                 f"another version? Get it: {FILES[1].source}"
             )
-        return known
+        return samples
 
 
 def key_of(question: Question) -> str:

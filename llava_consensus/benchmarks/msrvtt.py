@@ -21,4 +21,4 @@ class MSRVTT(VideoQA):
     folder = "GPT_Zero_Shot_QA/MSRVTT_Zero_Shot_QA"
     images = "videos/all"
     column = "msrvtt_acc"
-    whole = 72_821
+    total = 72_821

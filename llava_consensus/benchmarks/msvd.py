@@ -21,4 +21,4 @@ class MSVD(VideoQA):
     folder = "GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA"
     images = "videos"
     column = "msvd_acc"
-    whole = 13_157
+    total = 13_157

@@ -64,28 +64,29 @@ class POPE(Benchmark):
         questions = self.load(data)
         labels = _labels(self.place(data), questions)
         joined = base.join(records, questions)
-        said = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
-        found: dict[str, dict[str, float | None]] = {}
-        for category in dict.fromkeys(one.category for one in questions):
-            of_category = [index for index in said if questions[index].category == category]
+        answers = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        per_category: dict[str, dict[str, float | None]] = {}
+        for category in dict.fromkeys(question.category for question in questions):
+            of_category = [index for index in answers if questions[index].category == category]
             if of_category:
-                found[category] = scorer.metrics([said[at] for at in of_category], [labels[at] for at in of_category])
-        numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(found.values())))}
+                per_category[category] = scorer.metrics(
+                    [answers[index] for index in of_category], [labels[index] for index in of_category]
+                )
+        numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(per_category.values())))}
         for name in ("accuracy", "precision", "recall", "yes_ratio"):
-            values = [value for one in found.values() if (value := one[name]) is not None]
+            values = [value for ratios in per_category.values() if (value := ratios[name]) is not None]
             numbers[name] = base.percent(mean(values)) if values else None
-        numbers["categories"] = {category: _in_percent(one) for category, one in found.items()}
+        numbers["categories"] = {category: _in_percent(ratios) for category, ratios in per_category.items()}
         extracted = [
             {
                 "index": index,
                 "extracted": answer,
                 "correct": (answer == "no") == (labels[index] == "no"),
                 "group": questions[index].category,
-                "unit": questions[index].images[
-                    0
-                ],  # the ways to choose absent objects share pictures and yes-questions
+                # the three categories share their pictures and their questions about objects that are there
+                "unit": questions[index].images[0],
             }
-            for index, answer in said.items()
+            for index, answer in answers.items()
         ]
         return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted)
 
@@ -93,28 +94,28 @@ class POPE(Benchmark):
 def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
     """The label of every question, by its index, once question and label file agree line by line."""
     labels: dict[int, str] = {}
-    for category in dict.fromkeys(one.category for one in questions):
+    for category in dict.fromkeys(question.category for question in questions):
         path = folder / LABELS.format(category)
         rows = read_lines(path, ("text", "label"))
-        asked = [one for one in questions if one.category == category]
-        if len(rows) != len(asked):
-            what = f"it has {len(rows)} lines, but {len(asked)} {category} questions are asked"
-            raise DataError(_mismatch(path, what))
-        for number, (question, row) in enumerate(zip(asked, rows, strict=True), start=1):
+        of_category = [question for question in questions if question.category == category]
+        if len(rows) != len(of_category):
+            reason = f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked"
+            raise DataError(_mismatch(path, reason))
+        for number, (question, row) in enumerate(zip(of_category, rows, strict=True), start=1):
             same_image = "image" not in row or (row["image"],) == question.images
             if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
                 ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
-                what = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
-                raise DataError(_mismatch(path, what))
+                reason = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
+                raise DataError(_mismatch(path, reason))
             labels[question.index] = str(row["label"])
     return labels
 
 
-def _mismatch(path: Path, what: str) -> str:
-    return f"{path} does not belong to {FILES[0].path}: {what}. Another label version? Get it: {LABEL_SOURCE}"
+def _mismatch(path: Path, reason: str) -> str:
+    return f"{path} does not belong to {FILES[0].path}: {reason}. Another label version? Get it: {LABEL_SOURCE}"
 
 
-def _in_percent(one: dict[str, float | None]) -> dict[str, Any]:
+def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:
     order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
-    line = ", ".join("-" if (value := one[name]) is None else f"{value:.3f}" for name in order)
-    return one | {name: base.percent(one[name]) for name in RATIOS} | {"official_line": line}
+    line = ", ".join("-" if (value := ratios[name]) is None else f"{value:.3f}" for name in order)
+    return ratios | {name: base.percent(ratios[name]) for name in RATIOS} | {"official_line": line}

@@ -6,7 +6,7 @@ script in eval.zip (`SEED-Bench-video-image/<type>_<id>.png`). Later revisions o
 questions it does not know are counted in `not_annotated` and not scored.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, the option's letter.
 Scored as LLaVA's script does: the answer is the right letter, nothing else. Picture questions have numbers as ids in
-LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one id is there twice.
+LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one id occurs twice.
 Must match: LLaVA-1.5-7B 58.6 in all, 66.1 pictures, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import seed as scorer
 
 FILES = (
@@ -54,18 +54,20 @@ class SEED(Benchmark):
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
         joined = base.join(records, questions)
-        said = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
-        asked = {one.question_id for one in questions}
-        annotated = [one for one in annotations if scorer.key(one["question_id"]) in asked]
-        numbers = scorer.evaluate([one for one in annotated if scorer.key(one["question_id"]) in said], said)
+        texts = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
+        asked_ids = {question.question_id for question in questions}
+        annotated = [annotation for annotation in annotations if scorer.key(annotation["question_id"]) in asked_ids]
+        numbers = scorer.evaluate(
+            [annotation for annotation in annotated if scorer.key(annotation["question_id"]) in texts], texts
+        )
         if joined.counts["missing"]:
-            whole = scorer.evaluate(annotated, said)
-            numbers["missing_as_wrong"] = {name: whole[name] for name in ("accuracy", *scorer.KINDS)}
+            with_missing = scorer.evaluate(annotated, texts)
+            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", *scorer.KINDS)}
         numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
         numbers["script_stops"] = numbers.pop("stops")
-        right = {scorer.key(one["question_id"]): one["answer"] for one in annotated}
-        types = {scorer.key(one["question_id"]): one["question_type_id"] for one in annotated}
-        numbers["not_annotated"] = len(asked - right.keys())
+        right = {scorer.key(annotation["question_id"]): annotation["answer"] for annotation in annotated}
+        types = {scorer.key(annotation["question_id"]): annotation["question_type_id"] for annotation in annotated}
+        numbers["not_annotated"] = len(asked_ids - right.keys())
         extracted = [
             {
                 "index": index,
@@ -83,17 +85,17 @@ class SEED(Benchmark):
         questions = self.load(data)
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        found = submission.audit(records, questions)
-        said = {record["question_id"]: record["text"] for record in records}
-        keys = [scorer.key(one["question_id"]) for one in annotations]
-        found["missing"] = [key for key in keys if key not in said]
-        submission.refuse_missing(found, "the official script stops at the first of them")
+        audit = submission.audit(records, questions)
+        texts = {record["question_id"]: record["text"] for record in records}
+        keys = [scorer.key(annotation["question_id"]) for annotation in annotations]
+        audit["missing"] = [key for key in keys if key not in texts]
+        submission.refuse_missing(audit, "the official script stops at the first of them")
         rows = [
-            json.dumps({"question_id": one["question_id"], "prediction": said[key]}) + "\n"
-            for one, key in zip(annotations, keys, strict=True)
+            json.dumps({"question_id": annotation["question_id"], "prediction": texts[key]}) + "\n"
+            for annotation, key in zip(annotations, keys, strict=True)
         ]
-        submission.write(target, "".join(rows).encode())
-        return found | {"written": len(rows)}
+        write_out(target, "".join(rows).encode())
+        return audit | {"written": len(rows)}
 
 
 def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:

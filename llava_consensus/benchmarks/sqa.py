@@ -52,9 +52,9 @@ class ScienceQA(Benchmark):
         """The questions in file order: all, or those about a picture."""
         base.require(self.place(data), FILES)
         path = self.place(data) / self.files[0].path
-        found = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
-        kept = [one for one in found if one.images or self.questions == "all"]
-        return [replace(one, index=index) for index, one in enumerate(kept)]
+        questions = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
+        kept = [question for question in questions if question.images or self.questions == "all"]
+        return [replace(question, index=index) for index, question in enumerate(kept)]
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
@@ -62,24 +62,24 @@ class ScienceQA(Benchmark):
         `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file.
         """
         folder = self.place(data)
-        asked = self.load(data)
-        problems, split = _gold(folder, asked)
-        joined = base.join(records, asked)
-        said = {
-            str(asked[index].question_id): scorer.Said(record["text"], bool(asked[index].images))
+        questions = self.load(data)
+        problems, split = _gold(folder, questions)
+        joined = base.join(records, questions)
+        answers = {
+            str(questions[index].question_id): scorer.Answer(record["text"], bool(questions[index].images))
             for index, record in joined.answers.items()
         }
-        numbers = _evaluate(folder, problems, [key for key in split if key in said], said)
+        numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
         results, parsed = numbers.pop("results"), numbers.pop("parsed")
         if joined.counts["missing"]:
-            ids = [str(one.question_id) for one in asked]
-            everything = _evaluate(folder, problems, ids, said)
-            numbers["missing_as_wrong"] = {name: everything[name] for name in ("accuracy", "img_accuracy")}
+            ids = [str(question.question_id) for question in questions]
+            with_missing = _evaluate(folder, problems, ids, answers)
+            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", "img_accuracy")}
         extracted = []
         for index in joined.answers:
-            key = str(asked[index].question_id)
+            key = str(questions[index].question_id)
             correct = results[key] == problems[key]["answer"]
-            group = "image" if asked[index].images else "text"
+            group = "image" if questions[index].images else "text"
             extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
         return base.report(self.name, joined, numbers | {"counted": ["image"]}, extracted)
 
@@ -95,27 +95,29 @@ def _question(path: Path, number: int, row: Any) -> Question:
     return Question(number - 1, key, (image,) if image else (), text, prompt=MARK + text if image else text)
 
 
-def _gold(folder: Path, asked: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
+def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
     """Problems by id and the ids of the test split, known to have every question that is asked."""
     path = folder / FILES[1].path
     problems = read_json(path, kind=dict)
     split = read_json(folder / FILES[2].path, kind=dict).get("test")
     if not isinstance(split, list):
         raise DataError(f"{folder / FILES[2].path}: no list 'test': not ScienceQA's splits")
-    known = set(split)
-    for one in asked:
-        problem = problems.get(str(one.question_id))
-        if one.question_id not in known:
+    split_ids = set(split)
+    for question in questions:
+        problem = problems.get(str(question.question_id))
+        if question.question_id not in split_ids:
             raise DataError(
-                f"{folder / FILES[2].path}: {one.question_id!r} is asked but not in 'test': another version?"
+                f"{folder / FILES[2].path}: {question.question_id!r} is asked but not in 'test': another version?"
             )
         if not isinstance(problem, dict) or not isinstance(problem.get("choices"), list) or "answer" not in problem:
-            raise DataError(f"{path}: no choices and answer for {one.question_id!r}, which is asked: another version?")
+            raise DataError(
+                f"{path}: no choices and answer for {question.question_id!r}, which is asked: another version?"
+            )
     return problems, split
 
 
-def _evaluate(folder: Path, problems: Any, ids: Sequence[str], said: Any) -> dict[str, Any]:
+def _evaluate(folder: Path, problems: Any, ids: Sequence[str], answers: Any) -> dict[str, Any]:
     try:
-        return scorer.evaluate(problems, ids, said)
+        return scorer.evaluate(problems, ids, answers)
     except ValueError as error:
         raise DataError(f"{folder / FILES[1].path}: {error}") from error

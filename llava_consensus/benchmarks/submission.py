@@ -1,16 +1,15 @@
-"""What every submission shares: which ids are missing, duplicate or unknown, a file that appears whole or not.
+"""What every submission shares: which ids are missing, duplicate or unknown.
 
 Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks.base import Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, replace
+from llava_consensus.files import Record
 
 SHOWN = 10  # ids named in a message
 
@@ -18,17 +17,17 @@ SHOWN = 10  # ids named in a message
 def audit(
     records: Sequence[Record],
     questions: Sequence[Question],
-    key_of_question: Callable[[Question], Hashable] = lambda one: one.question_id,
-    key_of_record: Callable[[Record], Hashable] = lambda one: one["question_id"],
+    key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
 ) -> dict[str, Any]:
-    """`answers`, and the question ids that are `missing`, `duplicate` (the last counts) and `unknown`, in order."""
-    places: dict[Hashable, list[Question]] = {}
+    """How many `answers` there are, and the ids that are `missing`, `duplicate` (the last counts) or `unknown`."""
+    groups: dict[Hashable, list[Question]] = {}
     for question in questions:
-        places.setdefault(key_of_question(question), []).append(question)
-    given = Counter(key_of_record(record) for record in records)
-    missing = [one.question_id for key, asked in places.items() for one in asked[given[key] :]]
-    duplicate = [asked[0].question_id for key, asked in places.items() if given[key] > len(asked)]
-    unknown = [record["question_id"] for record in records if key_of_record(record) not in places]
+        groups.setdefault(key_of_question(question), []).append(question)
+    counts = Counter(key_of_record(record) for record in records)
+    missing = [question.question_id for key, group in groups.items() for question in group[counts[key] :]]
+    duplicate = [group[0].question_id for key, group in groups.items() if counts[key] > len(group)]
+    unknown = [record["question_id"] for record in records if key_of_record(record) not in groups]
     return {"answers": len(records), "missing": missing, "duplicate": duplicate, "unknown": unknown}
 
 
@@ -38,15 +37,7 @@ def name(ids: Sequence[Any]) -> str:
     return ", ".join(map(repr, ids[:SHOWN])) + more
 
 
-def refuse_missing(found: Mapping[str, Any], why: str) -> None:
+def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
-    if found["missing"]:
-        raise DataError(f"{len(found['missing'])} questions have no answer, and {why}: {name(found['missing'])}")
-
-
-def write(target: Path, content: bytes) -> None:
-    """The whole file or none of it; the folder must exist."""
-    try:
-        replace(target, content)
-    except OSError as error:
-        raise DataError(f"{target}: cannot be written ({error.strerror})") from error
+    if result["missing"]:
+        raise DataError(f"{len(result['missing'])} questions have no answer, and {why}: {name(result['missing'])}")

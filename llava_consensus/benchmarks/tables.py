@@ -6,6 +6,7 @@ two tables read are kept; a file that changed is read again. Used by `mmbench.py
 
 import base64
 import binascii
+import io
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FIELDS = ("index", "question", "hint", "A", "B", "C", "D", "image")
+CELL = 32_767  # characters a cell of an xlsx sheet holds
+FORMULA = ("=", "+", "-", "@")  # what a spreadsheet may take for a formula
 SHORTEST = 64  # characters; a shorter picture is the index of the row that has it
 
 
 def read(path: Path) -> "DataFrame":
-    """The table, known to have the columns that are asked; not to be changed."""
+    """The table, which has every column of FIELDS; the caller must not change it."""
     return _table(*_stamp(path))
 
 
@@ -51,8 +54,39 @@ def empty(value: Any) -> bool:
     return value is None or value != value  # NaN alone differs from itself
 
 
+def to_xlsx(table: "DataFrame") -> bytes:
+    """A table as an xlsx sheet in which every text stays text, a formula too.
+
+    Raises:
+        DataError: a text that no cell can hold; names the index of its row.
+    """
+    import pandas
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE  # heavy, like pandas: only now
+
+    for column in table:
+        for index, value in zip(table["index"], table[column], strict=True):
+            if not isinstance(value, str):
+                continue
+            if len(value) > CELL:
+                raise DataError(
+                    f"index {index}, {column}: {len(value):,} characters, and a cell of an xlsx sheet holds {CELL:,}. "
+                    "Answer it again with a smaller --max-new-tokens"
+                )
+            if found := ILLEGAL_CHARACTERS_RE.search(value):
+                raise DataError(
+                    f"index {index}, {column}: the control character {found[0]!r}, which no xlsx sheet can hold"
+                )
+    content = io.BytesIO()
+    with pandas.ExcelWriter(content, engine="openpyxl") as writer:
+        table.to_excel(writer, index=False)
+        for cell in (cell for row in writer.book.active.iter_rows() for cell in row):
+            if isinstance(cell.value, str) and cell.value.startswith(FORMULA):
+                cell.data_type, cell.quotePrefix = "s", True
+    return content.getvalue()
+
+
 def _stamp(path: Path) -> tuple[Path, int, int]:
-    """A file and what changes when it does."""
+    """The path of a file with its time of change and its size, which are others once the file has changed."""
     status = path.stat()
     return path, status.st_mtime_ns, status.st_size
 
@@ -69,7 +103,7 @@ def _table(path: Path, *_stamp: int) -> "DataFrame":
     absent = [name for name in FIELDS if name not in table]
     if absent:
         raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
-    if not table["index"].map(lambda one: isinstance(one, int)).all():
+    if not table["index"].map(lambda index: isinstance(index, int)).all():
         raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
     return table
 

@@ -57,7 +57,9 @@ class TextVQA(Benchmark):
     def load(self, data: Path) -> list[Question]:
         """The questions in file order, with or without the line of reference OCR tokens in the prompt."""
         questions = super().load(data)
-        return questions if self.ocr == "with" else [replace(one, text=_without_ocr(one.text)) for one in questions]
+        if self.ocr == "with":
+            return questions
+        return [replace(question, text=_without_ocr(question.text)) for question in questions]
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""
@@ -73,9 +75,9 @@ class TextVQA(Benchmark):
                     f"{path} has no question {key!r} (line {index + 1} of {FILES[0].path}): another version?"
                 )
             scores[index] = vqa_text.score(record["text"], references[key])
-        accuracy = base.percent(mean(one.value for one in scores.values())) if scores else None
+        accuracy = base.percent(mean(score.value for score in scores.values())) if scores else None
         extracted = [
-            {"index": index, "extracted": one.extracted, "correct": one.value} for index, one in scores.items()
+            {"index": index, "extracted": score.extracted, "correct": score.value} for index, score in scores.items()
         ]
         return base.report(self.name, joined, {"accuracy": accuracy}, extracted)
 

@@ -21,4 +21,4 @@ class TGIF(VideoQA):
     folder = "GPT_Zero_Shot_QA/TGIF_Zero_Shot_QA"
     images = "mp4"
     column = "tgif_acc"
-    whole = 13_691
+    total = 13_691

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json, read_text
+from llava_consensus.files import Record, read_json, read_text, write_out
 from llava_consensus.scorers import video_qa as scorer
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
@@ -41,14 +41,14 @@ class VideoQA(Benchmark):
     licence = LICENCE
     frames = FRAMES
 
-    whole: ClassVar[int]  # number of all questions
+    total: ClassVar[int]  # questions of the whole set
 
     questions: str = option("first", "all", line="the first 1,000, as papers on token reduction ask", asks=True)
 
     @property
     def count(self) -> int:
         """Questions of the official set, or the first of them."""
-        return self.whole if self.questions == "all" else FIRST
+        return self.total if self.questions == "all" else FIRST
 
     def load(self, data: Path) -> list[Question]:
         """The first 1,000 questions in file order, or all of them."""
@@ -75,11 +75,11 @@ class VideoQA(Benchmark):
         for index, record in joined.answers.items():
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
             lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
-        submission.write(target, "".join(lines).encode())
+        write_out(target, "".join(lines).encode())
         return submission.audit(records, questions) | {"written": len(lines)}
 
     def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:
-        """Answers by question, and the right answer of every question; a record that states another one stops it."""
+        """Answers by question, and the right answer of every question; DataError if a record states another."""
         place = self.place(data)
         questions = self.all(data)
         references = _references(place / FILES[1].path, questions)
@@ -125,13 +125,13 @@ def _questions(folder: Path, videos: str) -> list[Question]:
 
 def _videos(folder: Path) -> dict[str, str]:
     """File names by name without suffix; of several, that whose suffix comes first in SUFFIXES."""
-    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    found: dict[str, str] = {}
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    files: dict[str, str] = {}
     for suffix in SUFFIXES:
-        for name in sorted(present):
+        for name in sorted(names):
             if name.endswith(suffix):
-                found.setdefault(name.removesuffix(suffix), name)
-    return found
+                files.setdefault(name.removesuffix(suffix), name)
+    return files
 
 
 def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
@@ -139,7 +139,7 @@ def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
     rows = read_json(path, kind=list)
     if len(rows) != len(questions):
         raise DataError(f"{path} has {len(rows)} answers, {FILES[0].path} {len(questions)} questions: not of one set")
-    return {one.index: _answer(path, one, row) for one, row in zip(questions, rows, strict=True)}
+    return {question.index: _answer(path, question, row) for question, row in zip(questions, rows, strict=True)}
 
 
 def _answer(path: Path, question: Question, row: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import mean, vqa_text
 from llava_consensus.scorers import vqav2 as scorer
 
@@ -78,17 +78,21 @@ class VQAv2(Benchmark):
     @property
     def files(self) -> tuple[DataFile, ...]:
         """Questions and annotations of the split, and for test-dev the questions a submission covers."""
-        return (self._set.questions, self._set.annotations, *((WHOLE,) if self.split == "test-dev" else ()))
+        return (
+            self._chosen_split.questions,
+            self._chosen_split.annotations,
+            *((WHOLE,) if self.split == "test-dev" else ()),
+        )
 
     @property
     def images(self) -> str:
         """The folder of the split's pictures."""
-        return self._set.images
+        return self._chosen_split.images
 
     @property
     def count(self) -> int:
         """Questions of the split."""
-        return self._set.size
+        return self._chosen_split.size
 
     @property
     def paper(self) -> float | None:
@@ -97,18 +101,18 @@ class VQAv2(Benchmark):
 
     def load(self, data: Path) -> list[Question]:
         """The questions in file order, of LLaVA's file or, for val, of the official one."""
-        base.require(self.place(data), (self._set.questions, self._set.annotations))
-        path = self.place(data) / self._set.questions.path
+        base.require(self.place(data), (self._chosen_split.questions, self._chosen_split.annotations))
+        path = self.place(data) / self._chosen_split.questions.path
         return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Official accuracy in percent over the answered questions; None without annotations.
 
-        Without them `answers` alone is measured: shares (percent) of yes, no, numbers and empty ones, and words each.
+        Without them only `answers` is measured: percentages of yes, no, numbers and empty ones, mean length in words.
         """
         questions = self.load(data)
         joined = base.join(records, questions)
-        path = self.place(data) / self._set.annotations.path
+        path = self.place(data) / self._chosen_split.annotations.path
         texts = {index: record["text"] for index, record in joined.answers.items()}
         numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
         numbers["answers"] = _describe(texts.values())
@@ -116,33 +120,37 @@ class VQAv2(Benchmark):
             extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
             return base.report(self.name, joined, numbers, extracted)
         annotations = _annotations(path, questions)
-        said = {questions[index].question_id: text for index, text in texts.items()}
-        numbers |= scorer.evaluate([annotations[key] for key in said], said, self.rules)
+        answers = {questions[index].question_id: text for index, text in texts.items()}
+        numbers |= scorer.evaluate([annotations[key] for key in answers], answers, self.rules)
         scores = numbers.pop("scores")
         extracted = []
         for index in texts:
-            one = scores[questions[index].question_id]
-            extracted.append({"index": index, "extracted": one.extracted, "correct": one.value})
+            score = scores[questions[index].question_id]
+            extracted.append({"index": index, "extracted": score.extracted, "correct": score.value})
         return base.report(self.name, joined, numbers | {"rounded": 2}, extracted)
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
 
-        What is counted as missing are questions of the split without an answer; they and all others get an empty one.
+        `missing` holds the questions of the split without an answer. These, and all questions outside the split, get
+        an empty answer.
         """
         questions = self.load(data)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        found = submission.audit(records, questions)
-        said = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
+        audit = submission.audit(records, questions)
+        answers = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
         if self.split != "val":
             base.require(self.place(data), (replace(WHOLE, optional=False),))
             questions = base.read_questions(self.place(data) / WHOLE.path)
-        rows = [{"question_id": one.question_id, "answer": said.get(one.question_id, "")} for one in questions]
-        submission.write(target, json.dumps(rows).encode())
-        return found | {"written": len(rows)}
+        rows = [
+            {"question_id": question.question_id, "answer": answers.get(question.question_id, "")}
+            for question in questions
+        ]
+        write_out(target, json.dumps(rows).encode())
+        return audit | {"written": len(rows)}
 
     @property
-    def _set(self) -> Split:
+    def _chosen_split(self) -> Split:
         return SPLITS[self.split]
 
 
@@ -160,30 +168,30 @@ def _read_official(path: Path) -> list[Question]:
 
 def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, Any]:
     """The annotation of every question, known to have what is scored."""
-    found = {}
+    annotations = {}
     for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
         try:
             kinds = row["question_type"], row["answer_type"]
-            texts = [one["answer"] for one in row["answers"]]
+            texts = [answer["answer"] for answer in row["answers"]]
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}, entry {number} of annotations: no answers, question_type, answer_type") from error
-        if not texts or not all(isinstance(one, str) for one in (*kinds, *texts)):
+        if not texts or not all(isinstance(text, str) for text in (*kinds, *texts)):
             raise DataError(f"{path}, entry {number} of annotations: an answer or a type is no text")
-        found[row.get("question_id")] = row
-    strange = next((one for one in questions if one.question_id not in found), None)
-    if strange is not None:
-        raise DataError(f"{path} has no question {strange.question_id!r} (line {strange.index + 1}): another split?")
-    return found
+        annotations[row.get("question_id")] = row
+    unknown = next((question for question in questions if question.question_id not in annotations), None)
+    if unknown is not None:
+        raise DataError(f"{path} has no question {unknown.question_id!r} (line {unknown.index + 1}): another split?")
+    return annotations
 
 
 def _describe(texts: Any) -> dict[str, float | None]:
     """What can be said of answers without knowing the right ones."""
-    said = [vqa_text.normalise(text) for text in texts]
+    answers = [vqa_text.normalise(text) for text in texts]
     kinds = {
-        "yes": [one == "yes" for one in said],
-        "no": [one == "no" for one in said],
-        "number": [NUMBER.fullmatch(one) is not None for one in said],
-        "empty": [not one for one in said],
+        "yes": [answer == "yes" for answer in answers],
+        "no": [answer == "no" for answer in answers],
+        "number": [NUMBER.fullmatch(answer) is not None for answer in answers],
+        "empty": [not answer for answer in answers],
     }
-    shares = {name: base.percent(mean(map(float, found))) if found else None for name, found in kinds.items()}
-    return shares | {"words": mean(float(len(one.split())) for one in said) if said else None}
+    shares = {name: base.percent(mean(map(float, flags))) if flags else None for name, flags in kinds.items()}
+    return shares | {"words": mean(float(len(answer.split())) for answer in answers) if answers else None}

@@ -3,6 +3,7 @@
     llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
     llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
     llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
+    llava-consensus verify RUN...                         whether a run is as it was written, its score too
     llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
@@ -16,30 +17,54 @@ before it is needed.
 """
 
 import argparse
+import contextlib
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from unicodedata import category
 
 from llava_consensus.cli import ask, evaluate, files, judge, models, tables
 from llava_consensus.cli.arguments import Lines
-from llava_consensus.errors import ConsensusError
+from llava_consensus.errors import ConsensusError, DataError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é gets \xe9, not a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     given = _parser().parse_args(argv)
     _tell()
     try:
         for line in given.lines(given):
-            print(line, flush=True)
+            print(printable(line), flush=True)
+    except BrokenPipeError:  # whoever read the output has had enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
     except ConsensusError as error:
-        print(f"error: {error}" if error.exit_code != 130 else str(error), file=sys.stderr)
+        print(printable(f"error: {error}" if error.exit_code != 130 else str(error)), file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a full disk, a folder that vanished: wherever it is met first
+        place = f"{error.filename}: " if error.filename else ""
+        print(printable(f"error: {place}{error.strerror or error}"), file=sys.stderr)
+        return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
+    return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +89,7 @@ def _tell() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
     logger = logging.getLogger("llava_consensus")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
 

@@ -69,6 +69,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--engine", default=Execution.engine, help="where several workers are: local, ray (%(default)s)"
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--retry-errors", action="store_true", help="ask questions that failed before again")
+    parser.add_argument(
+        "--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"
+    )
 
 
 def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +142,9 @@ def config(
 
 def execution(given: argparse.Namespace) -> Execution:
     """How a run is carried out."""
-    return Execution(given.batch, given.workers, given.engine, not given.no_progress)
+    return Execution(
+        given.batch, given.workers, given.engine, not given.no_progress, given.retry_errors, given.fail_on_error
+    )
 
 
 def options(pairs: Iterable[str]) -> dict[str, Any]:

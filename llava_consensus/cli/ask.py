@@ -6,6 +6,7 @@ after a warm-up of each side, so that neither profits from a warm cache or suffe
 """
 
 import argparse
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.files import write_out
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,7 +62,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     yield f"time to first token: {reduced.total:.1f} ms, with all tokens {full.total:.1f} ms"
     yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
-        draw_kept(host, image, answer).save(given.overlay)
+        write_out(given.overlay, _encoded(draw_kept(host, image, answer), given.overlay.suffix))
         yield f"kept, merged and dropped: {given.overlay}"
 
 
@@ -83,6 +85,15 @@ def draw_kept(host: "Host", image: "Image", answer: "Answer") -> "Image":
     return overlay(image, kept, anchors, owner, grid)
 
 
+def _encoded(image: "Image", suffix: str) -> bytes:
+    """A picture as the content of a file of that kind."""
+    from PIL.Image import registered_extensions
+
+    content = io.BytesIO()
+    image.save(content, registered_extensions()[suffix.lower()])
+    return content.getvalue()
+
+
 def _check(given: argparse.Namespace) -> None:
     """What `ask` alone needs to be right, before weights load."""
     for name in ("repeats", "max_new_tokens"):
@@ -92,5 +103,7 @@ def _check(given: argparse.Namespace) -> None:
     file = given.overlay
     if file and file.suffix.lower() not in PICTURES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")
+    if file and file.is_dir():
+        raise DataError(f"--overlay {file}: is a folder. Give the name of a file")
     if file and not file.parent.is_dir():
         raise DataError(f"--overlay {file}: no folder {file.parent}")

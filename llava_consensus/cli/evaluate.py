@@ -77,7 +77,7 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     """What a run measured, for people."""
     metrics, tokens = result.metrics, result.metrics["tokens"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
-    errors = f", {metrics['errors']} not asked: picture unreadable" if metrics["errors"] else ""
+    errors = f", {metrics['errors']} without an answer (errors.jsonl)" if metrics["errors"] else ""
     lines = [
         f"{name}: {metrics['metric']} {score} on {metrics['answered']} of {metrics['questions']} questions{errors}"
     ]

@@ -1,10 +1,10 @@
-"""Commands on answer files and data: `score`, `export`, `check-data`, as lines to print. No model is involved.
+"""Commands on answer files, data and runs: `score`, `export`, `verify`, `check-data`, as lines to print.
 
     llava-consensus score textvqa --answers answers.jsonl --data DIR [--json]
     llava-consensus export vqav2 --answers answers.jsonl --out upload.json --data DIR
     llava-consensus check-data [NAME...] --data DIR
 
-They work on anybody's LLaVA answer files. Printing is left to `cli/__init__.py`.
+No model is involved; they work on anybody's LLaVA answer files. Printing is left to `cli/__init__.py`.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from llava_consensus.errors import DataError, OptionError
 
 
 def add(command: Command) -> None:
-    """Adds the three commands."""
+    """Adds the four commands."""
     for name, lines, line in (
         ("score", score, "score an answer file"),
         ("export", export, "write an answer file in the form the official server or tool takes"),
@@ -34,6 +34,8 @@ def add(command: Command) -> None:
         else:
             parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="file, or folder (mme)")
             parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser = command("verify", verify, "whether folders of runs are as they were written: answers, scores, metrics")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser = command("check-data", check_data, "which files are there, which are missing and where they come from")
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help="all of them by default")
     arguments.add_data(parser)
@@ -107,6 +109,19 @@ def export(given: argparse.Namespace) -> Iterator[str]:
             yield f"{name}: {len(value)}{': ' + submission.name(value) if value else ''}"
         else:
             yield f"{name}: {value}"
+
+
+def verify(given: argparse.Namespace) -> Iterator[str]:
+    """What is wrong with each run, or that nothing is; DataError at the end if anything was."""
+    from llava_consensus.runs.checksums import problems
+
+    damaged = []
+    for run in given.runs:
+        found = problems(run)
+        yield from found or [f"{run}: as it was written"]
+        damaged += [str(run)] if found else []
+    if damaged:
+        raise DataError(f"{len(damaged)} of {len(given.runs)} runs are not as they were written: {', '.join(damaged)}")
 
 
 def check_data(given: argparse.Namespace) -> Iterator[str]:

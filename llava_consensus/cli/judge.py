@@ -21,6 +21,9 @@ def add(command: Command) -> None:
     parser.add_argument(
         "--judge-price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, for the estimate"
     )
+    parser.add_argument("--max-cost", type=float, metavar="DOLLARS", help="that this call may spend, at --judge-price")
+    parser.add_argument("--max-judge-tokens", type=int, metavar="N", help="that this call may spend")
+    parser.add_argument("--max-requests", type=int, metavar="N", help="that this call may send")
     parser.add_argument("--judge-dry-run", action="store_true", help="say what it would cost, send nothing")
     parser.add_argument("--judge-timeout", type=float, default=60.0, help="seconds for one try (%(default)s)")
     parser.add_argument("--judge-tries", type=int, default=6, help="of one request (%(default)s)")
@@ -36,9 +39,11 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.judge.client import JudgeError, Server
     from llava_consensus.judge.cost import Prices
     from llava_consensus.judge.grading import JudgeConfig
+    from llava_consensus.judge.limits import Limits
     from llava_consensus.judge.run import run as grade
     from llava_consensus.judge.summary import lines
 
+    prices = Prices(*given.judge_price) if given.judge_price else None
     config = JudgeConfig(
         benchmark=given.name,
         answers=given.answers,
@@ -47,9 +52,10 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
         prompt_from=given.judge_prompt_from,
         runs=given.runs,
         options=arguments.options(given.judge_option),
-        prices=Prices(*given.judge_price) if given.judge_price else None,
+        prices=prices,
         full_answers=given.full_answers,
         out=given.out,
+        limits=Limits(given.max_requests, given.max_judge_tokens, given.max_cost, prices),
     )
     judged = grade(config, given.judge_dry_run, not given.no_progress)
     if judged.metrics is None:

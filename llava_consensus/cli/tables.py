@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError
+from llava_consensus.files import read_text, write_out
 
 if TYPE_CHECKING:
     from llava_consensus.report.section import Section
@@ -51,10 +52,10 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     for path, name in pages:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        path.write_text(table.replace_block(path.read_text(encoding="utf-8"), texts[name], str(path)), encoding="utf-8")
+        write_out(path, table.replace_block(read_text(path), texts[name], str(path)).encode())
     for path, name in ((arguments.csv, "csv"), (arguments.latex, "latex")):
         if path:
-            _parent(path).write_text(table.FORMATS[name](found, bench), encoding="utf-8", newline="")
+            write_out(_parent(path), table.FORMATS[name](found, bench).encode())
     _draw(arguments, found)
     yield texts[arguments.format]
 

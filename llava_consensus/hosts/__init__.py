@@ -107,7 +107,9 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> "Host":
         ConsensusError: for a model that is not there or not of a kind any host adapts.
     """
     check_checkpoint(model)
-    host: Host = import_module(f"{_entry(model).package}.host").load(model, device, dtype)
+    entry = _entry(model)
+    room = import_module(f"{entry.package}.host")
+    host: Host = room.load(model, device, dtype, entry.view) if entry.view else room.load(model, device, dtype)
     return host
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from llava_consensus.hosts.base import PictureOutcome, Tiles
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Call:
     """One call. The first fields are given, the others are filled while it runs."""
 
     owner: Any  # the attachment
-    encoded: list[Tiles] | None = None  # one for each picture that went through the tower before
+    encoded: list[Any] | None = None  # of each picture that went through the tower before, what its host reads
     questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the host, where this call differs from its model
     scoped: bool = False  # whether somebody ends this call; else the next one does

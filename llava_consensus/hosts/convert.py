@@ -5,7 +5,8 @@
 Tensors are read one at a time and written shard by shard; each is hashed when it is read and again from the file that
 was written. The Hugging Face layout has one word more, `<image>`, which stands for a visual token and is never
 generated. The prompt's template is taken from the official package. The small files of the official checkpoint go along
-in a folder `official`, by which it comes back; the text side of a CLIP model does not come along.
+in a folder `official`, by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that
+read the question by its text side.
 """
 
 import hashlib
@@ -22,9 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import write_json
+from llava_consensus.files import read_json, write_json
 from llava_consensus.hosts.llava.checks import CONVERSATION, tower_beside
 
+MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights
 IMAGE = "<image>"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -55,7 +57,7 @@ def convert(source: Path, out: Path) -> str:
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
-    config = json.loads(file.read_text())
+    config = read_json(file, MEND, dict)
     backwards = CLASS in config.get("architectures", [])
     if not backwards and not any(name.startswith("LlavaLlama") for name in config.get("architectures", [])):
         raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
@@ -82,11 +84,14 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
 
     weights: list[tuple[Path, Rename]] = [(path, rename) for path in _weight_files(source)]
     written = _write([*weights, *((path, of_tower) for path in _weight_files(tower))], out)
-    write_json(out / "config.json", _config(config, json.loads((tower / "config.json").read_text()), words))
+    write_json(out / "config.json", _config(config, read_json(tower / "config.json", MEND, dict), words))
     write_json(out / "generation_config.json", _generation(source) | {"suppress_tokens": [words]})
     _write_processor(source, tower, out, config)
     _copy_small_files(source, out / OFFICIAL)
     _copy_small_files(tower, out / OFFICIAL / tower.name)
+    if "text_config" in read_json(tower / "config.json", MEND, dict):
+        for path in _weight_files(tower):
+            shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
     return written
 
 
@@ -94,7 +99,7 @@ def _to_official(source: Path, out: Path) -> int:
     official = source / OFFICIAL
     if not (official / "config.json").is_file():
         raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
-    config = json.loads((official / "config.json").read_text())
+    config = read_json(official / "config.json", MEND, dict)
     tower = out / Path(config["mm_vision_tower"]).name
     back = tuple((ours, theirs) for theirs, ours in PARTS)
 
@@ -105,10 +110,15 @@ def _to_official(source: Path, out: Path) -> int:
     def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
         return (name.removeprefix("vision_tower.") if name.startswith(f"vision_tower.{SIGHT}") else ""), values
 
+    def beside_sight(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return ("" if name.startswith(SIGHT) else name), values
+
     files = _weight_files(source)
+    sides: list[tuple[Path, Rename]] = [(path, of_tower) for path in files]
+    sides += [(path, beside_sight) for path in sorted((official / tower.name).glob("*.safetensors"))]
     _copy_small_files(official, out)
     _copy_small_files(official / tower.name, tower)
-    return _write([(path, of_language) for path in files], out) + _write([(path, of_tower) for path in files], tower)
+    return _write([(path, of_language) for path in files], out) + _write(sides, tower)
 
 
 def _copy_small_files(source: Path, out: Path) -> None:
@@ -203,7 +213,7 @@ def _config(config: dict[str, Any], tower: dict[str, Any], words: int) -> dict[s
 
 def _generation(source: Path) -> dict[str, Any]:
     file = source / "generation_config.json"
-    settings: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    settings: dict[str, Any] = read_json(file, MEND, dict) if file.is_file() else {}
     return settings
 
 
@@ -213,7 +223,7 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
-    settings = json.loads((tower / "preprocessor_config.json").read_text())
+    settings = read_json(tower / "preprocessor_config.json", MEND, dict)
     kept = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
     pads = config.get("image_aspect_ratio") == "pad"
     images = transformers.LlavaImageProcessor(
@@ -222,7 +232,7 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
     processor = transformers.LlavaProcessor(
         image_processor=images,
         tokenizer=tokenizer,
-        patch_size=json.loads((tower / "config.json").read_text()).get("vision_config", {}).get("patch_size", 14),
+        patch_size=read_json(tower / "config.json", MEND, dict).get("vision_config", {}).get("patch_size", 14),
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE,

@@ -2,8 +2,9 @@
 
 One `Client` per judged run, on the `openai` package (extra `judge`). At most `concurrency` requests are under way, each
 try ends after `timeout` seconds whatever the server does, tries are bounded and further and further apart, and a server
-that answers nobody stops the run. Everything sent and heard goes through `store.py` first. The key comes from the
-environment (OPENAI_API_KEY) and is taken out of every text that is stored or shown.
+that answers nobody stops the run, as does a limit on what is spent (`limits.py`). Everything sent and heard goes
+through `store.py` first. The key comes from the environment (OPENAI_API_KEY) and is taken out of every text that is
+stored or shown (`secret.py`).
 """
 
 import asyncio
@@ -15,16 +16,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.judge.limits import Account, Limits
+from llava_consensus.judge.secret import KEY, Key
 from llava_consensus.judge.store import Replies, Reply, key_of
+from llava_consensus.judge.wire import bounded_client
 
 OPENAI = "https://api.openai.com/v1"
-KEY = "OPENAI_API_KEY"
 LONGEST_PAUSE = 120.0  # seconds, whatever the server wishes
 SHOWN = 300  # characters of a server's complaint
-SECRET = 8  # characters; a shorter key is a dummy
 REFUSALS = ("content_filter", "content_policy", "ResponsibleAIPolicyViolation")
 
 
@@ -67,11 +69,7 @@ class Server:
         for name in ("timeout", "pause"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name}={getattr(self, name)} must be above 0 seconds")
-        parts = urlsplit(self.place)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"--judge-url {self.url!r} must be like http://localhost:8000/v1")
-        if parts.username or parts.password or parts.query:
-            raise OptionError(f"--judge-url at {parts.hostname}: no key in the URL, it is recorded. Set {KEY} instead")
+        _check_url(self.place)
 
     @property
     def place(self) -> str:
@@ -82,17 +80,23 @@ class Server:
 class Client:
     """Sends requests, stores what comes back, gives up in time. Use it inside one event loop, then `close` it."""
 
-    def __init__(self, server: Server, replies: Replies) -> None:
+    def __init__(self, server: Server, replies: Replies, limits: Limits) -> None:
         try:
             import openai
         except ImportError as error:
             raise missing_extra("a judge is asked through the openai package", "judge") from error
-        self._key = os.environ.get(KEY, "").strip()
+        self._key = Key(os.environ.get(KEY, ""))
         if not self._key and server.place == OPENAI:
             raise OptionError(f"{KEY} is not set: {OPENAI} wants a key. It is read from the environment only")
         self._openai, self._server, self._replies = openai, server, replies
+        self._account = Account(limits)
+        replies.hide = self._key.hide_all
         self._api = openai.AsyncOpenAI(
-            api_key=self._key or "none", base_url=server.place, timeout=server.timeout, max_retries=0
+            api_key=self._key.reveal() or "none",
+            base_url=server.place,
+            timeout=server.timeout,
+            max_retries=0,
+            http_client=bounded_client(openai),
         )
         self._free = asyncio.Semaphore(server.concurrency)
         self._unheard = 0  # requests in a row that used up all their tries
@@ -122,9 +126,13 @@ class Client:
                 await asyncio.sleep(self._pause(last, number))
             if self._unheard >= max(3, self._server.concurrency):
                 raise JudgeError(f"{self._server.place} answers nobody: {self._unheard} requests in a row failed")
+            expected = self._account.open(request["body"])
+            if expected is None:
+                raise JudgeError(f"the limit is reached, {self._account} so far. Raise it, and the same call goes on")
             self._replies.sent(key)
             raw, found = await self._try(request["body"])
             if isinstance(found, Reply):
+                self._account.close(expected, found)
                 self._unheard = 0
                 found = found._replace(limited=limited)
                 self._replies.add(key, request, found, raw, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -143,29 +151,27 @@ class Client:
         sending = create(model=body["model"], messages=body["messages"], extra_body=options)
         try:
             response = await asyncio.wait_for(sending, self._server.timeout)
-            raw = json.loads(self._hide(json.dumps(json.loads(response.http_response.content))))
+            raw = self._key.hide_all(json.loads(response.http_response.content, parse_constant=_no_number))
             return raw, read(raw)
         except (asyncio.TimeoutError, self._openai.APITimeoutError):
             return None, Failure(f"no reply within {self._server.timeout:g} seconds")
         except (ValueError, RecursionError) as error:
-            return None, Failure(f"not a chat completion ({self._hide(str(error))[:SHOWN]})")
+            return None, Failure(f"not a chat completion ({self._key.hide(str(error))[:SHOWN]})")
         except self._openai.APIStatusError as error:
-            text = self._hide(f"{error.status_code} {error.message}")[:SHOWN]
+            text = self._key.hide(f"{error.status_code} {error.message}")[:SHOWN]
             if error.status_code in (400, 422) and any(word in error.message for word in REFUSALS):
                 return {"error": text}, Reply(None, True, None, None, None, False)
             return None, _of_status(error.status_code, text, error.response.headers)
         except self._openai.APIConnectionError as error:
-            return None, Failure(f"no connection ({self._hide(str(error.__cause__ or error))[:SHOWN]})")
+            return None, Failure(f"no connection ({self._key.hide(str(error.__cause__ or error))[:SHOWN]})")
+        except Exception as error:  # whatever the library and its connection can raise; it may name the key
+            return None, Failure(self._key.hide(f"{type(error).__name__}: {error}")[:SHOWN])
 
     def _pause(self, last: "Failure", number: int) -> float:
         """Seconds before try `number`: what the server wished, else doubling, with chance so that not all come back
         at once."""
         own = self._server.pause * 2 ** (number - 1) * random.uniform(1, 1.5)
         return min(own if last.wait is None else last.wait, LONGEST_PAUSE)
-
-    def _hide(self, text: str) -> str:
-        """A text without the key; servers repeat it in their errors."""
-        return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
 
 
 class Failure(NamedTuple):
@@ -198,8 +204,28 @@ def read(raw: Any) -> Reply:
     return Reply(text, refused, model if isinstance(model, str) else None, prompt, completion, limited=False)
 
 
+def _check_url(url: str) -> None:
+    """Raises OptionError for what is no base URL, or has a key in it; never shows more of it than the host."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise OptionError("--judge-url (or OPENAI_BASE_URL) must be like http://localhost:8000/v1")
+    within = Key(os.environ.get(KEY, "")).within(unquote(parts.path))
+    if parts.username or parts.password or parts.query or parts.fragment or within:
+        raise OptionError(f"--judge-url at {parts.hostname}: no key in the URL, it is recorded. Set {KEY} instead")
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
+
+
 def _of_status(status: int, text: str, headers: Mapping[str, str]) -> Failure:
     """What an HTTP error means: come back later, or never."""
+    if 300 <= status < 400:
+        return Failure(f"{status}, a redirect, and none is followed: give the URL it leads to", hopeless=True)
     if status == 429:
         return Failure(text, _wish(headers), limited=True, hopeless="insufficient_quota" in text)
     return Failure(text, _wish(headers), hopeless=status < 500 and status not in (408, 409, 425))

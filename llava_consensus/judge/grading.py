@@ -1,15 +1,20 @@
 """What a judged run is told, and the dialogue about one answer: where it stands, what to ask next, what it came to."""
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import OptionError
+from llava_consensus.files import canonical
 from llava_consensus.judge.client import Client, NoReply, Server
 from llava_consensus.judge.cost import Prices
 from llava_consensus.judge.grader import Grader, Heard, Outcome, Sample, Verdict
+from llava_consensus.judge.limits import Limits
 from llava_consensus.judge.prompts import Prompt
+from llava_consensus.judge.secret import KEY, Key, names_a_key
 from llava_consensus.judge.store import Replies, Reply, key_of
 
 
@@ -28,6 +33,7 @@ class JudgeConfig:
         prices: for the estimate and the sum.
         full_answers: those of the unpruned model, for the agreement with them.
         out: folder of all judged runs.
+        limits: on what one call may spend.
     """
 
     benchmark: str
@@ -40,10 +46,20 @@ class JudgeConfig:
     prices: Prices | None = None
     full_answers: Path | None = None
     out: Path = Path("results/judge")
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.runs < 1:
             raise OptionError(f"--runs {self.runs} must be at least 1")
+        key = Key(os.environ.get(KEY, ""))
+        for name, value in self.options.items():
+            if names_a_key(name) or key.within(json.dumps([name, value])):
+                shown = "KEY=VALUE" if key.within(name) else name
+                raise OptionError(f"--judge-option {shown}: no key in an option, it is recorded. Set {KEY} instead")
+            try:
+                canonical({name: value})
+            except ValueError:
+                raise OptionError(f"--judge-option {name}={value!r}: must be a JSON value, a finite number") from None
 
 
 class Grading:

@@ -119,7 +119,7 @@ class MMVetGrader(Grader):
             if tries > TRIES:
                 return Outcome(0.0, heard.text or "", read=False)
             found = scorer.read(heard.text)
-            if found is not None:
+            if found is not None and math.isfinite(found[0]):
                 return Outcome(*found, read=True)
             again = True
 

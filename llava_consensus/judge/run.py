@@ -22,7 +22,7 @@ from tqdm import tqdm
 from llava_consensus.benchmarks import judged
 from llava_consensus.files import ANSWERS, CONFIG, Record, canonical, write_json, write_metrics
 from llava_consensus.judge import cost, graders
-from llava_consensus.judge.client import Client, Server
+from llava_consensus.judge.client import Client
 from llava_consensus.judge.cost import Cost
 from llava_consensus.judge.grader import Grader, Sample, Verdict
 from llava_consensus.judge.grading import Grading, JudgeConfig
@@ -117,7 +117,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     known = set(replies.known)
     try:
         if pending:
-            asyncio.run(_ask(pending, replies, config.server, tqdm(total=len(pending), unit="q", disable=not progress)))
+            asyncio.run(_ask(pending, replies, config, tqdm(total=len(pending), unit="q", disable=not progress)))
     finally:
         fresh = [reply for key, reply in replies.known.items() if key not in known]
         spent = cost.spent(fresh, config.prices)
@@ -128,9 +128,9 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     return spent
 
 
-async def _ask(pending: Sequence[Grading], replies: Replies, server: Server, bar: Any) -> None:
+async def _ask(pending: Sequence[Grading], replies: Replies, config: JudgeConfig, bar: Any) -> None:
     """All open dialogues at once, as many requests at a time as the server may have. A hopeless one ends them all."""
-    client = Client(server, replies)
+    client = Client(config.server, replies, config.limits)
     tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
     try:
         with bar:

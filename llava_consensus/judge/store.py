@@ -10,7 +10,7 @@ kill; it is dropped and reported. `replies.lock` is held while a process works w
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ class Replies:
         self.failed: Counter[str] = Counter()  # tries without a usable reply, by request
         self.in_flight: Counter[str] = Counter()  # sent, and never heard of again: their process was stopped
         self.repairs: list[str] = []
+        self.hide: Callable[[Any], Any] = lambda value: value  # takes the server's key out of what is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(folder / LOCK, "the judge's replies")
@@ -62,12 +63,13 @@ class Replies:
 
     def fail(self, key: str, reason: str) -> None:
         """Notes a try that got no usable reply."""
-        append(self.path, [{"event": "failed", "key": key, "reason": reason}], sync=False)
+        append(self.path, [{"event": "failed", "key": key, "reason": self.hide(reason)}], sync=False)
         self.failed[key] += 1
 
     def add(self, key: str, request: Mapping[str, Any], reply: Reply, raw: Any, at: str) -> None:
         """Stores a reply; when this returns it is on the disk."""
-        append(self.path, [{"event": "reply", "key": key, "at": at, "request": request, **reply._asdict(), "raw": raw}])
+        heard = self.hide({"request": request, **reply._asdict(), "raw": raw})
+        append(self.path, [{"event": "reply", "key": key, "at": at, **heard}])
         self.known[key] = reply
 
     def close(self) -> None:

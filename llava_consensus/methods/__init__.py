@@ -66,23 +66,23 @@ def method_class(name: str) -> type[Method]:
     """
     if name in METHODS:
         return METHODS[name]
-    others = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in others:
-        raise unknown_name("method", name, [*METHODS, *others])
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in entries:
+        raise unknown_name("method", name, [*METHODS, *entries])
     try:
-        found = others[name].load()
+        registered = entries[name].load()
     except (ImportError, AttributeError) as error:
-        raise OptionError(f"method {name!r} of {others[name].value}: cannot be imported ({error})") from error
-    _check_acts(f"method {name!r} of {others[name].value}", found)
-    return found
+        raise OptionError(f"method {name!r} of {entries[name].value}: cannot be imported ({error})") from error
+    _check_acts(f"method {name!r} of {entries[name].value}", registered)
+    return registered
 
 
-def _check_acts(where: str, found: Any) -> None:
+def _check_acts(where: str, candidate: Any) -> None:
     """Raises OptionError unless `found` is a dataclass that derives from one of the bases and writes what that asks."""
-    if not isclass(found) or not issubclass(found, BASES) or not is_dataclass(found):
+    if not isclass(candidate) or not issubclass(candidate, BASES) or not is_dataclass(candidate):
         names = ", ".join(base.__name__ for base in BASES)
         raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")
-    missing = sorted(found.__abstractmethods__)
+    missing = sorted(candidate.__abstractmethods__)
     if missing:
         raise OptionError(f"{where}: does nothing yet, write its `{'` and `'.join(missing)}` (docs/adding.md)")
 
@@ -92,8 +92,8 @@ def known_methods() -> dict[str, str]:
     lines = {
         name: (method.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ") for name, method in METHODS.items()
     }
-    others = {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
-    return {name: " ".join(line.split()) for name, line in (lines | others).items()}
+    entry_lines = {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
+    return {name: " ".join(line.split()) for name, line in (lines | entry_lines).items()}
 
 
 def make(name: str, **options: Any) -> Method:
@@ -102,13 +102,13 @@ def make(name: str, **options: Any) -> Method:
     Raises:
         OptionError: for an unknown name, an unknown option or a value outside its bound.
     """
-    chosen = method_class(name)
-    known = [f.name for f in fields(chosen)]
+    method_type = method_class(name)
+    option_names = [field.name for field in fields(method_type)]
     for option in options:
-        if option not in known:
-            raise unknown_name(f"option of method {name!r}", option, known)
+        if option not in option_names:
+            raise unknown_name(f"option of method {name!r}", option, option_names)
     try:
-        method: Method = chosen(**options)
+        method: Method = method_type(**options)
     except TypeError as error:
         raise OptionError(f"options of method {name!r}: {error}") from error
     return method

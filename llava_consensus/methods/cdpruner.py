@@ -67,18 +67,18 @@ class CDPruner(ReadsTower):
             sides = tokens.needed(Need.QUESTION)
             sides = sides._replace(patches=tokens.by_token(sides.patches))
             scaled = relevance(sides, tokens.needed(Need.WHOLE_PICTURES), negated=self.relevance == "negated")
-            found = tokens.of_tiles(scaled)  # [B, N]
-            weight = self._weight(found)
+            token_relevance = tokens.of_tiles(scaled)  # [B, N]
+            weight = self._weight(token_relevance)
             direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
             kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
             kept = greedy_map(kernel, min(budget.tokens, kernel.shape[1])).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(fused=found)
+        return assemble(tokens.projected, kept, self.order)._replace(fused=token_relevance)
 
-    def _weight(self, found: Tensor) -> Tensor:
+    def _weight(self, token_relevance: Tensor) -> Tensor:
         """What the kernel is weighted with; scaled, which changes no choice, so that it never overflows."""
         if self.theta is None:
-            return found
-        return torch.exp(self.theta / (2 - 2 * self.theta) * (found - found.amax(1, keepdim=True)))
+            return token_relevance
+        return torch.exp(self.theta / (2 - 2 * self.theta) * (token_relevance - token_relevance.amax(1, keepdim=True)))
 
 
 def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> Tensor:
@@ -94,27 +94,27 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
     cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [U, N_tile, M]
     mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True))
     raw = -mean if negated else mean
-    same = whole.picture[:, None] == whole.picture[None]  # [U, U]
+    same_picture = whole.picture[:, None] == whole.picture[None]  # [U, U]
     lowest, highest = (raw.masked_fill(~whole.present, end) for end in (torch.inf, -torch.inf))
-    low = torch.where(same, lowest.amin(1), torch.inf).amin(1, keepdim=True)
-    high = torch.where(same, highest.amax(1), -torch.inf).amax(1, keepdim=True)
+    low = torch.where(same_picture, lowest.amin(1), torch.inf).amin(1, keepdim=True)
+    high = torch.where(same_picture, highest.amax(1), -torch.inf).amax(1, keepdim=True)
     return torch.where(high > low, (raw - low + 1e-6) / (high - low), torch.ones_like(raw))
 
 
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
     size = kernel.shape[1]
-    left = torch.diagonal(kernel, dim1=1, dim2=2).clone()  # what of each token the chosen ones do not explain
+    unexplained = torch.diagonal(kernel, dim1=1, dim2=2).clone()
     factor = kernel.new_zeros(len(kernel), count, size)
     chosen = torch.empty(len(kernel), count, dtype=torch.long, device=kernel.device)
     for step in range(count):
-        index = left.argmax(1)
+        index = unexplained.argmax(1)
         chosen[:, step] = index
         place = index[:, None, None]
         column = factor[:, :step].gather(2, place.expand(-1, step, 1))  # [B, step, 1]
         row = kernel.gather(1, place.expand(-1, 1, size))[:, 0] - (column * factor[:, :step]).sum(1)
-        own = left.gather(1, index[:, None])
-        row = torch.where(own > 0, row / own.clamp_min(torch.finfo(row.dtype).tiny).sqrt(), 0.0)
+        remainder = unexplained.gather(1, index[:, None])
+        row = torch.where(remainder > 0, row / remainder.clamp_min(torch.finfo(row.dtype).tiny).sqrt(), 0.0)
         factor[:, step] = row
-        left = (left - row.square()).scatter(1, chosen[:, : step + 1], -torch.inf)
+        unexplained = (unexplained - row.square()).scatter(1, chosen[:, : step + 1], -torch.inf)
     return chosen

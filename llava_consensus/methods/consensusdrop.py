@@ -120,8 +120,8 @@ class ConsensusDrop(ReadsTower):
         probe += len(units) * rows * head * sequence if self.debias else 0  # the prior is a second look
         sampled = shape.vision_width if self.anchors == "fps" else 0
         merging = 0
-        for own, size in units:
-            kept, merged = own.split(size)
+        for share, size in units:
+            kept, merged = share.split(size)
             key = shape.vision_width // shape.vision_heads
             merging += merged * (size - kept) * (sampled + key + shape.width)  # anchors, assignment, average
             merging += kept * size * shape.vision_width if self.select == "diverse" else 0
@@ -133,14 +133,14 @@ class ConsensusDrop(ReadsTower):
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
         with torch.no_grad():
-            found = self.saliencies(tokens, watch)
+            saliencies = self.saliencies(tokens, watch)
             with watch.time("fusion"):
-                kept = self._choose(tokens, found, count)  # [B, K]
+                kept = self._choose(tokens, saliencies, count)  # [B, K]
         with watch.time("merge"):
-            folded = self._fold(tokens, found.fused, left_over(kept, available), merged) if merged else None
+            folded = self._fold(tokens, saliencies.fused, left_over(kept, available), merged) if merged else None
         with watch.time("output"):
             result = assemble(tokens.projected, kept, self.order, folded)
-        return result._replace(vision=found.vision, cross=found.cross, fused=found.fused, watch=watch)
+        return result._replace(vision=saliencies.vision, cross=saliencies.cross, fused=saliencies.fused, watch=watch)
 
     def saliencies(self, tokens: VisualTokens, watch: Stopwatch) -> Saliencies:
         """Both sides and their fusion."""
@@ -159,10 +159,10 @@ class ConsensusDrop(ReadsTower):
     def _vision(self, tokens: VisualTokens) -> Tensor:
         """Saliency by the vision tower, on one scale for all tiles of a unit: [B, N]."""
         score = saliency.class_saliency if self.vision_score == "class" else saliency.received_saliency
-        found = tokens.of_tiles(score(tokens.needed(Need.ATTENTION)))
+        vision = tokens.of_tiles(score(tokens.needed(Need.ATTENTION)))
         if tokens.tiles_per_unit > 1:
-            found = saliency.pool_tiles(found, tokens.tile, tokens.tiles_per_unit)
-        return found
+            vision = saliency.pool_tiles(vision, tokens.tile, tokens.tiles_per_unit)
+        return vision
 
     def _cross(self, tokens: VisualTokens) -> Tensor | None:
         """Saliency by the question: [B, N]; None where no text follows the pictures."""
@@ -178,13 +178,13 @@ class ConsensusDrop(ReadsTower):
         prior = scap.position_prior(probe.of_prompts(tokens.prompt), tokens.columns, self.aggregate)
         return torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
 
-    def _choose(self, tokens: VisualTokens, found: Saliencies, count: int) -> Tensor:
+    def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> Tensor:
         """The K kept tokens in ascending index order: [B, K]."""
-        if found.fused is None:
-            return self._recover(found.vision, found.cross, count)
+        if saliencies.fused is None:
+            return self._recover(saliencies.vision, saliencies.cross, count)
         if self.select == "diverse":
-            return diverse(found.fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
-        return fusers.top(found.fused, count)
+            return diverse(saliencies.fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
+        return fusers.top(saliencies.fused, count)
 
     def _recover(self, vision: Tensor, cross: Tensor | None, count: int) -> Tensor:
         """The student's best, and among them what the teacher would miss; the vision side's best where it is alone."""

@@ -45,11 +45,11 @@ def spread_out(points: Tensor, count: int) -> Tensor:
     chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
     itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
     nearest = distance.masked_fill(itself, torch.inf).amin(2)  # to the nearest other token, then to the nearest chosen
-    open_ = torch.ones_like(nearest, dtype=torch.bool)
+    available = torch.ones_like(nearest, dtype=torch.bool)
     for step in range(count):
-        index = nearest.masked_fill(~open_, -torch.inf).argmax(1, keepdim=True)  # [B, 1]
+        index = nearest.masked_fill(~available, -torch.inf).argmax(1, keepdim=True)  # [B, 1]
         chosen[:, step : step + 1] = index
-        open_ = open_.scatter(1, index, False)
+        available = available.scatter(1, index, False)
         row = distance.gather(1, index[..., None].expand(-1, 1, distance.shape[2]))[:, 0]
         nearest = torch.minimum(nearest, row) if step else row
     return chosen

@@ -31,7 +31,7 @@ class Pool(AfterTower):
         size = tokens.projected.shape[1]
         count = min(budget.tokens, size)
         cells = divide(tokens, count)
-        everyone = torch.arange(size, device=cells.group.device).expand_as(cells.group)
+        places = torch.arange(size, device=cells.group.device).expand_as(cells.group)
         merged = egtm.merge(tokens.projected, cells.group, count)
-        folded = Folded(merged, cells.centre, everyone, cells.group)
+        folded = Folded(merged, cells.centre, places, cells.group)
         return assemble(tokens.projected, cells.centre[:, :0], self.order, folded)

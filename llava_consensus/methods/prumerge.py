@@ -103,9 +103,9 @@ class PruMerge(ReadsTower):
             merged = weights @ features  # [B, K + 1, D_v]
             merged = torch.cat((merged[:, :-1] + pick(features, kept), merged[:, -1:]), dim=1)
         out = tokens.needed(Need.PROJECTOR)(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
-        extra = Folded(out[:, kept.shape[1] :], pruned.argmax(1, keepdim=True), rest, torch.zeros_like(rest))
+        extra_token = Folded(out[:, kept.shape[1] :], pruned.argmax(1, keepdim=True), rest, torch.zeros_like(rest))
         count = kept.shape[1]
-        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra if rest.shape[1] else None)
+        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra_token if rest.shape[1] else None)
         zone = torch.full_like(result.source, AHEAD) if self.order == "official" else None
         return result._replace(vision=saliency, zone=zone)
 
@@ -116,13 +116,13 @@ class PruMerge(ReadsTower):
     def _weights(self, saliency: Tensor, keys: Tensor, kept: Tensor) -> Tensor:
         """What every token gives to each kept one: [B, K, N], zero but for the nearest in key space."""
         direction = normalize(keys, dim=-1)
-        near = pick(direction, kept) @ direction.transpose(1, 2)  # [B, K, N]
-        near = near.scatter(2, kept[..., None], -torch.inf)  # not itself
-        index = rank(near)[..., : min(self.neighbours, saliency.shape[1] - 1)]
-        given = saliency[:, None].expand_as(near).gather(2, index)
+        similarity = pick(direction, kept) @ direction.transpose(1, 2)  # [B, K, N]
+        similarity = similarity.scatter(2, kept[..., None], -torch.inf)  # not itself
+        index = rank(similarity)[..., : min(self.neighbours, saliency.shape[1] - 1)]
+        weights = saliency[:, None].expand_as(similarity).gather(2, index)
         if self.weights == "mean":
-            given = given / given.sum(-1, keepdim=True).clamp_min(torch.finfo(given.dtype).tiny)
-        return torch.zeros_like(near).scatter(2, index, given)
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+        return torch.zeros_like(similarity).scatter(2, index, weights)
 
 
 def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:

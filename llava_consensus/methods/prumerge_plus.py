@@ -45,18 +45,18 @@ class PruMergePlus(PruMerge):
 
     def select(self, saliency: Tensor, count: int) -> Tensor:
         """Outliers by descending attention, then samples in ascending order: [B, N] -> [B, K]."""
-        size, found = saliency.shape[1], outliers(saliency)
+        size, is_outlier = saliency.shape[1], outliers(saliency)
         places = torch.arange(size, device=saliency.device)
         if self.adaptive:
-            ratio = max(int(found.sum()), 1) / size
+            ratio = max(int(is_outlier.sum()), 1) / size
             spacing = max(1, int(int(1 / ratio) / 3))
             sampled = (places % spacing == 0) & (places < size - 1)  # the official range ends before the last patch
-            count = int((found | sampled).sum())
+            count = int((is_outlier | sampled).sum())
         elif self.spread == "walk":
             sampled = places % max(1, size // max(count, 1)) == 0
         else:
-            wanted = (count - found.sum(1, keepdim=True)).clamp_min(0)  # [B, 1]
-            sampled = (places * wanted + size - 1) // size < ((places + 1) * wanted + size - 1) // size
+            sample_count = (count - is_outlier.sum(1, keepdim=True)).clamp_min(0)  # [B, 1]
+            sampled = (places * sample_count + size - 1) // size < ((places + 1) * sample_count + size - 1) // size
         order = rank(saliency).argsort(dim=1)  # [B, N] each token's place in the ranking
-        priority = torch.where(found, order, torch.where(sampled, size + places, 2 * size + order))
+        priority = torch.where(is_outlier, order, torch.where(sampled, size + places, 2 * size + order))
         return priority.argsort(dim=1)[:, :count]

@@ -88,13 +88,14 @@ class SparseVLM(InDecoder):
             cuts, counts = cuts[:1], [tokens if self.version == "2.0" else solve(tokens, available)]
         else:
             counts = list(listed)
-        found, left = [], available
+        planned, left = [], available
         for cut, count in dict(zip(cuts, counts, strict=True)).items():
             kept = min(count, left - 1)
-            bare = self.version == "2.0" or (listed is None and kept == tokens)  # solve found no room for clusters
-            found.append(Cut(cut, kept, 0 if bare else recycled(left - kept)[1]))
-            left = found[-1].left
-        return found
+            # `solve` keeps all T where there is no room for clusters
+            no_clusters = self.version == "2.0" or (listed is None and kept == tokens)
+            planned.append(Cut(cut, kept, 0 if no_clusters else recycled(left - kept)[1]))
+            left = planned[-1].left
+        return planned
 
     def rank_rule(self, tokens: int) -> tuple[float, float]:
         """Scale and bias of version 1.0."""
@@ -120,12 +121,12 @@ class SparseVLM(InDecoder):
         """The tokens the raters attend to, and clusters of the best of the others."""
         with watch.time("saliency"), torch.no_grad():
             attention = at_columns(attention_rows(view.probe), view.columns)  # [P, H, L, v]
-            asked = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
+            is_rater = raters(view.visual_inputs, view.text_inputs, view.probe.row_mask)
             if self.version == "2.0":
-                attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], asked)
-            saliency = (attention.mean(1) * asked[..., None]).sum(1) / asked.sum(1, keepdim=True)  # [P, v]
+                attention = best_heads(attention / gravity(view.probe, view.columns)[:, None], is_rater)
+            saliency = (attention.mean(1) * is_rater[..., None]).sum(1) / is_rater.sum(1, keepdim=True)  # [P, v]
             order, size = rank(ensure_finite("SparseVLM's attention rows", saliency)), saliency.shape[1]
-            count = self.count_by_rank(view.tokens, attention, asked) if self.adaptive else view.cut.kept
+            count = self.count_by_rank(view.tokens, attention, is_rater) if self.adaptive else view.cut.kept
         kept = order[:, :count].sort(dim=1).values
         if view.cut.merged == 0 or count == size:
             return Chosen(kept)
@@ -136,12 +137,12 @@ class SparseVLM(InDecoder):
             group, centres = cluster(states.detach(), clusters)
             return Chosen(kept, average(states, group, clusters), chosen.gather(1, centres))
 
-    def count_by_rank(self, tokens: int, attention: Tensor, asked: Tensor) -> int:
+    def count_by_rank(self, tokens: int, attention: Tensor, is_rater: Tensor) -> int:
         """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
         scale, bias = self.rank_rule(tokens)
-        found = int(torch.linalg.matrix_rank(attention.mean(1)[0][asked[0]]))
+        matrix_rank = int(torch.linalg.matrix_rank(attention.mean(1)[0][is_rater[0]]))
         size = attention.shape[-1]
-        return size if found == size else max(1, min(int(found * scale + bias), size - 1))
+        return size if matrix_rank == size else max(1, min(int(matrix_rank * scale + bias), size - 1))
 
 
 def recycled(dropped: int) -> tuple[int, int]:
@@ -176,12 +177,12 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
     """What rotary embedding alone makes of attention: rotated all-ones queries times keys, scaled. [P, L, v]."""
     ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
-    turned = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
-    return pick(turned, probe.rows) @ pick(turned, columns).transpose(1, 2) * probe.scale
+    rotated = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
+    return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale
 
 
-def best_heads(attention: Tensor, asked: Tensor) -> Tensor:
+def best_heads(attention: Tensor, is_rater: Tensor) -> Tensor:
     """The 14 heads (or all of fewer) whose raters give the visual tokens most: [P, H, L, v] -> [P, 14, L, v]."""
-    mass = (attention * asked[:, None, :, None]).sum((2, 3))  # [P, H]
+    mass = (attention * is_rater[:, None, :, None]).sum((2, 3))  # [P, H]
     index = rank(mass)[:, :HEADS]
     return attention.gather(1, index[..., None, None].expand(-1, -1, *attention.shape[2:]))

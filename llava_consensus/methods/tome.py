@@ -47,8 +47,7 @@ class ToMe(InTower):
         """Patches to merge away in each block, `patches - tokens` in all, the larger numbers first.
 
         A block can merge away half of its patches at most, so the last blocks give what they can and the ones before
-        share the rest evenly: 192 of 576 in 23 blocks is 17 sixteen
-        times, then 16.
+        share the rest evenly: 192 of 576 in 23 blocks is 17 sixteen times, then 16.
 
         Raises:
             OptionError: for a budget that so many blocks cannot reach.

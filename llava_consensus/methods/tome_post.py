@@ -70,7 +70,7 @@ class ToMePost(ReadsTower):
 
 
 def merged(values: Tensor, points: Tensor, count: int) -> Bag:
-    """Tokens [B, N, D] merged by a points [B, N, d] until `count` are left."""
+    """Tokens [B, N, D] merged by the similarity of their points [B, N, d] until `count` are left."""
     bag = fresh(values)
     while (left := bag.values.shape[1]) > count:
         with torch.no_grad():

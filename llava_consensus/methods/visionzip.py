@@ -80,10 +80,10 @@ class VisionZip(ReadsTower):
             rest = left_over(kept, size)
             targets, group, contextual = self._merge(tokens, rest, merged)
             leading = tokens.needed(Need.CLASS_FEATURE)[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
-        made = tokens.needed(Need.PROJECTOR)(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
-        folded = Folded(made[:, first:], targets, rest, group) if merged else None
+        projected = tokens.needed(Need.PROJECTOR)(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
+        folded = Folded(projected[:, first:], targets, rest, group) if merged else None
         result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
-        return self._with_class(result._replace(vision=saliency), made[:, :first])
+        return self._with_class(result._replace(vision=saliency), projected[:, :first])
 
     def _merge(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Targets [B, M], the target each of the `rest` [B, R] joins [B, R], and the contextual tokens [B, M, D_v]."""
@@ -96,10 +96,10 @@ class VisionZip(ReadsTower):
         keys = tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
         group = egtm.assign(pick(keys, rest), places)
         joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
-        number, own = joined.sum(-1, keepdim=True), pick(features, places)
+        joined_count, target_features = joined.sum(-1, keepdim=True), pick(features, places)
         if self.contextual == "mean":
-            return rest.gather(1, places), group, (own + joined @ features) / (1 + number)
-        return rest.gather(1, places), group, own + joined @ features / number.clamp_min(1)
+            return rest.gather(1, places), group, (target_features + joined @ features) / (1 + joined_count)
+        return rest.gather(1, places), group, target_features + joined @ features / joined_count.clamp_min(1)
 
     def _with_class(self, result: Reduction, leading: Tensor) -> Reduction:
         """The reduction with the projected class token [B, 0 or 1, D] in front; it stands for no patch."""

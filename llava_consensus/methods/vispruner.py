@@ -59,12 +59,12 @@ class VisPruner(ReadsTower):
         with torch.no_grad():
             saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
             order = rank(saliency)  # [B, N]
-            wanted = min(budget.tokens, saliency.shape[1])
-            attended = int(wanted * self.ratio)
+            count = min(budget.tokens, saliency.shape[1])
+            attended = int(count * self.ratio)
             kept, rest = order[:, :attended], order[:, attended:]
             features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
             direction = normalize(pick(tokens.of_tiles(features.float()), rest), dim=-1)
-            left = thin(direction @ direction.transpose(1, 2), wanted - attended)
+            left = thin(direction @ direction.transpose(1, 2), count - attended)
             kept = torch.cat((kept, rest.gather(1, left)), dim=1).sort(dim=1).values
         return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
 

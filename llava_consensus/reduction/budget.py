@@ -41,13 +41,14 @@ class Budget:
 
     def share(self, parts: int) -> list["Budget"]:
         """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
-        tokens = [self.tokens // parts + (i < self.tokens % parts) for i in range(parts)]
+        tokens = [self.tokens // parts + (tile < self.tokens % parts) for tile in range(parts)]
         if min(tokens) < 1:
             raise OptionError(
                 f"tokens={self.tokens} is less than one token for each of {parts} tiles: "
                 f"give at least {parts}, or tile_budget=global"
             )
         merged = [
-            None if self.merged is None else self.merged // parts + (i < self.merged % parts) for i in range(parts)
+            None if self.merged is None else self.merged // parts + (tile < self.merged % parts)
+            for tile in range(parts)
         ]
-        return [Budget(t, m) for t, m in zip(tokens, merged, strict=True)]
+        return [Budget(tile_tokens, tile_merged) for tile_tokens, tile_merged in zip(tokens, merged, strict=True)]

@@ -30,19 +30,19 @@ def boolean(name: str, value: object) -> None:
         raise OptionError(f"{name}={value!r} must be true or false")
 
 
-def whole_or_none(name: str, value: object, what: str) -> None:
+def whole_or_none(name: str, value: object, meaning: str) -> None:
     """Raises OptionError unless `value` is a whole number or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise OptionError(f"{name}={value!r} must be a whole number, {what}, or left out")
+        raise OptionError(f"{name}={value!r} must be a whole number, {meaning}, or left out")
 
 
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it."""
-    fine = torch.isfinite(values).all()
+    is_finite = torch.isfinite(values).all()
     message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
     if values.device.type == "cpu":
-        if not fine:
+        if not is_finite:
             raise NonFiniteError(message)
     else:
-        torch._assert_async(fine, message)
+        torch._assert_async(is_finite, message)
     return values

@@ -124,8 +124,8 @@ def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
 
 def kv_layers(shape: Shape, entering: Sequence[int]) -> tuple[int, ...]:
     """Bytes of keys and values each layer caches."""
-    each = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
-    return tuple(each * (count + shape.text) for count in entering)
+    bytes_per_token = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
+    return tuple(bytes_per_token * (count + shape.text) for count in entering)
 
 
 def kv_bytes(shape: Shape, entering: Sequence[int]) -> int:
@@ -142,19 +142,21 @@ def account(method: Method, budget: Budget, shape: Shape) -> Account:
         shape: of the model and the prompt; a picture has `shape.available` tokens.
     """
     reduced = method.reduces and budget.tokens < shape.available and shape.pictures > 0
-    each = method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
-    layers = tuple(shape.pictures * count for count in each)
+    per_picture = (
+        method.entering(budget, shape.available, shape.layers) if reduced else [shape.available] * shape.layers
+    )
+    layers = tuple(shape.pictures * count for count in per_picture)
     blocks = method.vision_tokens(budget, shape) if reduced else [shape.patches] * shape.blocks
-    own: float | None = 0.0
+    method_flops: float | None = 0.0
     note = ""
     if reduced:
         try:
-            own = method.flops(shape, budget)
-            note = "" if own is not None else f"{type(method).__name__} does not say what its own work costs"
+            method_flops = method.flops(shape, budget)
+            note = "" if method_flops is not None else f"{type(method).__name__} does not say what its own work costs"
         except OptionError as error:
-            own, note = None, str(error)
-        own = None if own is None else shape.pictures * own
-    flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), own)
+            method_flops, note = None, str(error)
+        method_flops = None if method_flops is None else shape.pictures * method_flops
+    flops = Flops(llm_flops(shape, layers), vision_flops(shape, blocks), method_flops)
     return Account(layers, flops, kv_layers(shape, layers), note)
 
 
@@ -175,35 +177,35 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
     if by == "kept" or not method.reduces or budget.tokens >= shape.available:
         return budget
     plain = [shape.pictures * budget.tokens] * shape.layers
-    whole = vision_flops(shape, [shape.patches] * shape.blocks)
-    target = llm_flops(shape, plain) + whole if by == "flops" else float(plain[0])
-    reached = _reachable(method, budget, shape, by)
-    best = min(reached, key=lambda tokens: (abs(reached[tokens] - target), -tokens))
-    steps = [abs(reached[near] - reached[best]) for near in (best - 1, best + 1) if near in reached]
-    if abs(reached[best] - target) > max(steps, default=0.0) / 2:
+    tower = vision_flops(shape, [shape.patches] * shape.blocks)
+    target = llm_flops(shape, plain) + tower if by == "flops" else float(plain[0])
+    costs = _costs(method, budget, shape, by)
+    best = min(costs, key=lambda tokens: (abs(costs[tokens] - target), -tokens))
+    steps = [abs(costs[neighbour] - costs[best]) for neighbour in (best - 1, best + 1) if neighbour in costs]
+    if abs(costs[best] - target) > max(steps, default=0.0) / 2:
         raise OptionError(
             f"match={by}: no budget of this method costs what {budget.tokens} tokens cost ({target:g}); the nearest is "
-            f"tokens={best} ({reached[best]:g}). Take match=kept, or another budget"
+            f"tokens={best} ({costs[best]:g}). Take match=kept, or another budget"
         )
     return Budget(best, budget.merged)
 
 
-def _reachable(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
+def _costs(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
     """What every budget the method can have costs."""
-    reached: dict[int, float] = {}
+    costs: dict[int, float] = {}
     why = "this method has no budget below all tokens"
     for tokens in range(1, shape.available):
         try:
-            found = account(method, Budget(tokens, budget.merged), shape)
+            cost = account(method, Budget(tokens, budget.merged), shape)
         except OptionError as error:  # a budget this method cannot have
             why = str(error)
             continue
-        if by == "flops" and found.flops.total is None:
-            raise OptionError(f"match=flops: {found.note}. Take another match")
-        reached[tokens] = found.flops.total or 0.0 if by == "flops" else float(getattr(found, by))
-    if not reached:
+        if by == "flops" and cost.flops.total is None:
+            raise OptionError(f"match=flops: {cost.note}. Take another match")
+        costs[tokens] = cost.flops.total or 0.0 if by == "flops" else float(getattr(cost, by))
+    if not costs:
         raise OptionError(f"match={by}: {why}. Take match=kept")
-    return reached
+    return costs
 
 
 def paper_flops(shape: Shape, entering: Sequence[int], decoded: int = 20) -> float:

@@ -150,11 +150,11 @@ def scaled(cuts: tuple[int, ...], layers: int) -> tuple[int, ...]:
     """
     if layers >= PUBLISHED_DEPTH:
         return cuts
-    found: list[int] = []
+    fitted: list[int] = []
     for cut in cuts:
         nearest = (2 * cut * layers + PUBLISHED_DEPTH) // (2 * PUBLISHED_DEPTH)
-        found.append(min(max(nearest, found[-1] + 1 if found else 1), layers - 1))
-    return tuple(found)
+        fitted.append(min(max(nearest, fitted[-1] + 1 if fitted else 1), layers - 1))
+    return tuple(fitted)
 
 
 def only_cut(layer: int | None, published: int, layers: int) -> int:
@@ -178,14 +178,14 @@ def attention_rows(probe: TextProbe) -> Tensor:
     query = query.unflatten(1, (key.shape[1], -1))  # [P, H_kv, groups, L, d]
     logits = (query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale).flatten(1, 2)  # [P, H, L, W]
     place = torch.arange(key.shape[2], device=key.device)
-    seen = ((place <= probe.rows[..., None]) & probe.key_mask[:, None]) | ~probe.row_mask[..., None]
-    return torch.softmax(logits.masked_fill(~seen[:, None], float("-inf")), dim=-1)
+    visible = ((place <= probe.rows[..., None]) & probe.key_mask[:, None]) | ~probe.row_mask[..., None]
+    return torch.softmax(logits.masked_fill(~visible[:, None], float("-inf")), dim=-1)
 
 
-def last_row_saliency(view: DecoderView, of: str) -> Tensor:
-    """Head-mean attention of the last prompt row over the visual tokens: [P, v]. `of` names the method in errors."""
+def last_row_saliency(view: DecoderView, method: str) -> Tensor:
+    """Head-mean attention of the last prompt row over the visual tokens: [P, v]. `method` is its name in errors."""
     rows = at_columns(attention_rows(view.probe), view.columns)  # [P, H, 1, v]
-    return ensure_finite(f"{of}'s attention row", rows.mean((1, 2)))
+    return ensure_finite(f"{method}'s attention row", rows.mean((1, 2)))
 
 
 def at_columns(rows: Tensor, columns: Tensor) -> Tensor:

@@ -58,12 +58,12 @@ def recover(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor
     Returns:
         [B, K] ascending indices.
     """
-    handed = recovered(count, rate)
-    own = rank(student)[:, : count - handed]  # [B, K - m]
-    kept = membership(own, student.shape[1])
+    added = recovered(count, rate)
+    student_best = rank(student)[:, : count - added]  # [B, K - m]
+    kept = membership(student_best, student.shape[1])
     order = rank(teacher)  # [B, N]
-    fresh = ~kept.gather(1, order)
-    chosen = fresh & (fresh.cumsum(1) <= handed)
+    is_new = ~kept.gather(1, order)
+    chosen = is_new & (is_new.cumsum(1) <= added)
     kept = kept.scatter(1, order, kept.gather(1, order) | chosen)
     return indices(kept, count)
 
@@ -76,18 +76,18 @@ def recovered(count: int, rate: float) -> int:
 def agreement(vision: Tensor, cross: Tensor, count: int) -> Tensor:
     """|top_v intersect top_c| / K for each row: [B, N], [B, N] -> [B]."""
     size = vision.shape[1]
-    both = membership(top(vision, count), size) & membership(top(cross, count), size)
-    return both.sum(1) / count
+    shared = membership(top(vision, count), size) & membership(top(cross, count), size)
+    return shared.sum(1) / count
 
 
 def correction_factor(student: Tensor, teacher: Tensor, count: int, rate: float) -> Tensor:
     """(K - c) / (K - m), c the shortest prefix of the teacher's ranking with m tokens that the student does not keep: 1
     where the teacher's best m are all new to it, less the further down it must look. [B].
     """
-    handed = recovered(count, rate)
-    if count == handed:
+    added = recovered(count, rate)
+    if count == added:
         return torch.ones(len(student), device=student.device)
-    kept = membership(rank(student)[:, : count - handed], student.shape[1])
-    found = (~kept.gather(1, rank(teacher))).cumsum(1)  # new tokens in each prefix
-    prefix = (found < handed).sum(1) + (1 if handed else 0)
-    return (count - prefix) / (count - handed)
+    kept = membership(rank(student)[:, : count - added], student.shape[1])
+    new_tokens = (~kept.gather(1, rank(teacher))).cumsum(1)  # [B, N] in each prefix of the teacher's ranking
+    prefix = (new_tokens < added).sum(1) + (1 if added else 0)
+    return (count - prefix) / (count - added)

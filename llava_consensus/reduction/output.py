@@ -30,21 +30,21 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
     return arrange(pick(projected, kept), kept, projected.shape[1], order, folded)
 
 
-def arrange(own: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None) -> Reduction:
+def arrange(kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None) -> Reduction:
     """The reduced tokens with their bookkeeping, for methods that change what they keep.
 
     Args:
-        own: [B, K, D] the tokens that stand for the kept ones.
-        kept: [B, K] in the order of `own`.
+        kept_tokens: [B, K, D] the tokens that stand for the kept ones.
+        kept: [B, K] in the order of `kept_tokens`.
         size: N.
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones behind them.
         folded: None where nothing was merged.
     """
-    count, tokens, source = kept.shape[1], own, kept
+    count, tokens, source = kept.shape[1], kept_tokens, kept
     anchors = kept[:, :0]
     if folded is not None:
         anchors = folded.anchors
-        tokens, source = torch.cat((own, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
+        tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
     slots = torch.arange(source.shape[1], device=kept.device).expand(len(kept), -1)
     if order == "raster":
         source, place = source.sort(dim=1)
@@ -69,8 +69,8 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
     lowest = torch.full_like(slot, slot.shape[1]).scatter_reduce(1, slot, places, "amin")
     first = lowest.gather(1, slot)  # [B, N] the first patch with the same token
     chosen = indices(first == places, count).sort(dim=1).values
-    own = torch.where(membership(chosen, slot.shape[1]), places, first)
-    folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, own))
+    leader = torch.where(membership(chosen, slot.shape[1]), places, first)
+    folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, leader))
     return assemble(projected, chosen[:, :0], order, folded)
 
 

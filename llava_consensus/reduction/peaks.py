@@ -27,8 +27,8 @@ def cluster(states: Tensor, count: int, noise: Tensor | None = None) -> tuple[Te
     gap = torch.where(denser, distance, widest).amin(-1)
     centres = rank(gap * density)[:, :count]
     group = distance.gather(2, centres[:, None].expand(-1, states.shape[1], -1)).argmin(-1)
-    own = torch.arange(count, device=states.device).expand_as(centres)
-    return group.scatter(1, centres, own), centres
+    cluster_index = torch.arange(count, device=states.device).expand_as(centres)
+    return group.scatter(1, centres, cluster_index), centres
 
 
 def average(states: Tensor, group: Tensor, count: int) -> Tensor:

@@ -35,9 +35,9 @@ def received_saliency(attention: VisionAttention) -> Tensor:
     for start in range(classes, length, QUERY_CHUNK):
         stop = min(start + QUERY_CHUNK, length)
         weights = _attend(attention, slice(start, stop))[..., classes:].mean(1)  # [U, chunk, N]
-        own = weights.diagonal(offset=start - classes, dim1=1, dim2=2)  # [U, chunk]
+        diagonal = weights.diagonal(offset=start - classes, dim1=1, dim2=2)  # [U, chunk]
         received += weights.sum(1)
-        received[:, start - classes : stop - classes] -= own
+        received[:, start - classes : stop - classes] -= diagonal
     return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - 1, 1))
 
 

@@ -28,9 +28,10 @@ def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
     query = query.unflatten(1, (key.shape[1], groups))  # [I, H_kv, groups, L, d]
     logits = query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale  # [I, H_kv, groups, L, S]
     place = torch.arange(key.shape[2], device=key.device)
-    seen = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
-    seen = seen | ~probe.row_mask[..., None]  # a padding row sees everything: its softmax is finite, and zeroed below
-    weights = torch.softmax(logits.masked_fill(~seen[:, None, None], float("-inf")), dim=-1).mean((1, 2))
+    visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
+    # a padding row sees everything, so that its softmax is finite; it is zeroed below
+    visible = visible | ~probe.row_mask[..., None]
+    weights = torch.softmax(logits.masked_fill(~visible[:, None, None], float("-inf")), dim=-1).mean((1, 2))
     return weights * probe.row_mask[..., None]
 
 

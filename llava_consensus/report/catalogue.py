@@ -37,7 +37,7 @@ class Catalogue:
         return next((name for name, facts in self.benchmarks.items() if facts.column == column), column)
 
     def told_by(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
-        """This with what runs say of themselves, given as (config, metrics); runs written before say nothing."""
+        """This and what runs, given as (config, metrics), say of themselves; runs of older versions say nothing."""
         methods, benchmarks = dict(self.methods), dict(self.benchmarks)
         for config, metrics in runs:
             if metrics and "titles" in metrics:

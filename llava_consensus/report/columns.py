@@ -70,9 +70,13 @@ def tabulate(
 ) -> Table:
     """Lines of a section (all of them unless given) under the headings of their budgets, a cell for each column."""
     full = section.full
-    groups: dict[str, list[tuple[str, ...]]] = {}
+    rows_by_heading: dict[str, list[tuple[str, ...]]] = {}
     for line in section.lines if lines is None else lines:
-        own = upper_bound(line.tokens) if line is full else heading(line.tokens, full.tokens if full else None)
-        groups.setdefault(own, []).append(tuple(column.format(column.read(line)) for column in columns))
-    found = tuple(Group(own, tuple(cells)) for own, cells in groups.items())
-    return Table(title, tuple(column.title for column in columns), found, note)
+        group_heading = (
+            upper_bound(line.tokens) if line is full else heading(line.tokens, full.tokens if full else None)
+        )
+        rows_by_heading.setdefault(group_heading, []).append(
+            tuple(column.format(column.read(line)) for column in columns)
+        )
+    groups = tuple(Group(group_heading, tuple(rows)) for group_heading, rows in rows_by_heading.items())
+    return Table(title, tuple(column.title for column in columns), groups, note)

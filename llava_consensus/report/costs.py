@@ -34,8 +34,8 @@ class Measured(NamedTuple):
 def account(key: str) -> Callable[[Measured], float | None]:
     """Reads one number of a run's account: as measured where it was, the total where it has parts."""
 
-    def read(one: Measured) -> float | None:
-        value = (one.account.get("measured") or {}).get(key, one.account.get(key))
+    def read(run: Measured) -> float | None:
+        value = (run.account.get("measured") or {}).get(key, run.account.get(key))
         return value.get("total") if isinstance(value, Mapping) else value
 
     return read
@@ -43,7 +43,7 @@ def account(key: str) -> Callable[[Measured], float | None]:
 
 def timed(key: str) -> Callable[[Measured], float | None]:
     """Reads one number of the bench row."""
-    return lambda one: one.times.get(key)
+    return lambda run: run.times.get(key)
 
 
 def count(value: float | None) -> str:
@@ -93,23 +93,23 @@ def read_bench(path: Path) -> list[dict[str, Any]]:
 
 def comparison(section: Section, bench: Bench = ()) -> Table | None:
     """Every line with its scores and costs; None where no cost is known."""
-    costs = [Column(column.title, partial(over_line, section, bench, column), column.format) for column in COLUMNS]
-    over = f" Counts, FLOPs and KV: over {', '.join(map(section.title, section.common))}." if section.common else ""
-    note = " ".join(column.note for column in COLUMNS if column.note) + over
-    found = tabulate(section, "Scores and costs", [NAME, *means(section), *costs], note)
-    known = any(cell != ABSENT for group in found.groups for line in group.lines for cell in line[-len(costs) :])
-    return found if known else None
+    costs = [Column(column.title, partial(line_mean, section, bench, column), column.format) for column in COLUMNS]
+    scope = f" Counts, FLOPs and KV: over {', '.join(map(section.title, section.common))}." if section.common else ""
+    note = " ".join(column.note for column in COLUMNS if column.note) + scope
+    table = tabulate(section, "Scores and costs", [NAME, *means(section), *costs], note)
+    has_costs = any(cell != ABSENT for group in table.groups for line in group.lines for cell in line[-len(costs) :])
+    return table if has_costs else None
 
 
-def over_line(section: Section, bench: Bench, column: Column, line: Line) -> float | None:
-    """The mean of a cost over the benchmarks all lines have in common, or the line's own where they have none; None
-    where it is not known of each of these runs.
+def line_mean(section: Section, bench: Bench, column: Column, line: Line) -> float | None:
+    """Mean of one cost over the benchmarks that all lines have finished, or over the line's own benchmarks where there
+    are none in common; None unless the cost is known for each of these runs.
     """
     runs = [line.runs[name] for name in section.common or section.papers or section.names if name in line.runs]
     times = times_of(section, line, bench)
     values = [column.read(measured(row, times)) for row in runs] or [column.read(Measured({}, times))]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) / len(known_values) if len(known_values) == len(values) else None
 
 
 def measured(row: Row, times: Mapping[str, Any]) -> Measured:
@@ -119,7 +119,7 @@ def measured(row: Row, times: Mapping[str, Any]) -> Measured:
 
 def times_of(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
     """The bench row about a line: the full model's, or that of its label or plain method with its budget."""
-    plain = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
+    plain_methods = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
     full = line is section.full
     return next(
         (
@@ -128,7 +128,7 @@ def times_of(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
             if (
                 row["method"] == FULL
                 if full
-                else row["tokens"] == line.tokens and row["method"] in {line.label, *plain}
+                else row["tokens"] == line.tokens and row["method"] in {line.label, *plain_methods}
             )
         ),
         {},

@@ -6,6 +6,7 @@ method against all others in grey: readable with any number of methods. Colours 
 colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -13,6 +14,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
+from llava_consensus.files import write_out
 from llava_consensus.report.rows import LINEUP, RANDOM, Line
 from llava_consensus.report.section import Section
 
@@ -66,7 +68,7 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     figure.legend(
         [handles[label] for label in order], order, loc="outside lower center", ncols=min(4, len(order)), frameon=False
     )
-    figure.savefig(file, dpi=130)
+    _save(figure, file)
 
 
 def methods_apart(sections: Sequence[Section], file: Path) -> None:
@@ -83,11 +85,15 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
     figure, panels = _panels(len(curves), 2.6, 2.2, sharey=True)
     for panel, label in zip(panels, curves, strict=True):
         for points in curves.values():
-            panel.plot([one.tokens for one in points], [one.score for one in points], color=GREY, linewidth=0.8)
+            panel.plot([point.tokens for point in points], [point.score for point in points], color=GREY, linewidth=0.8)
         if label != OURS and OURS in curves:
             ours = curves[OURS]
             panel.plot(
-                [one.tokens for one in ours], [one.score for one in ours], color="black", linestyle="--", linewidth=1
+                [point.tokens for point in ours],
+                [point.score for point in ours],
+                color="black",
+                linestyle="--",
+                linewidth=1,
             )
         _draw(panel, {label: curves[label]}, {label: STYLES[0]})
         full = section.accuracy(section.full) if section.full else None
@@ -105,7 +111,16 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
         fontsize=8,
     )
     figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
-    figure.savefig(file, dpi=130)
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Raises DataError for a kind of file that matplotlib does not write, or one that cannot be written."""
+    content, kind = io.BytesIO(), file.suffix.removeprefix(".") or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise DataError(f"{file}: must end with .png, .pdf or .svg")
+    figure.savefig(content, dpi=130, format=kind)
+    write_out(file, content.getvalue())
 
 
 def _largest(sections: Sequence[Section]) -> Section:
@@ -133,13 +148,13 @@ def _panels(count: int, width: float, height: float, sharey: bool = False) -> tu
 
 def _curves(section: Section, name: str | None) -> Curves:
     """Points of every method by label, fewest tokens first; of Acc without a benchmark's name."""
-    found: dict[str, list[Point]] = {}
+    curves: dict[str, list[Point]] = {}
     for line in reversed(section.reduced):
         point = _mean_point(section, line) if name is None else _point(section, line, name)
         if point is not None:
-            found.setdefault(line.label, []).append(point)
+            curves.setdefault(line.label, []).append(point)
     order = [line.label for line in section.reduced]
-    return {label: found[label] for label in dict.fromkeys(order) if label in found}
+    return {label: curves[label] for label in dict.fromkeys(order) if label in curves}
 
 
 def _point(section: Section, line: Line, name: str) -> Point | None:
@@ -150,8 +165,8 @@ def _point(section: Section, line: Line, name: str) -> Point | None:
 
 
 def _mean_point(section: Section, line: Line) -> Point | None:
-    found = section.accuracy(line)
-    return None if found is None else Point(line.tokens, found.value, *(found.bounds or (found.value, found.value)))
+    mean = section.accuracy(line)
+    return None if mean is None else Point(line.tokens, mean.value, *(mean.bounds or (mean.value, mean.value)))
 
 
 def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -160,7 +175,7 @@ def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]
     for name in names:
         scale = section.catalogue.benchmark(name).scale
         for label, points in _curves(section, name).items():
-            totals.setdefault(label, []).append(sum(one.score / scale for one in points) / len(points))
+            totals.setdefault(label, []).append(sum(point.score / scale for point in points) / len(points))
     ranked = sorted(totals, key=lambda label: (label != OURS, -sum(totals[label]) / len(totals[label])))
     best = [label for label in ranked if label != RANDOM][: len(STYLES)]
     return dict(zip(best, STYLES, strict=False)) | ({RANDOM: RANDOM_STYLE} if RANDOM in totals else {})
@@ -170,14 +185,14 @@ def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> 
     """Grey lines for methods without a style, below coloured ones with bands."""
     banded = [*list(styles)[: BANDS - 1], RANDOM] if curves.keys() - styles.keys() else list(styles)
     for label, points in curves.items():
-        tokens, scores = [one.tokens for one in points], [one.score for one in points]
+        tokens, scores = [point.tokens for point in points], [point.score for point in points]
         if label not in styles:
             panel.plot(tokens, scores, color=GREY, linewidth=0.9, label="other methods", zorder=1)
             continue
         colour, marker = styles[label]
         panel.plot(tokens, scores, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label, zorder=3)
         if label in banded:
-            low, high = [one.low for one in points], [one.high for one in points]
+            low, high = [point.low for point in points], [point.high for point in points]
             panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
 
 

@@ -17,17 +17,17 @@ FOLDER = "judge"
 
 def read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
     """(config, metrics) of every judged run that is finished, by the sha256 of the answers."""
-    found: dict[str, list[tuple[Record, Record]]] = {}
+    runs: dict[str, list[tuple[Record, Record]]] = {}
     for path in sorted((out / FOLDER).glob(f"*/{METRICS}")):
         away = f"{path.parent} is not the folder of a judged run: move it away"
         config, metrics = (read_json(path.parent / name, away, dict) for name in (CONFIG, METRICS))
         if "answers" not in config:
             raise DataError(f"{path.parent / CONFIG}: no answers in it. {away}")
         scores = path.parent / SCORES
-        if "extracted" not in metrics and scores.exists():  # written before, they are in metrics.json
+        if "extracted" not in metrics and scores.exists():  # runs of older versions have them in metrics.json
             metrics["extracted"] = read_lines(scores, ("index",), away)
-        found.setdefault(config["answers"], []).append((config, metrics))
-    return found
+        runs.setdefault(config["answers"], []).append((config, metrics))
+    return runs
 
 
 def join(row: Row, judged: dict[str, list[tuple[Record, Record]]]) -> list[Row]:
@@ -35,8 +35,12 @@ def join(row: Row, judged: dict[str, list[tuple[Record, Record]]]) -> list[Row]:
     if not judged or row.metrics is None or row.score is not None:
         return [row]
     answers = hashlib.sha256((row.folder / ANSWERS).read_bytes()).hexdigest()
-    known = [one for one in judged.get(answers, []) if one[1].get("complete") and one[1].get("score") is not None]
-    return [_scored(row, config, metrics) for config, metrics in known] or [row]
+    graded = [
+        _scored(row, config, metrics)
+        for config, metrics in judged.get(answers, [])
+        if metrics.get("complete") and metrics.get("score") is not None
+    ]
+    return graded or [row]
 
 
 def _scored(row: Row, config: Record, metrics: Record) -> Row:
@@ -44,5 +48,5 @@ def _scored(row: Row, config: Record, metrics: Record) -> Row:
         **row.report,
         **{key: metrics[key] for key in ("extracted", "rounded", "counted") if key in metrics},
     }
-    taken: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": report}
-    return replace(row, config={**row.config, "judge": config["judge"]}, metrics={**(row.metrics or {}), **taken})
+    judgement: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": report}
+    return replace(row, config={**row.config, "judge": config["judge"]}, metrics={**(row.metrics or {}), **judgement})

@@ -20,18 +20,18 @@ def escape(text: str) -> str:
     return "".join(SPECIAL.get(sign, sign) for sign in text)
 
 
-def table(one: Table) -> str:
+def table(content: Table) -> str:
     """A booktabs table: names to the left, numbers to the right, a rule and a heading for each group."""
-    width = len(one.head)
-    lines = [_line(one.head)]
-    for group in one.groups:
+    width = len(content.head)
+    lines = [_line(content.head)]
+    for group in content.groups:
         lines += [r"\midrule", rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape(group.heading)}}}}} \\"]
         lines += [_line(cells) for cells in group.lines]
     return "\n".join(
         [
             r"\begin{table}[t]",
             r"\centering\small",
-            rf"\caption{{{escape(f'{one.title}. {one.note}'.rstrip())}}}",
+            rf"\caption{{{escape(f'{content.title}. {content.note}'.rstrip())}}}",
             rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}",
             r"\toprule",
             *lines,

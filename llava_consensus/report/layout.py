@@ -39,22 +39,22 @@ def scores(section: Section, complete: bool = False) -> Table | None:
     """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run. `complete` leaves out lines
     without an Acc, if there is any line with one.
     """
-    names, nine = section.papers, len(paper.averaged())
+    names, paper_count = section.papers, len(paper.averaged())
     if not names:
         return None
     averaged = section.averaged
-    count = "" if len(averaged) == nine else f" ({len(averaged)} of {nine})"
-    left = [section.title(name) for name in names if name not in averaged]
-    shown = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
-    shown = shown or section.lines
-    beside = f", without {' and '.join(left)}, which nobody has judged" if left else ""
-    rest = " Lines with an incomplete cell are left out." if len(shown) < len(section.lines) else ""
+    count = "" if len(averaged) == paper_count else f" ({len(averaged)} of {paper_count})"
+    unjudged_titles = [section.title(name) for name in names if name not in averaged]
+    lines = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
+    lines = lines or section.lines
+    exclusion = f", without {' and '.join(unjudged_titles)}, which nobody has judged" if unjudged_titles else ""
+    omission = " Lines with an incomplete cell are left out." if len(lines) < len(section.lines) else ""
     note = (
-        f"Acc: plain mean of the columns (MME perception / 20){beside}. Rel: Acc in percent of the full model's. A "
-        f"line with an incomplete cell has neither.{rest} {MARKS}"
+        f"Acc: plain mean of the columns (MME perception / 20){exclusion}. Rel: Acc in percent of the full model's. A "
+        f"line with an incomplete cell has neither.{omission} {MARKS}"
     )
     benchmarks = [Column(section.title(name), partial(section.cell, name=name), score) for name in names]
-    return tabulate(section, "Scores", [NAME, *benchmarks, *means(section, count)], note, shown)
+    return tabulate(section, "Scores", [NAME, *benchmarks, *means(section, count)], note, lines)
 
 
 def score(cell: Cell | None) -> str:
@@ -74,11 +74,12 @@ def state(cell: Cell | None) -> str:
     return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
 
 
-def mean(found: Mean | None) -> str:
+def mean(average: Mean | None) -> str:
     """Acc or Rel with half of its interval, marked where it differs from the full model."""
-    if found is None:
+    if average is None:
         return ABSENT
-    return f"{found.value:.1f}{half(found.bounds)}" + ("†" if found.p is not None and found.p < SIGNIFICANT else "")
+    mark = "†" if average.p is not None and average.p < SIGNIFICANT else ""
+    return f"{average.value:.1f}{half(average.bounds)}{mark}"
 
 
 def half(bounds: tuple[float, float] | None) -> str:
@@ -108,26 +109,26 @@ def unjudged(section: Section) -> Table | None:
     ]
     if not rows:
         return None
-    free = Section(rows)
-    same = {(line.tokens, line.label): line for line in free.reduced}
+    without_judge = Section(rows)
+    free_lines = {(line.tokens, line.label): line for line in without_judge.reduced}
 
     def cell(line: Line, name: str) -> Cell | None:
-        own = free.full if line is section.full else same.get((line.tokens, line.label))
-        return None if own is None else free.cell(own, name)
+        free_line = without_judge.full if line is section.full else free_lines.get((line.tokens, line.label))
+        return None if free_line is None else without_judge.cell(free_line, name)
 
     def agreement(line: Line, name: str) -> float | None:
-        return _agreement(free, cell(line, name))
+        return _agreement(without_judge, cell(line, name))
 
     columns = []
-    for name in free.names:
-        columns.append(Column(free.title(name), partial(cell, name=name), _with_interval))
+    for name in without_judge.names:
+        columns.append(Column(without_judge.title(name), partial(cell, name=name), _with_interval))
         columns.append(Column("as full", partial(agreement, name=name), _share))
-    shown = [line for line in section.lines if any(cell(line, name) for name in free.names)]
+    lines = [line for line in section.lines if any(cell(line, name) for name in without_judge.names)]
     note = (
         "Answers that contain the reference, in percent ± half of the 95 % interval; as full: answers that read the "
         f"same as the full model's. Nobody has judged these runs. Tokens of a video are per frame. {MARKS}"
     )
-    return tabulate(section, "Without a judge", [NAME, *columns], note, shown)
+    return tabulate(section, "Without a judge", [NAME, *columns], note, lines)
 
 
 def _agreement(section: Section, cell: Cell | None) -> float | None:
@@ -135,9 +136,9 @@ def _agreement(section: Section, cell: Cell | None) -> float | None:
     full = None if cell is None else section.reference(cell.row)
     if cell is None or full is None or not cell.row.complete:
         return None
-    said = {row["index"]: row["extracted"] for row in full.report["extracted"]}
-    same = [row["extracted"] == said[row["index"]] for row in cell.row.report["extracted"]]
-    return sum(same) / len(same)
+    full_answers = {row["index"]: row["extracted"] for row in full.report["extracted"]}
+    matches = [row["extracted"] == full_answers[row["index"]] for row in cell.row.report["extracted"]]
+    return sum(matches) / len(matches)
 
 
 def _share(value: float | None) -> str:
@@ -149,8 +150,8 @@ def _with_interval(cell: Cell | None) -> str:
 
 
 def _questions(section: Section, name: str) -> str:
-    done = [row.metrics for row in section.rows if row.metrics is not None and row.benchmark == name]
-    return f"{done[0]['questions']} questions" if done else "no complete run"
+    finished = [row.metrics for row in section.rows if row.metrics is not None and row.benchmark == name]
+    return f"{finished[0]['questions']} questions" if finished else "no complete run"
 
 
 def differences(section: Section) -> Table | None:
@@ -165,36 +166,36 @@ def differences(section: Section) -> Table | None:
     columns = [Column(section.title(name), partial(difference, name=name), _difference) for name in section.names]
     note = "Difference ± half of its 95 % interval (paired bootstrap over questions)."
     title = "Difference to random selection with the same budget"
-    found = tabulate(section, title, [NAME, *columns], note, lines)
-    return found if any(cell != ABSENT for group in found.groups for line in group.lines for cell in line[1:]) else None
+    table = tabulate(section, title, [NAME, *columns], note, lines)
+    return table if any(cell != ABSENT for group in table.groups for line in group.lines for cell in line[1:]) else None
 
 
-def _difference(found: Comparison | None) -> str:
-    return ABSENT if found is None else f"{found.difference:+.1f}{half((found.low, found.high))}"
+def _difference(comparison: Comparison | None) -> str:
+    return ABSENT if comparison is None else f"{comparison.difference:+.1f}{half((comparison.low, comparison.high))}"
 
 
 def printed(section: Section) -> list[Table]:
     """The paper's own numbers in the same layout."""
     tokens = section.full.tokens if section.full else max(row.tokens for row in section.rows)
-    found = [section.catalogue.benchmark(name).column for name in section.names]
-    return [_printed(table, section.catalogue) for table in paper.printed(found, tokens)]
+    columns = [section.catalogue.benchmark(name).column for name in section.names]
+    return [_printed(table, section.catalogue) for table in paper.printed(columns, tokens)]
 
 
 def _printed(table: str, catalogue: Catalogue) -> Table:
     rows = paper.tables()[table]
-    shown = [(key, catalogue.benchmark(catalogue.named(key)).title) for key in paper.columns(table)]
-    shown += [(key, title) for key, title in PRINTED if key in rows[0]]
-    columns = [Column(title, itemgetter(key), _number) for key, title in shown]
-    groups: dict[str, list[tuple[str, ...]]] = {}
+    titled_keys = [(key, catalogue.benchmark(catalogue.named(key)).title) for key in paper.columns(table)]
+    titled_keys += [(key, title) for key, title in PRINTED if key in rows[0]]
+    columns = [Column(title, itemgetter(key), _number) for key, title in titled_keys]
+    lines_by_heading: dict[str, list[tuple[str, ...]]] = {}
     full = rows[0]["tokens"]
     for row in rows:
-        over = upper_bound(full) if row is rows[0] else heading(row["tokens"], full)
+        group_heading = upper_bound(full) if row is rows[0] else heading(row["tokens"], full)
         cells = (column.format(column.read(row)) for column in columns)
-        groups.setdefault(over, []).append((row["method"], *cells))
+        lines_by_heading.setdefault(group_heading, []).append((row["method"], *cells))
     model = paper.MODELS[table]
     note = f"As printed, for {model} on the complete benchmarks: another model and other data than ours above."
-    lines = tuple(Group(over, tuple(found)) for over, found in groups.items())
-    return Table(f"The paper's numbers ({model})", ("method", *(column.title for column in columns)), lines, note)
+    groups = tuple(Group(group_heading, tuple(group_lines)) for group_heading, group_lines in lines_by_heading.items())
+    return Table(f"The paper's numbers ({model})", ("method", *(column.title for column in columns)), groups, note)
 
 
 def _number(value: Any) -> str:

@@ -6,13 +6,13 @@ from llava_consensus.report.columns import Table
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
-def table(one: Table) -> str:
+def table(content: Table) -> str:
     """A table under its title, its note below; the heading of a group is a line of its own."""
-    lines = [_line(*one.head), _line("---", *["--:"] * (len(one.head) - 1))]
-    for group in one.groups:
-        lines.append(_line(f"**{group.heading}**", *[""] * (len(one.head) - 1)))
+    lines = [_line(*content.head), _line("---", *["--:"] * (len(content.head) - 1))]
+    for group in content.groups:
+        lines.append(_line(f"**{group.heading}**", *[""] * (len(content.head) - 1)))
         lines += [_line(*cells) for cells in group.lines]
-    parts = [f"{one.title}:", "\n".join(lines), one.note]
+    parts = [f"{content.title}:", "\n".join(lines), content.note]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -54,15 +54,15 @@ def contact_sheet(panels: Sequence[tuple[str, Image.Image]], columns: int, legen
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))
     tiles = [_tile(title, image) for title, image in panels]
-    rows = [tiles[at : at + columns] for at in range(0, len(tiles), columns)]
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) for row in rows]
     width = MARGIN + columns * (PANEL + MARGIN)
     key = _legend(width - 2 * MARGIN) if legend else Image.new("RGB", (1, 0))
     sheet = Image.new("RGB", (width, MARGIN + sum(heights) + MARGIN * len(rows) + key.height), PAPER)
     top = MARGIN
     for row, height in zip(rows, heights, strict=True):
-        for at, tile in enumerate(row):
-            sheet.paste(tile, (MARGIN + at * (PANEL + MARGIN), top))
+        for column, tile in enumerate(row):
+            sheet.paste(tile, (MARGIN + column * (PANEL + MARGIN), top))
         top += height + MARGIN
     if legend:
         sheet.paste(key, (MARGIN, top))
@@ -95,8 +95,8 @@ def _heads(kept: np.ndarray, anchors: np.ndarray, owner: np.ndarray, is_kept: np
 
 
 def _colour(number: int) -> Colour:
-    light, full = ((1.0, 0.85), (0.92, 0.9), (1.0, 0.6))[number % 3]
-    red, green, blue = colorsys.hsv_to_rgb((0.02 + number * GOLDEN) % 1, full, light)
+    light, saturation = ((1.0, 0.85), (0.92, 0.9), (1.0, 0.6))[number % 3]
+    red, green, blue = colorsys.hsv_to_rgb((0.02 + number * GOLDEN) % 1, saturation, light)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
@@ -119,11 +119,11 @@ def _shade(
 
 def _outline(draw: ImageDraw.ImageDraw, is_kept: np.ndarray, cell: int) -> None:
     """A white line wherever a kept patch meets one that is not."""
-    wide = max(1, cell // 14)
+    width = max(1, cell // 14)
     for row, column in np.argwhere(is_kept[1:] != is_kept[:-1]):
-        draw.line([column * cell, (row + 1) * cell, (column + 1) * cell, (row + 1) * cell], PAPER, wide)
+        draw.line([column * cell, (row + 1) * cell, (column + 1) * cell, (row + 1) * cell], PAPER, width)
     for row, column in np.argwhere(is_kept[:, 1:] != is_kept[:, :-1]):
-        draw.line([(column + 1) * cell, row * cell, (column + 1) * cell, (row + 1) * cell], PAPER, wide)
+        draw.line([(column + 1) * cell, row * cell, (column + 1) * cell, (row + 1) * cell], PAPER, width)
 
 
 def _mark(
@@ -137,12 +137,12 @@ def _mark(
 
 
 def _dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: Colour, ring: bool = False) -> None:
-    edge, wide = max(1, cell // 12), max(1, cell // 10)
+    edge, width = max(1, cell // 12), max(1, cell // 10)
     left, top, across = corner[0] + edge, corner[1] + edge, max(0, cell - 2 * edge - 1)
     if ring:
-        draw.ellipse([left, top, left + across, top + across], INK, colour, 2 * wide)
+        draw.ellipse([left, top, left + across, top + across], INK, colour, 2 * width)
     else:
-        draw.ellipse([left, top, left + across, top + across], colour, PAPER, wide)
+        draw.ellipse([left, top, left + across, top + across], colour, PAPER, width)
 
 
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
@@ -152,14 +152,14 @@ def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
 def _tile(title: str, image: Image.Image) -> Image.Image:
     """One panel: caption, wrapped to its width, above the picture."""
     height = max(1, round(image.height * PANEL / image.width))
-    shown = image.convert("RGB").resize((PANEL, height), Image.Resampling.LANCZOS)
+    picture = image.convert("RGB").resize((PANEL, height), Image.Resampling.LANCZOS)
     lines = [line for part in title.split("\n") for line in _wrapped(part, PANEL)]
     head = len(lines) * (TEXT + 5) + 6
     tile = Image.new("RGB", (PANEL, head + height), PAPER)
     draw = ImageDraw.Draw(tile)
     for number, line in enumerate(lines):
         draw.text((0, number * (TEXT + 5)), line, INK, _font(TEXT))
-    tile.paste(shown, (0, head))
+    tile.paste(picture, (0, head))
     return tile
 
 
@@ -181,11 +181,11 @@ def _legend(width: int) -> Image.Image:
     box, gap = TEXT + 8, 26
     places, left, top = [], 0, 0
     for text in entries:
-        wide = box + 8 + round(_font(TEXT).getlength(text))
-        if left and left + wide > width:
+        entry_width = box + 8 + round(_font(TEXT).getlength(text))
+        if left and left + entry_width > width:
             left, top = 0, top + box + 8
         places.append((left, top))
-        left += wide + gap
+        left += entry_width + gap
     key = Image.new("RGB", (width, top + box + MARGIN), PAPER)
     draw = ImageDraw.Draw(key)
     for number, ((left, top), text) in enumerate(zip(places, entries, strict=True)):

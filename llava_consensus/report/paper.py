@@ -20,8 +20,8 @@ PICTURES, NEXT, VIDEO = MODELS  # names of the tables
 def tables() -> dict[str, list[dict[str, Any]]]:
     """Every table of the paper by its name, one dict per printed row; None where the paper prints nothing."""
     text = (resources.files("llava_consensus.report") / "paper.json").read_text(encoding="utf-8")
-    found: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
-    return found
+    printed_tables: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
+    return printed_tables
 
 
 def columns(table: str) -> list[str]:
@@ -36,12 +36,12 @@ def averaged() -> list[str]:
     return columns(PICTURES)
 
 
-def printed(found: Sequence[str | None], tokens: int) -> list[str]:
+def printed(run_columns: Sequence[str | None], tokens: int) -> list[str]:
     """The paper's tables that belong beside a section: by the tokens of its full model, and the video one.
 
     Args:
-        found: columns of the section's benchmarks; None for one that the paper does not have.
+        run_columns: columns of the section's benchmarks; None for one that the paper does not have.
         tokens: of the full model.
     """
-    video = [column in columns(VIDEO) for column in found]
+    video = [column in columns(VIDEO) for column in run_columns]
     return [NEXT if tokens > 2000 else PICTURES] * (not all(video)) + [VIDEO] * any(video)

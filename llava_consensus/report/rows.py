@@ -100,13 +100,14 @@ class Row:
     def label(self) -> str:
         """The variant's name, or method and changed options where it has none."""
         changed, method = dict(self.config["changed"]), self.config["method"]
-        extra = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
+        suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
         match = self.config.get("match") or "kept"
-        extra += "" if match == "kept" else f", match={match}"
+        suffix += "" if match == "kept" else f", match={match}"
         for variant in LINEUP:
             if (variant.method, variant.options) == (method, changed):
-                return variant.label + extra
-        return ", ".join([self.catalogue.method(method), *(f"{key}={changed[key]}" for key in sorted(changed))]) + extra
+                return variant.label + suffix
+        options = [f"{key}={changed[key]}" for key in sorted(changed)]
+        return ", ".join([self.catalogue.method(method), *options]) + suffix
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
@@ -114,7 +115,9 @@ class Row:
         if self.metrics is None:
             return {}
         report, scores = self.metrics["report"], self.folder / SCORES
-        if "extracted" in report or not scores.exists():  # a judge's, or written before there was such a file
+        if (
+            "extracted" in report or not scores.exists()
+        ):  # a judge's run, or one of an older version without such a file
             return dict(report)
         return {**report, "extracted": read_lines(scores, ("index",), AGAIN)}
 
@@ -139,11 +142,10 @@ def read_row(folder: Path) -> Row:
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
     """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
-    wanted = _without(config, (*CHOICE, "match"))
+    setting = _without(config, (*CHOICE, "match"))
     for path in sorted(out.glob(f"*/{CONFIG}")):
-        if (
-            _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == wanted
-        ):  # metrics are long: only those of the same setting
+        # metrics are long, so they are read of runs of the same setting only
+        if _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == setting:
             row = read_row(path.parent)
             if row.full and row.score is not None:
                 return row.score
@@ -162,26 +164,26 @@ def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
     """
     groups: dict[tuple[str, int], list[Row]] = {}
     for key, group in _grouped(rows, _setting).items():
-        for of_benchmark in _grouped(group, lambda row: row.benchmark).values():
-            for page, found in enumerate(_pages(of_benchmark)):
-                groups.setdefault((key, page), []).extend(found)
+        for benchmark_rows in _grouped(group, lambda row: row.benchmark).values():
+            for page, page_rows in enumerate(_pages(benchmark_rows)):
+                groups.setdefault((key, page), []).extend(page_rows)
     return list(groups.values())
 
 
 def _pages(rows: Iterable[Row]) -> list[list[Row]]:
-    """A benchmark's runs by version, most runs first; those that no judge has seen stand with the first judge's."""
+    """A benchmark's runs in groups of one version, largest first; runs without a judge join their version's largest."""
     pages = []
-    for same in sorted(_grouped(rows, lambda row: version(row, "judge")).values(), key=len, reverse=True):
-        judged = [row for row in same if row.config.get("judge")]
-        found = sorted(_grouped(judged, version).values(), key=len, reverse=True) or [[]]
-        found[0] += [row for row in same if not row.config.get("judge")]
-        pages += found
+    for version_rows in sorted(_grouped(rows, lambda row: version(row, "judge")).values(), key=len, reverse=True):
+        judged = [row for row in version_rows if row.config.get("judge")]
+        by_judge = sorted(_grouped(judged, version).values(), key=len, reverse=True) or [[]]
+        by_judge[0] += [row for row in version_rows if not row.config.get("judge")]
+        pages += by_judge
     return pages
 
 
-def version(row: Row, but: str = "") -> str:
+def version(row: Row, ignored: str = "") -> str:
     """What must be the same for two runs to be compared question by question."""
-    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", but)]
+    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", ignored)]
     return json.dumps({key: row.config.get(key) for key in keys}, sort_keys=True)
 
 
@@ -211,9 +213,8 @@ def full_line(rows: Sequence[Row]) -> Line | None:
     full = sorted((row for row in rows if row.full), key=lambda row: row.complete)
     if not full:
         return None
-    before = Counter(
-        round(row.metrics["tokens"]["before"]) for row in full if row.metrics
-    )  # a video has more, text none
+    # a run on videos counts more tokens, one on text none: the number that most runs have is taken
+    before = Counter(round(row.metrics["tokens"]["before"]) for row in full if row.metrics)
     tokens = before.most_common(1)[0][0] if before else max(row.tokens for row in full)
     return Line(tokens, ALL, {row.benchmark: row for row in full})
 
@@ -221,9 +222,9 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
-    found: dict[tuple[int, str], dict[str, Row]] = {}
+    runs_by_line: dict[tuple[int, str], dict[str, Row]] = {}
     ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.label, len(order)), row.label))
     for row in ranked:
         if not row.full:
-            found.setdefault((row.tokens, row.label), {})[row.benchmark] = row
-    return [Line(tokens, label, runs) for (tokens, label), runs in found.items()]
+            runs_by_line.setdefault((row.tokens, row.label), {})[row.benchmark] = row
+    return [Line(tokens, label, runs) for (tokens, label), runs in runs_by_line.items()]

@@ -26,7 +26,7 @@ class Sample(NamedTuple):
 
     sums: np.ndarray  # [U, C] float64, what each unit adds
     strata: np.ndarray  # [U] int, units that are drawn among each other
-    asked: np.ndarray  # [R] int, the questions
+    questions: np.ndarray  # [R] int, their indices
     score: Score
 
 
@@ -63,15 +63,15 @@ def _mean(sums: np.ndarray) -> np.ndarray:
 def _f1_mean(sums: np.ndarray) -> np.ndarray:
     """Mean over groups of F1 in percent; a group in which nothing is positive has none (as the scorer)."""
     tp, errors = sums[..., 0::3], sums[..., 1::3] + sums[..., 2::3]
-    whole = 2 * tp + errors
-    f1 = np.divide(2 * tp, whole, out=np.zeros_like(whole), where=whole > 0)
-    return 100 * f1.sum(axis=-1) / np.maximum((whole > 0).sum(axis=-1), 1)
+    denominator = 2 * tp + errors
+    f1 = np.divide(2 * tp, denominator, out=np.zeros_like(denominator), where=denominator > 0)
+    return 100 * f1.sum(axis=-1) / np.maximum((denominator > 0).sum(axis=-1), 1)
 
 
 def _mme(sums: np.ndarray) -> np.ndarray:
     """Sum over tasks of accuracy and of the share of pictures with both questions right, each in percent."""
-    right, rows, both, pictures = (sums[..., place::4] for place in range(4))
-    return 100 * (right / rows + both / pictures).sum(axis=-1)
+    right, rows, right_pictures, pictures = (sums[..., offset::4] for offset in range(4))
+    return 100 * (right / rows + right_pictures / pictures).sum(axis=-1)
 
 
 STATISTICS = {
@@ -95,9 +95,11 @@ def sample(report: Report, score: float | None) -> Sample | None:
     rows = counted(report)
     if score is None or not rows:
         return None
-    found = _sample(rows, report.get("statistic", "mean"))
-    near = TOLERANCE * max(1.0, abs(score)) + (0.5 * 10.0 ** -report["rounded"] if "rounded" in report else 0.0)
-    return found if found is not None and abs(float(found.score(found.sums.sum(axis=0))) - score) <= near else None
+    result = _sample(rows, report.get("statistic", "mean"))
+    tolerance = TOLERANCE * max(1.0, abs(score)) + (0.5 * 10.0 ** -report["rounded"] if "rounded" in report else 0.0)
+    if result is None:
+        return None
+    return result if abs(float(result.score(result.sums.sum(axis=0))) - score) <= tolerance else None
 
 
 def counted(report: Report) -> list[Row]:
@@ -148,19 +150,28 @@ def common(first: Report, second: Report) -> tuple[Sample, Sample] | None:
     name = first.get("statistic", "mean")
     if name != second.get("statistic", "mean"):
         return None
-    mine, other = ({row["index"]: row for row in counted(report)} for report in (first, second))
-    both = [index for index in sorted(mine) if index in other]
+    first_rows, second_rows = ({row["index"]: row for row in counted(report)} for report in (first, second))
+    shared = [index for index in sorted(first_rows) if index in second_rows]
     # group and unit are properties of the question: the first run's stand for both
-    theirs = [
-        {**mine[index], "extracted": other[index].get("extracted"), "correct": other[index]["correct"]}
-        for index in both
+    second_aligned = [
+        {
+            **first_rows[index],
+            "extracted": second_rows[index].get("extracted"),
+            "correct": second_rows[index]["correct"],
+        }
+        for index in shared
     ]
-    found = (_sample([mine[index] for index in both], name), _sample(theirs, name)) if both else (None, None)
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    if not shared:
+        return None
+    first_sample = _sample([first_rows[index] for index in shared], name)
+    second_sample = _sample(second_aligned, name)
+    return None if first_sample is None or second_sample is None else (first_sample, second_sample)
 
 
-def is_plain_mean(found: Sample) -> bool:
+def is_plain_mean(sample: Sample) -> bool:
     """Whether the score is a mean over single units, each right or wrong."""
     return (
-        found.score is _mean and bool((found.sums[:, 1] == 1).all()) and bool(np.isin(found.sums[:, 0], (0, 1)).all())
+        sample.score is _mean
+        and bool((sample.sums[:, 1] == 1).all())
+        and bool(np.isin(sample.sums[:, 0], (0, 1)).all())
     )

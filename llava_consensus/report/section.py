@@ -79,10 +79,10 @@ class Section:
 
     @cached_property
     def papers(self) -> list[str]:
-        """Those of the paper's Acc that were run."""
+        """The benchmarks of the paper's Acc that were run, in its order."""
         places = {column: place for place, column in enumerate(paper.averaged())}
-        found = {row.benchmark: places[row.facts.column] for row in self.rows if row.facts.column in places}
-        return sorted(found, key=lambda name: found[name])
+        order = {row.benchmark: places[row.facts.column] for row in self.rows if row.facts.column in places}
+        return sorted(order, key=lambda name: order[name])
 
     @cached_property
     def averaged(self) -> list[str]:
@@ -97,14 +97,14 @@ class Section:
     @cached_property
     def common(self) -> list[str]:
         """The benchmarks that every line with a finished run has finished: costs over these can be compared."""
-        each = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
-        shared = set.intersection(*filter(None, each)) if any(each) else set()
+        finished = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
+        shared = set.intersection(*filter(None, finished)) if any(finished) else set()
         return [name for name in self.names if name in shared]
 
     def reference(self, row: Row) -> Row | None:
         """The full model's complete run of the same questions."""
-        found = None if self.full is None else self.full.runs.get(row.benchmark)
-        return found if found is not None and found.complete and version(found) == version(row) else None
+        full_run = None if self.full is None else self.full.runs.get(row.benchmark)
+        return full_run if full_run is not None and full_run.complete and version(full_run) == version(row) else None
 
     def cell(self, line: Line, name: str) -> Cell | None:
         """The cell of a line and a benchmark; None where nothing was run."""
@@ -136,22 +136,24 @@ class Section:
         scores = self._scores(line)
         if scores is None:
             return None
-        value, both = sum(scores) / len(scores), self._both(line)
-        if both is not None:
+        value, pairs = sum(scores) / len(scores), self._resampled_pairs(line)
+        if pairs is not None:
             full = self._scores(self.full) if self.full else None
-            p = bootstrap_p(both[:, 0] - both[:, 1], value - sum(full) / len(full)) if full else None
+            p = bootstrap_p(pairs[:, 0] - pairs[:, 1], value - sum(full) / len(full)) if full else None
             tests = [cell.test for name in self.averaged if (cell := self.cell(line, name)) and cell.test]
-            return Mean(value, interval(both[:, 0]), tests[0].p if len(tests) == 1 else p)
-        own = self._own(line)
-        return Mean(value, None if own is None else interval(own))
+            return Mean(value, interval(pairs[:, 0]), tests[0].p if len(tests) == 1 else p)
+        resampled = self._resampled(line)
+        return Mean(value, None if resampled is None else interval(resampled))
 
     def relative(self, line: Line) -> Mean | None:
         """Acc in percent of the full model's (the paper's Rel); None without either."""
-        mine, full = self._scores(line), None if self.full is None else self._scores(self.full)
-        if mine is None or not full or not sum(full) or any(self.reference(row) is None for row in self._runs(line)):
+        scores, full = self._scores(line), None if self.full is None else self._scores(self.full)
+        if scores is None or not full or not sum(full) or any(self.reference(row) is None for row in self._runs(line)):
             return None
-        value, both = 100 * sum(mine) / sum(full), self._both(line)
-        return Mean(value, None if both is None or not both[:, 1].all() else interval(100 * both[:, 0] / both[:, 1]))
+        value, pairs = 100 * sum(scores) / sum(full), self._resampled_pairs(line)
+        if pairs is None or not pairs[:, 1].all():
+            return Mean(value, None)
+        return Mean(value, interval(100 * pairs[:, 0] / pairs[:, 1]))
 
     def _runs(self, line: Line) -> list[Row]:
         return [line.runs[name] for name in self.averaged if name in line.runs]
@@ -163,7 +165,7 @@ class Section:
             return None
         return [(row.score or 0.0) / row.facts.scale for row in runs]
 
-    def _own(self, line: Line) -> np.ndarray | None:
+    def _resampled(self, line: Line) -> np.ndarray | None:
         """Resampled Acc [resamples]; None where a benchmark has no interval."""
         total = []
         for row in self._runs(line):
@@ -172,7 +174,7 @@ class Section:
             total.append(draws(row.sample, row.benchmark) / row.facts.scale)
         return np.mean(total, axis=0)
 
-    def _both(self, line: Line) -> np.ndarray | None:
+    def _resampled_pairs(self, line: Line) -> np.ndarray | None:
         """Resampled Acc of a reduced line and of the full model, [resamples, 2]; None where a benchmark has no test."""
         total = []
         for row in self._runs(line):

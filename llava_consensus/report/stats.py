@@ -36,16 +36,16 @@ class Comparison(NamedTuple):
     draws: np.ndarray  # [resamples, 2], both scores, for what is made of several benchmarks
 
 
-def draws(found: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
+def draws(sample: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
     """Scores [count] of resamples; the same for the same sample and name, independent for different names."""
     random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    lines, numbers = np.unique(np.column_stack([found.strata, found.sums]), axis=0, return_counts=True)
-    total = np.zeros((count, found.sums.shape[1]))
-    for stratum in np.unique(lines[:, 0]):
-        here = lines[:, 0] == stratum
-        units = int(numbers[here].sum())
-        total += random.multinomial(units, numbers[here] / units, size=count) @ lines[here, 1:]
-    return found.score(total)
+    distinct, counts = np.unique(np.column_stack([sample.strata, sample.sums]), axis=0, return_counts=True)
+    total = np.zeros((count, sample.sums.shape[1]))
+    for stratum in np.unique(distinct[:, 0]):
+        in_stratum = distinct[:, 0] == stratum
+        units = int(counts[in_stratum].sum())
+        total += random.multinomial(units, counts[in_stratum] / units, size=count) @ distinct[in_stratum, 1:]
+    return sample.score(total)
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
@@ -62,7 +62,7 @@ def pair(first: Sample, second: Sample) -> Sample:
     return Sample(
         np.hstack([first.sums, second.sums]),
         first.strata,
-        first.asked,
+        first.questions,
         lambda sums: np.stack([first.score(sums[..., :width]), second.score(sums[..., width:])], axis=-1),
     )
 
@@ -77,12 +77,16 @@ def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | Non
         first, second: runs that were asked the same questions.
         count: resamples.
     """
-    mine, other, name = first.sample, second.sample, first.benchmark
-    if mine is None or other is None:
+    first_sample, second_sample, name = first.sample, second.sample, first.benchmark
+    if first_sample is None or second_sample is None:
         return None
-    same = mine.score is other.score and mine.sums.shape == other.sums.shape
-    if same and np.array_equal(mine.asked, other.asked) and np.array_equal(mine.strata, other.strata):
-        return _compare(mine, other, name, count)
+    same_shape = first_sample.score is second_sample.score and first_sample.sums.shape == second_sample.sums.shape
+    if (
+        same_shape
+        and np.array_equal(first_sample.questions, second_sample.questions)
+        and np.array_equal(first_sample.strata, second_sample.strata)
+    ):
+        return _compare(first_sample, second_sample, name, count)
     return paired(first.report, second.report, name, count)
 
 
@@ -96,24 +100,26 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     return None if samples is None else _compare(*samples, name, count)
 
 
-def _compare(mine: Sample, other: Sample, name: str, count: int) -> Comparison:
-    both = draws(pair(mine, other), name, count)
-    shift = both[:, 0] - both[:, 1]
+def _compare(first: Sample, second: Sample, name: str, count: int) -> Comparison:
+    resamples = draws(pair(first, second), name, count)
+    shift = resamples[:, 0] - resamples[:, 1]
     low, high = interval(shift)
-    observed = float(mine.score(mine.sums.sum(axis=0)) - other.score(other.sums.sum(axis=0)))
-    only = _discordant(mine, other)
-    if only is not None:
-        return Comparison(observed, low, high, mcnemar(*only), "exact McNemar", len(mine.asked), only, both)
+    observed = float(first.score(first.sums.sum(axis=0)) - second.score(second.sums.sum(axis=0)))
+    discordant = _discordant(first, second)
+    if discordant is not None:
+        return Comparison(
+            observed, low, high, mcnemar(*discordant), "exact McNemar", len(first.questions), discordant, resamples
+        )
     p = bootstrap_p(shift, observed)
-    return Comparison(observed, low, high, p, "paired bootstrap", len(mine.asked), None, both)
+    return Comparison(observed, low, high, p, "paired bootstrap", len(first.questions), None, resamples)
 
 
-def _discordant(mine: Sample, other: Sample) -> tuple[int, int] | None:
+def _discordant(first: Sample, second: Sample) -> tuple[int, int] | None:
     """Units right in one run only, where the score is a mean of right and wrong over units; else None."""
-    if not (is_plain_mean(mine) and is_plain_mean(other)):
+    if not (is_plain_mean(first) and is_plain_mean(second)):
         return None
-    a, b = mine.sums[:, 0], other.sums[:, 0]
-    return int((a > b).sum()), int((b > a).sum())
+    first_right, second_right = first.sums[:, 0], second.sums[:, 0]
+    return int((first_right > second_right).sum()), int((second_right > first_right).sum())
 
 
 def mcnemar(first_only: int, second_only: int) -> float:

@@ -42,20 +42,20 @@ __all__ = [  # what others use: they need not know in which file it is
 NOTHING = "No results yet: `make tables` measures them."
 
 
-def read_rows(out: Path, known: Catalogue | None = None) -> list[Row]:
+def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
     """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
 
     Args:
         out: the folder of results.
-        known: what methods and benchmarks are called that no finished run there says itself.
+        fallback: what methods and benchmarks are called that no finished run there says itself.
     Raises:
         DataError: a file is not what a run writes; it is named.
     """
     judged = read_judged(out)
     rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
-    catalogue = (known or Catalogue()).told_by((row.config, row.metrics) for row in rows)
-    begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
-    return [one for row in begun for one in join(row, judged)]
+    catalogue = (fallback or Catalogue()).told_by((row.config, row.metrics) for row in rows)
+    begun_rows = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
+    return [judged_row for row in begun_rows for judged_row in join(row, judged)]
 
 
 def in_sections(rows: Iterable[Row]) -> list[Section]:
@@ -63,34 +63,37 @@ def in_sections(rows: Iterable[Row]) -> list[Section]:
     return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
 
 
-def markdown(found: Iterable[Section], bench: Bench = ()) -> str:
+def markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables: one part for every model, data and setting."""
-    parts = ["\n\n".join([title(section), *(marked.table(one) for one in tables(section, bench))]) for section in found]
-    return "\n\n".join(parts) if parts else NOTHING
-
-
-def brief(found: Iterable[Section], bench: Bench = ()) -> str:
-    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
-    found = list(found)
-    whole = [section for section in found if section.rows[0].config["limit"] is None] or found
     parts = [
-        "\n\n".join([title(section), marked.table(layout.scores(section, complete=True) or layout.intervals(section))])
-        for section in whole
+        "\n\n".join([title(section), *(marked.table(table) for table in tables(section, bench))])
+        for section in sections
     ]
     return "\n\n".join(parts) if parts else NOTHING
 
 
-def tex(found: Iterable[Section], bench: Bench = ()) -> str:
+def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
+    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
+    sections = list(sections)
+    unlimited = [section for section in sections if section.rows[0].config["limit"] is None] or sections
+    parts = [
+        "\n\n".join([title(section), marked.table(layout.scores(section, complete=True) or layout.intervals(section))])
+        for section in unlimited
+    ]
+    return "\n\n".join(parts) if parts else NOTHING
+
+
+def tex(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables as LaTeX, to be input into a document that uses booktabs."""
     parts = ["% needs \\usepackage{booktabs}; written by llava-consensus report"]
-    for section in found:
-        parts += [f"% {title(section)}", *(latex.table(one) for one in tables(section, bench))]
+    for section in sections:
+        parts += [f"% {title(section)}", *(latex.table(table) for table in tables(section, bench))]
     return "\n\n".join(parts)
 
 
-def comma_separated(found: Iterable[Section], bench: Bench = ()) -> str:
+def comma_separated(sections: Iterable[Section], bench: Bench = ()) -> str:
     """Every cell as a line of CSV."""
-    return tidy.table(found, bench)
+    return tidy.table(sections, bench)
 
 
 FORMATS = {"markdown": markdown, "csv": comma_separated, "latex": tex, "brief": brief}
@@ -100,10 +103,10 @@ def tables(section: Section, bench: Bench = ()) -> list[Table]:
     """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, what needs a judge,
     differences.
     """
-    found: list[Table | None] = [layout.scores(section), *layout.printed(section)]
-    found += [costs.comparison(section, bench), layout.intervals(section)]
-    found += [layout.unjudged(section), layout.differences(section)]
-    return [one for one in found if one is not None]
+    parts: list[Table | None] = [layout.scores(section), *layout.printed(section)]
+    parts += [costs.comparison(section, bench), layout.intervals(section)]
+    parts += [layout.unjudged(section), layout.differences(section)]
+    return [table for table in parts if table is not None]
 
 
 def title(section: Section) -> str:

@@ -16,8 +16,8 @@ from llava_consensus.report.section import Cell, Section
 from llava_consensus.report.stats import Comparison
 
 
-class One(NamedTuple):
-    """What a line of CSV is about."""
+class Entry(NamedTuple):
+    """One of our lines of CSV: a line of a section, and its cell of one benchmark."""
 
     line: Line
     cell: Cell
@@ -25,44 +25,44 @@ class One(NamedTuple):
 
 def config(key: str) -> Column:
     """A key of the run's configuration."""
-    return Column(key, lambda one: one.cell.row.config[key])
+    return Column(key, lambda entry: entry.cell.row.config[key])
 
 
 def metrics(key: str) -> Column:
     """A key of the run's metrics."""
-    return Column(key, lambda one: (one.cell.row.metrics or {}).get(key))
+    return Column(key, lambda entry: (entry.cell.row.metrics or {}).get(key))
 
 
 def bound(key: str, place: int) -> Column:
     """An end of the score's interval."""
-    return Column(key, lambda one: None if one.cell.bounds is None else one.cell.bounds[place])
+    return Column(key, lambda entry: None if entry.cell.bounds is None else entry.cell.bounds[place])
 
 
 def test(key: str, read: Callable[[Comparison], Any]) -> Column:
     """A number of the test against the full model."""
-    return Column(key, lambda one: None if one.cell.test is None else read(one.cell.test))
+    return Column(key, lambda entry: None if entry.cell.test is None else read(entry.cell.test))
 
 
-COLUMNS = (  # of One; those of costs follow
-    Column("source", lambda one: "ours"),
+COLUMNS = (  # of Entry; those of costs follow
+    Column("source", lambda entry: "ours"),
     *map(config, ("model", "data", "limit")),
-    Column("label", lambda one: one.line.label),
+    Column("label", lambda entry: entry.line.label),
     config("method"),
-    Column("tokens", lambda one: one.line.tokens or None),
+    Column("tokens", lambda entry: entry.line.tokens or None),
     config("benchmark"),
     metrics("metric"),
-    Column("status", lambda one: "complete" if one.cell.row.complete else "incomplete"),
+    Column("status", lambda entry: "complete" if entry.cell.row.complete else "incomplete"),
     metrics("questions"),
-    Column("answered", lambda one: (one.cell.row.metrics or {}).get("answered", one.cell.row.answered)),
-    Column("score", lambda one: one.cell.row.score),
+    Column("answered", lambda entry: (entry.cell.row.metrics or {}).get("answered", entry.cell.row.answered)),
+    Column("score", lambda entry: entry.cell.row.score),
     bound("low", 0),
     bound("high", 1),
-    test("difference", lambda one: one.difference),
-    test("difference_low", lambda one: one.low),
-    test("difference_high", lambda one: one.high),
-    test("p", lambda one: one.p),
-    Column("p_corrected", lambda one: None if one.cell.test is None else one.cell.corrected),
-    test("test", lambda one: one.name),
+    test("difference", lambda comparison: comparison.difference),
+    test("difference_low", lambda comparison: comparison.low),
+    test("difference_high", lambda comparison: comparison.high),
+    test("p", lambda comparison: comparison.p),
+    Column("p_corrected", lambda entry: None if entry.cell.test is None else entry.cell.corrected),
+    test("test", lambda comparison: comparison.name),
 )
 
 
@@ -71,15 +71,17 @@ def table(sections: Iterable[Section], bench: costs.Bench = ()) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, [_key(column) for column in (*COLUMNS, *costs.COLUMNS)], restval="")
     writer.writeheader()
-    beside: dict[str, Catalogue] = {}
+    catalogues: dict[str, Catalogue] = {}
     for section in sections:
         cells = [(line, section.cell(line, name)) for line in section.lines for name in section.names]
-        writer.writerows(_ours(section, One(line, cell), bench) for line, cell in cells if cell is not None)
+        writer.writerows(_ours(section, Entry(line, cell), bench) for line, cell in cells if cell is not None)
         full = section.full.tokens if section.full else 0
-        found = paper.printed([section.catalogue.benchmark(name).column for name in section.names], full)
-        beside |= {one: section.catalogue for one in found if one not in beside}
-    for one, catalogue in beside.items():
-        writer.writerows(_printed(one, catalogue))
+        printed_tables = paper.printed([section.catalogue.benchmark(name).column for name in section.names], full)
+        catalogues |= {
+            printed_table: section.catalogue for printed_table in printed_tables if printed_table not in catalogues
+        }
+    for printed_table, catalogue in catalogues.items():
+        writer.writerows(_printed(printed_table, catalogue))
     return out.getvalue()
 
 
@@ -87,9 +89,9 @@ def _key(column: Column) -> str:
     return column.key or column.title
 
 
-def _ours(section: Section, one: One, bench: costs.Bench) -> dict[str, Any]:
-    cost = costs.measured(one.cell.row, costs.times_of(section, one.line, bench))
-    values = [(_key(column), column.read(one)) for column in COLUMNS]
+def _ours(section: Section, entry: Entry, bench: costs.Bench) -> dict[str, Any]:
+    cost = costs.measured(entry.cell.row, costs.times_of(section, entry.line, bench))
+    values = [(_key(column), column.read(entry)) for column in COLUMNS]
     values += [(_key(column), column.read(cost)) for column in costs.COLUMNS]
     return {key: value for key, value in values if value is not None}
 
@@ -100,6 +102,6 @@ def _printed(table: str, catalogue: Catalogue) -> Iterator[Mapping[str, Any]]:
         for column in paper.columns(table):
             if row.get(column) is not None:
                 shared = {"source": "paper", "model": paper.MODELS[table], "label": row["method"], "status": "printed"}
-                found = {"tokens": row["tokens"], "benchmark": catalogue.named(column), "score": row[column]}
+                cell = {"tokens": row["tokens"], "benchmark": catalogue.named(column), "score": row[column]}
                 times = {key: row[key] for key in ("ttft_ms", "tpot_ms") if row.get(key) is not None}
-                yield {**shared, **found, **times}
+                yield {**shared, **cell, **times}

@@ -4,6 +4,7 @@
 what does the same in a process of its own, shard by shard (`workers/`).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +14,20 @@ from pathlib import Path
 import shortuuid
 
 from llava_consensus.benchmarks import Question
-from llava_consensus.errors import ImageError
+from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.files import Record
 from llava_consensus.hosts import Answer, Encoded, Host
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.runs import failures
+from llava_consensus.runs.checksums import signed
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.costs import AnswerCosts
 from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
 from llava_consensus.runs.matching import budget_of
 from llava_consensus.runs.store import run_name, write_shard
 from llava_consensus.runs.workers import Result, Shard
+
+log = logging.getLogger(__name__)
 
 HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
 
@@ -45,8 +50,33 @@ class Asker:
             for first in range(0, len(questions), size):
                 group = questions[first : first + size]
                 pairs = list(zip(group, cache.fetch(files[first : first + size]), strict=True))
-                answers = self._answer([(question, own) for question, own in pairs if not isinstance(own, ImageError)])
-                yield Result(answers, [_error(question, own) for question, own in pairs if isinstance(own, ImageError)])
+                yield self._results(pairs)
+
+    def _results(self, pairs: list[tuple[Question, list[Encoded] | ImageError]]) -> Result:
+        """Answers, and a record of each question that cannot be asked or that the model fails at."""
+        errors, asked = [], []
+        for question, own in pairs:
+            if isinstance(own, ImageError):
+                errors.append(failures.of_picture(question, own))
+            elif len(question.text) > failures.LONGEST:
+                errors.append(failures.of_length(question))
+            else:
+                asked.append((question, own))
+        try:
+            return Result(self._answer(asked), errors)
+        except ConsensusError:
+            raise
+        except Exception:  # one of them, or all together, is more than the model can do
+            log.info("a batch of %d questions failed; each is asked alone", len(asked))
+        answers = []
+        for one in asked:
+            try:
+                answers += self._answer([one])
+            except ConsensusError:
+                raise
+            except Exception as error:  # anything a model can raise about one question
+                errors.append(failures.of_model(one[0], error))
+        return Result(answers, errors)
 
     def _answer(self, asked: list[tuple[Question, list[Encoded]]]) -> list[Record]:
         if not asked:
@@ -59,7 +89,7 @@ class Asker:
         """LLaVA's answer record; metadata says how many visual tokens went in and came out, and what that cost. The id
         follows from the run and the question, so that a run done twice gives the same bytes.
         """
-        return {
+        record = {
             "question_id": question.question_id,
             "prompt": question.text if question.prompt is None else question.prompt,
             "text": answer.text,
@@ -74,6 +104,7 @@ class Asker:
                 **self._costs.of(answer.prefill, self.plan.shown(question)),
             },
         }
+        return signed(record)
 
     @cached_property
     def _run(self) -> str:
@@ -125,12 +156,3 @@ class WorkerFactory:
         if self.plan.device == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
         return self.plan.device
-
-
-def _error(question: Question, error: ImageError) -> Record:
-    return {
-        "index": question.index,
-        "question_id": question.question_id,
-        "image": question.images[0],
-        "error": str(error),
-    }

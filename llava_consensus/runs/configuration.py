@@ -177,7 +177,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "model": config.model,
         "weights": fingerprint(weight_files(Path(config.model))),
         "data": place(str(config.data)),
-        "questions": fingerprint(path for path in files if path.is_file()),
+        "questions": fingerprint(path for path in files if path.exists()),
         "limit": config.limit,
         **of_host,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,

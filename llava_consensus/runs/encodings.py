@@ -10,10 +10,10 @@ from pathlib import Path
 
 from PIL.Image import Image
 
-from llava_consensus.errors import ImageError
+from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.hosts import Encoded, Host
 from llava_consensus.runs.configuration import Plan
-from llava_consensus.runs.pictures import open_image
+from llava_consensus.runs.pictures import open_image, reason
 from llava_consensus.runs.videos import read_frames
 
 CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
@@ -57,13 +57,26 @@ class EncodingCache:
                     fresh[path] = self._read(path)
                 except ImageError as error:
                     self._held[path] = error
-        if fresh:
-            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
-            self._held.update((path, [next(encoded) for _ in images]) for path, images in fresh.items())
+        self._held.update(self._encode(fresh))
         found = [self._of_question(paths) for paths in asked]
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
         return found
+
+    def _encode(self, fresh: dict[Path, list[Image]]) -> dict[Path, list[Encoded] | ImageError]:
+        """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
+        if not fresh:
+            return {}
+        try:
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            return {path: [next(encoded) for _ in images] for path, images in fresh.items()}
+        except ConsensusError:
+            raise
+        except Exception as error:  # anything a model can raise about a picture
+            if len(fresh) == 1:
+                path = next(iter(fresh))
+                return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
+        return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
 
     def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
         encoded: list[Encoded] = []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from llava_consensus.errors import OptionError
+from llava_consensus.runs.failures import Bound
 from llava_consensus.runs.workers import check_engine
 
 
@@ -15,12 +16,16 @@ class Execution:
         workers: processes, each with a model of its own, on a device of its own where there are several.
         engine: name in ENGINES, where the processes are; looked at only where there are several.
         progress: whether a bar with questions per second is shown.
+        retry_errors: whether questions that failed before are asked again.
+        fail_on_error: how many questions may fail, a number or a share, see `failures.Bound`; None is any number.
     """
 
     batch: int = 16
     workers: int = 1
     engine: str = "local"
     progress: bool = True
+    retry_errors: bool = False
+    fail_on_error: str | None = None
 
     def check(self) -> None:
         """Checks what needs no model.
@@ -33,3 +38,9 @@ class Execution:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
         check_engine(self.engine)
+        _ = self.bound  # or says what is wrong with it
+
+    @property
+    def bound(self) -> Bound | None:
+        """How many questions may fail; None is any number."""
+        return None if self.fail_on_error is None else Bound.parse(self.fail_on_error)

@@ -18,15 +18,16 @@ from tqdm import tqdm
 
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Question
-from llava_consensus.errors import ConsensusError
+from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.files import Record
-from llava_consensus.runs import metrics
+from llava_consensus.runs import checksums, metrics
 from llava_consensus.runs.batches import Asker, HostLoader, WorkerFactory
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
 from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.failures import Watch
 from llava_consensus.runs.matching import budget_of
 from llava_consensus.runs.store import Run, open_run
-from llava_consensus.runs.workers import Shard, conduct
+from llava_consensus.runs.workers import Result, Shard, conduct
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +72,13 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
+        if execution.retry_errors and folder.errors:
+            folder.forget_errors()
         done = folder.done
         pending = [question for question in plan.questions if question.index not in done]
         stored = folder.metrics()
         if stored is not None and not pending:
-            return _complete(plan, folder, stored)
+            return _complete(plan, folder, stored, execution)
         if pending and done:
             log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
         seconds = 0.0
@@ -87,15 +90,26 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
                 raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
         timing = metrics.timing(len(pending), seconds, execution.workers)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
+        _check_errors(plan, folder, execution)
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
-def _complete(plan: Plan, folder: Run, stored: Record) -> RunResult:
+def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:
     """What a complete run measured; scored anew where only the way of scoring is another one."""
+    changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
+    if changed and folder.scored:
+        raise DataError(f"{changed[0]}. llava-consensus verify {folder.path} tells all")
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
         folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
+    _check_errors(plan, folder, execution)
     return RunResult(folder.path, folder.metrics() or {}, 0)
+
+
+def _check_errors(plan: Plan, folder: Run, execution: Execution) -> None:
+    """Raises TooManyErrors where more questions failed than the user allows."""
+    if execution.bound is not None:
+        execution.bound.check(len(folder.errors), len(plan.questions))
 
 
 def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader) -> float:
@@ -111,27 +125,30 @@ def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution,
     done, total = len(folder.done), len(plan.questions)
     start = time.perf_counter()
     with tqdm(total=total, initial=done, unit="q", desc=plan.benchmark.name, disable=not execution.progress) as bar:
-        for count in steps:
-            bar.update(count)
+        watch = Watch()
+        for result in steps:
+            watch.see(*result)
+            _check_errors(plan, folder, execution)
+            bar.update(len(result.answers) + len(result.errors))
     return time.perf_counter() - start
 
 
-def _alone(asker: Asker, folder: Run, pending: list[Question], batch: int) -> Iterator[int]:
-    """In this process, in file order, each batch appended; yields how many questions it was."""
-    for answers, errors in asker.batches(pending, batch):
-        folder.add(answers, errors)
-        yield len(answers) + len(errors)
+def _alone(asker: Asker, folder: Run, pending: list[Question], batch: int) -> Iterator[Result]:
+    """In this process, in file order, each batch appended; yields what came of it."""
+    for result in asker.batches(pending, batch):
+        folder.add(*result)
+        yield result
 
 
 def _together(
     plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader
-) -> Iterator[int]:
-    """By several workers, each shard stored in one step; yields how many questions it was."""
+) -> Iterator[Result]:
+    """By several workers, each shard stored in one step; yields what came of it."""
     shards = cut(pending, BATCHES * execution.batch)
     factory = WorkerFactory(plan, folder.path.resolve(), execution.batch, execution.workers, load)
     for shard, result in conduct(execution.engine, execution.workers, factory, shards):
         folder.add_shard(shard.name, *result)
-        yield len(shard.indexes)
+        yield result
 
 
 def cut(questions: Sequence[Question], size: int) -> list[Shard]:

@@ -22,11 +22,12 @@ def measure(plan: Plan, folder: Run) -> Record:
     """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
-        first = folder.errors[min(folder.errors)]["error"]
-        raise DataError(f"{folder.path}: not one picture can be read, so nothing was asked. The first error: {first}")
+        first = folder.errors[min(folder.errors)]
+        what = "question could be answered" if "cause" in first else "picture can be read, so nothing was asked"
+        raise DataError(f"{folder.path}: not one {what}. The first error: {first['error']}")
     if folder.errors:
         log.warning(
-            "%d questions were not asked, their pictures cannot be read: see %s",
+            "%d questions have no answer: see %s; --retry-errors asks them again",
             len(folder.errors),
             folder.path / "errors.jsonl",
         )

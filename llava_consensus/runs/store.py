@@ -5,7 +5,7 @@ number of tokens where nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
     answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
-    errors.jsonl    one line per question that could not be asked, because its picture cannot be read
+    errors.jsonl    one line per question without an answer: its picture cannot be read, or the model fails at it
     shards/         of a run with several workers: what they have finished, a file for each range of questions, written
                     in one step; merged into the two files above, in the order of the questions, when all is there
     scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
@@ -36,6 +36,7 @@ from llava_consensus.files import (
     canonical,
     parse,
     read_json,
+    remove_leftovers,
     replace,
     take_lock,
     to_lines,
@@ -43,6 +44,7 @@ from llava_consensus.files import (
     write_json,
     write_metrics,
 )
+from llava_consensus.runs import checksums
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
 ALL = "all"  # in place of a number of tokens: every token the model has
@@ -105,13 +107,25 @@ class Run:
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
+        self._settle()
+        report = dict(metrics.get("report", {}))
+        scores = report.pop("extracted", [])
+        whole = {**metrics, "report": report} if "report" in metrics else dict(metrics)
+        write_metrics(self.path, whole, scores, lambda: {checksums.DIGESTS: checksums.digests(self.path, whole)})
+
+    def forget_errors(self) -> None:
+        """Makes questions without an answer questions that are still to be asked."""
+        (self.path / METRICS).unlink(missing_ok=True)
+        self.errors.clear()
+        self._settle()
+        replace(self.path / ERRORS, b"")
+
+    def _settle(self) -> None:
+        """Brings records into the order of their questions, and those of workers into the files of one process."""
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
             if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
                 replace(self.path / name, to_lines(records[index] for index in sorted(records)))
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
-        report = dict(metrics.get("report", {}))
-        scores = report.pop("extracted", [])
-        write_metrics(self.path, {**metrics, "report": report} if "report" in metrics else metrics, scores)
 
     def close(self) -> None:
         """Lets the next process have the run."""
@@ -144,6 +158,8 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
         path.mkdir(parents=True, exist_ok=True)
         run = Run(path, take_lock(path / LOCK, "this run"))
         try:
+            for folder in (path, path / SHARDS):
+                remove_leftovers(folder)
             _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
@@ -221,4 +237,5 @@ def _index(path: Path, number: int, record: Record) -> int:
     metadata = record["metadata"]
     if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
         raise DataError(f"{path}, line {number}: no index in metadata. Remove the line; the question is asked again")
+    checksums.check(path, number, record)
     return metadata["index"]

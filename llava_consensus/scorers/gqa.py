@@ -28,7 +28,9 @@ def convert(text: str) -> str:
 
 def missing(questions: Questions, predictions: Mapping[str, str], everything: bool = False) -> list[str]:
     """Ids of balanced questions (of all, if `everything`) without a prediction; the official script refuses any."""
-    return [key for key, one in questions.items() if (everything or one["isBalanced"]) and key not in predictions]
+    return [
+        key for key, question in questions.items() if (everything or question["isBalanced"]) and key not in predictions
+    ]
 
 
 def evaluate(
@@ -42,15 +44,15 @@ def evaluate(
     Call `missing` first where only a complete set counts. What the script does not measure (validity without choices,
     consistency unless asked) is 0.0 as there; what it cannot divide (no question, no global group) is None.
     """
-    scored = {key: one for key, one in questions.items() if one["isBalanced"] and key in predictions}
-    right = {key: float(predictions[key] == one["answer"]) for key, one in scored.items()}
-    is_open = {key: one["types"]["structural"] == "query" for key, one in scored.items()}
+    scored = {key: question for key, question in questions.items() if question["isBalanced"] and key in predictions}
+    right = {key: float(predictions[key] == question["answer"]) for key, question in scored.items()}
+    is_open = {key: question["types"]["structural"] == "query" for key, question in scored.items()}
     report: dict[str, Any] = {
         "accuracy": mean(right.values()) * 100 if scored else None,
         "binary": mean(value for key, value in right.items() if not is_open[key]) * 100,
         "open": mean(value for key, value in right.items() if is_open[key]) * 100,
-        "validity": _chosen(scored, predictions, choices, "valid"),
-        "plausibility": _chosen(scored, predictions, choices, "plausible"),
+        "validity": _percent_allowed(scored, predictions, choices, "valid"),
+        "plausibility": _percent_allowed(scored, predictions, choices, "plausible"),
         "consistency": _consistency(questions, predictions, right) if consistency else 0.0,
     }
     for table in TABLES:
@@ -60,23 +62,25 @@ def evaluate(
 
 def steps(question: Mapping[str, Any]) -> int:
     """Reasoning steps of a question: its operations less those that only name or check existence."""
-    operations = (f"{one['operation']}: {one['argument']}" for one in question["semantic"])
+    operations = (f"{step['operation']}: {step['argument']}" for step in question["semantic"])
     return sum(not any(hidden in operation for hidden in HIDDEN_STEPS) for operation in operations)
 
 
 def lines(report: Mapping[str, Any], consistency: bool = False) -> list[str]:
     """The report as the official script prints it."""
     names = ["binary", "open", "accuracy", *(["consistency"] if consistency else []), "validity", "plausibility"]
-    out = [f"{name.capitalize()}: {_two(report[name])}%" for name in names]
-    out += [f"Distribution: {_two(report['distribution'])} (lower is better)", ""]
+    output = [f"{name.capitalize()}: {_two_decimals(report[name])}%" for name in names]
+    output += [f"Distribution: {_two_decimals(report['distribution'])} (lower is better)", ""]
     for table, title in TABLES.items():
-        out.append(f"Accuracy / {title}:")
-        out += [f"  {key}: {value:.2f}% ({count} questions)" for key, (value, count) in sorted(report[table].items())]
-        out.append("")
-    return out
+        output.append(f"Accuracy / {title}:")
+        output += [
+            f"  {key}: {value:.2f}% ({count} questions)" for key, (value, count) in sorted(report[table].items())
+        ]
+        output.append("")
+    return output
 
 
-def _two(value: float | None) -> str:
+def _two_decimals(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -95,7 +99,7 @@ def _per_group(scored: Questions, right: Mapping[str, float], table: str) -> dic
     return {group: [mean(values) * 100, len(values)] for group, values in groups.items()}
 
 
-def _chosen(scored: Questions, predictions: Mapping[str, str], choices: Any, kind: str) -> float:
+def _percent_allowed(scored: Questions, predictions: Mapping[str, str], choices: Any, kind: str) -> float:
     """Percentage of predictions that are among the `valid` or `plausible` answers of their question."""
     if choices is None:
         return 0.0
@@ -110,27 +114,31 @@ def _consistency(questions: Questions, predictions: Mapping[str, str], right: Ma
     """Over questions answered correctly: how many of the questions they entail are correct as well."""
     scores = []
     for key, value in right.items():
-        entailed = [other for other in questions[key]["entailed"] if other != key and other in predictions]
+        entailed = [
+            other_key for other_key in questions[key]["entailed"] if other_key != key and other_key in predictions
+        ]
         if value and entailed:
-            scores.append(mean(float(predictions[other] == questions[other]["answer"]) for other in entailed))
+            scores.append(
+                mean(float(predictions[other_key] == questions[other_key]["answer"]) for other_key in entailed)
+            )
     return mean(scores) * 100
 
 
 def _distribution(scored: Questions, predictions: Mapping[str, str]) -> float | None:
     """Chi-square between gold and predicted answers, weighted over global groups; groups in order of appearance."""
     gold: dict[str, dict[str, int]] = {}
-    said: dict[str, dict[str, int]] = {}
+    predicted: dict[str, dict[str, int]] = {}
     for key, question in scored.items():
         group = question["groups"]["global"]
         if group is not None:
-            for counts, answer in ((gold, question["answer"]), (said, predictions[key])):
+            for counts, answer in ((gold, question["answer"]), (predicted, predictions[key])):
                 of_group = counts.setdefault(group, {})
                 of_group[answer] = of_group.get(answer, 0) + 1
     total, weight = 0.0, 0
     for group, expected in gold.items():
         chi = 0.0
         for answer, count in expected.items():
-            chi += float(said[group].get(answer, 0) - count) ** 2 / count
+            chi += float(predicted[group].get(answer, 0) - count) ** 2 / count
         total += chi * sum(expected.values())
         weight += sum(expected.values())
     return total / weight / 100 if weight else None

@@ -17,21 +17,21 @@ def plain(text: str) -> str:
 
 
 def alternatives(reference: str) -> list[list[str]]:
-    """What a reference accepts: any one of the lists, of a list every part."""
-    lists = [[plain(part) for part in one.split("<AND>")] for one in reference.split("<OR>")]
+    """The alternatives of a reference, each as the list of its parts, all of which an answer needs."""
+    lists = [[plain(part) for part in alternative.split("<AND>")] for alternative in reference.split("<OR>")]
     return [parts for parts in lists if all(parts)]
 
 
 def exact(answer: str, reference: str) -> bool:
     """Whether the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
-    said = plain(answer)
-    return any(parts == [said] for parts in alternatives(reference))
+    text = plain(answer)
+    return any(parts == [text] for parts in alternatives(reference))
 
 
 def contains(answer: str, reference: str) -> bool:
     """Whether every part of one of the accepted texts occurs in the answer, as whole words."""
-    said = plain(answer)
-    return any(all(_occurs(part, said) for part in parts) for parts in alternatives(reference))
+    text = plain(answer)
+    return any(all(_occurs(part, text) for part in parts) for parts in alternatives(reference))
 
 
 def same(answer: str, other: str) -> bool:
@@ -39,6 +39,6 @@ def same(answer: str, other: str) -> bool:
     return plain(answer) == plain(other)
 
 
-def _occurs(part: str, said: str) -> bool:
+def _occurs(part: str, text: str) -> bool:
     """Latin letters and digits must not go on at either side; other scripts write no spaces between words."""
-    return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", said) is not None
+    return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", text) is not None

@@ -64,7 +64,7 @@ def evaluate(
     return {
         "total": _round(percents.mean(), decimals),
         "std": _round(percents.std(), decimals),
-        "runs": [_round(one, decimals) for one in percents],
+        "runs": [_round(percent, decimals) for percent in percents],
         "capability": _means(sums, single, decimals),
         "integration": _means(joint_sums, joint, decimals),
     }

@@ -73,9 +73,9 @@ def judged(row: Row, ask: Judge) -> str | None:
 def circular(rows: Sequence[Row], ask: Judge | None = None) -> dict[int, bool]:
     """Hit or not of every question by its own index, ascending; one whose unrotated row is missing is not scored."""
     groups: dict[int, list[Row]] = {}
-    for row in sorted(rows, key=lambda one: one["index"]):
+    for row in sorted(rows, key=lambda row: row["index"]):
         groups.setdefault(row["index"] % ROTATION, []).append(row)
-    return {index: hit(found, ask) for index, found in groups.items() if found[0]["index"] == index}
+    return {index: hit(rotations, ask) for index, rotations in groups.items() if rotations[0]["index"] == index}
 
 
 def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -86,12 +86,12 @@ def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     splits = sorted({row.get("split", "none") for row in rows})
     report: list[dict[str, Any]] = [{"split": split} for split in splits]
-    for one in report:
-        of_split = [row for row in rows if row.get("split", "none") == one["split"]]
-        one["Overall"] = _mean(of_split)
+    for fractions in report:
+        of_split = [row for row in rows if row.get("split", "none") == fractions["split"]]
+        fractions["Overall"] = _mean(of_split)
         for kind in ("l2-category", "category"):
             for name in sorted({row[kind] for row in rows if kind in row}):
-                one[SHORT_NAMES.get(name, name)] = _mean([row for row in of_split if row.get(kind) == name])
+                fractions[SHORT_NAMES.get(name, name)] = _mean([row for row in of_split if row.get(kind) == name])
     return report
 
 

@@ -20,10 +20,10 @@ PARTS = {"perception": PERCEPTION, "cognition": COGNITION}
 
 
 class Pair(NamedTuple):
-    """The two questions about one picture: what is right and what was said, each `yes`, `no` or (said) `other`."""
+    """The two questions about one picture: their right answers, `yes` or `no`, and those given, also `other`."""
 
     right: tuple[str, str]
-    said: tuple[str, str]
+    answers: tuple[str, str]
 
 
 def parse(answer: str) -> str:
@@ -45,7 +45,7 @@ def task(pairs: Sequence[Pair]) -> dict[str, Any]:
     """`acc` and `acc_plus` as fractions and the task's `score` (0 to 200)."""
     if not pairs:
         raise ValueError("no picture in it")
-    right = [[true == said for true, said in zip(one.right, one.said, strict=True)] for one in pairs]
+    right = [[expected == answer for expected, answer in zip(pair.right, pair.answers, strict=True)] for pair in pairs]
     acc = sum(map(sum, right)) / (2 * len(pairs))
     acc_plus = sum(map(all, right)) / len(pairs)
     return {"acc": acc, "acc_plus": acc_plus, "score": acc * 100 + acc_plus * 100, "pictures": len(pairs)}
@@ -57,11 +57,11 @@ def evaluate(tasks: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
     scored = {}
     for part, names in PARTS.items():
         total = 0.0
-        for name in (one for one in names if tasks.get(one)):
+        for name in (task_name for task_name in names if tasks.get(task_name)):
             scored[name] = task(tasks[name])
             total += scored[name]["score"]
-        report[part] = total if any(tasks.get(one) for one in names) else None
-    unreadable = [name for name in scored if all(said == "other" for one in tasks[name] for said in one.said)]
+        report[part] = total if any(tasks.get(task_name) for task_name in names) else None
+    unreadable = [name for name in scored if all(answer == "other" for pair in tasks[name] for answer in pair.answers)]
     return report | {"tasks": scored, "unreadable": unreadable}
 
 

@@ -22,8 +22,8 @@ def confusion(answers: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
     """TP, FP, TN, FN of parsed answers against labels, pair by pair; anything but `no` is positive."""
     counts = {"TP": 0, "FP": 0, "TN": 0, "FN": 0}
     for answer, label in zip(answers, labels, strict=False):
-        said, true = answer != "no", label != "no"
-        counts[("T" if said == true else "F") + ("P" if said else "N")] += 1
+        predicted, actual = answer != "no", label != "no"
+        counts[("T" if predicted == actual else "F") + ("P" if predicted else "N")] += 1
     return counts
 
 
@@ -51,6 +51,6 @@ def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | 
 
 def mean_f1(categories: Sequence[dict[str, float | None]]) -> float | None:
     """The number papers quote: the plain mean of the categories' F1, as a fraction."""
-    values = [one["f1"] for one in categories]
-    known = [value for value in values if value is not None]
-    return mean(known) if known else None
+    values = [category["f1"] for category in categories]
+    defined = [value for value in values if value is not None]
+    return mean(defined) if defined else None

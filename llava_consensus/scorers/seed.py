@@ -19,45 +19,49 @@ def key(question_id: str) -> int | str:
         return question_id
 
 
-def evaluate(questions: Sequence[Mapping[str, Any]], said: Mapping[int | str, str]) -> dict[str, Any]:
+def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[str, Any]:
     """Percentages over `questions`, of which those without an answer count as wrong.
 
     `accuracy`, `image` and `video`, `types` (accuracy by type id, ascending) and `stops`: what makes the script stop.
     """
-    whole = _per_type(questions, said)
-    report: dict[str, Any] = {"accuracy": _percent(_joined(whole))}
-    stops = _stops(whole, "all")
+    of_all = _per_type(questions, answers)
+    report: dict[str, Any] = {"accuracy": _percent(_all_results(of_all))}
+    stops = _stops(of_all, "all")
     for kind in KINDS:
-        of_kind = _per_type([one for one in questions if one["data_type"] == kind], said)
-        report[kind] = _percent(_joined(of_kind))
+        of_kind = _per_type([question for question in questions if question["data_type"] == kind], answers)
+        report[kind] = _percent(_all_results(of_kind))
         stops += [] if of_kind else [f"{kind}: no question"]
-        stops += [one for one in _stops(of_kind, kind) if one.partition(":")[2] not in "".join(stops)]
-    report["types"] = {number: _percent([bool(one) for one in found]) for number, found in whole.items()}
+        stops += [stop for stop in _stops(of_kind, kind) if stop.partition(":")[2] not in "".join(stops)]
+    report["types"] = {number: _percent([bool(right) for right in results]) for number, results in of_all.items()}
     return report | {"stops": stops}
 
 
 def lines(report: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
     """The report as LLaVA's script prints it."""
-    found = [(names.get(number, str(number)), value) for number, value in report["types"].items()]
-    found += [("Total accuracy", report["accuracy"]), *((f"{kind} accuracy", report[kind]) for kind in KINDS)]
-    return [f"{name}: {'-' if value is None else f'{value:.2f}%'}" for name, value in found]
+    rows = [(names.get(number, str(number)), value) for number, value in report["types"].items()]
+    rows += [("Total accuracy", report["accuracy"]), *((f"{kind} accuracy", report[kind]) for kind in KINDS)]
+    return [f"{name}: {'-' if value is None else f'{value:.2f}%'}" for name, value in rows]
 
 
-def _per_type(questions: Sequence[Mapping[str, Any]], said: Mapping[int | str, str]) -> dict[int, list[bool | None]]:
+def _per_type(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[int, list[bool | None]]:
     """Right or wrong by type id, ascending; None is a missing answer."""
-    found: dict[int, list[bool | None]] = {}
-    for one in questions:
-        text = said.get(key(one["question_id"]))
-        found.setdefault(one["question_type_id"], []).append(None if text is None else text == one["answer"])
-    return dict(sorted(found.items()))
+    results: dict[int, list[bool | None]] = {}
+    for question in questions:
+        text = answers.get(key(question["question_id"]))
+        results.setdefault(question["question_type_id"], []).append(
+            None if text is None else text == question["answer"]
+        )
+    return dict(sorted(results.items()))
 
 
 def _stops(types: Mapping[int, list[bool | None]], kind: str) -> list[str]:
-    return [f"{kind}: type {number} has only wrong answers" for number, found in types.items() if set(found) == {False}]
+    return [
+        f"{kind}: type {number} has only wrong answers" for number, results in types.items() if set(results) == {False}
+    ]
 
 
-def _joined(types: Mapping[int, list[bool | None]]) -> list[bool]:
-    return [bool(one) for found in types.values() for one in found]
+def _all_results(types: Mapping[int, list[bool | None]]) -> list[bool]:
+    return [bool(right) for results in types.values() for right in results]
 
 
 def _percent(right: Sequence[bool]) -> float | None:

@@ -14,7 +14,7 @@ FAILED = "FAILED"
 _STATED = re.compile(r"The answer is ([A-Z]).")
 
 
-class Said(NamedTuple):
+class Answer(NamedTuple):
     """One answer and whether its prompt showed a picture."""
 
     text: str
@@ -37,7 +37,9 @@ def index_of(letter: str, choices: int) -> int:
     return options.index(letter) if letter in options else -1
 
 
-def evaluate(problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], said: Mapping[str, Said]) -> dict[str, Any]:
+def evaluate(
+    problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], answers: Mapping[str, Answer]
+) -> dict[str, Any]:
     """Percentages over `ids`, each once: all (`accuracy`) and those asked with a picture (`img_accuracy`).
 
     An id without an answer counts as wrong, and as a question without a picture. A percentage of nothing is None.
@@ -49,13 +51,15 @@ def evaluate(problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], said
     for key in dict.fromkeys(ids):
         if key not in problems:
             raise ValueError(f"problem {key!r} is in the split but not among the problems")
-        answer, choices = problems[key]["answer"], len(problems[key]["choices"])
-        if answer >= len(LETTERS):
-            raise ValueError(f"problem {key!r}: the right answer is option {answer + 1}, only A to E can be answered")
-        one = said.get(key)
-        extracted[key] = parse(one.text) if one else FAILED
+        right_index, choices = problems[key]["answer"], len(problems[key]["choices"])
+        if right_index >= len(LETTERS):
+            raise ValueError(
+                f"problem {key!r}: the right answer is option {right_index + 1}, only A to E can be answered"
+            )
+        answer = answers.get(key)
+        extracted[key] = parse(answer.text) if answer else FAILED
         results[key] = index_of(extracted[key], choices)
-        right, picture = results[key] == answer, one is not None and one.picture
+        right, picture = results[key] == right_index, answer is not None and answer.picture
         for name, value in (("correct", right), ("img_count", picture), ("img_correct", right and picture)):
             counts[name] += value
     counts["count"] = len(results)

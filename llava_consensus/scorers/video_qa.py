@@ -56,7 +56,7 @@ def understand(value: Any) -> Reading:
     word = value.get("pred")
     if not isinstance(word, str):
         return Reading(score, None, sound=False)
-    verdict = next((one for one in ("yes", "no") if one in word.lower()), None)
+    verdict = next((candidate for candidate in ("yes", "no") if candidate in word.lower()), None)
     return Reading(score, verdict, sound=True)
 
 
@@ -68,16 +68,16 @@ def evaluate(values: Sequence[Any]) -> dict[str, Any]:
         is neither), `unsound` (a field missing or of the wrong kind).
     """
     readings = [understand(value) for value in values]
-    said = [one.verdict for one in readings]
-    yes, no = said.count("yes"), said.count("no")
+    verdicts = [reading.verdict for reading in readings]
+    yes, no = verdicts.count("yes"), verdicts.count("no")
     return {
         "accuracy": yes / (yes + no) if yes + no else None,
-        "average_score": _average([one.score or 0 for one in readings]),
+        "average_score": _average([reading.score or 0 for reading in readings]),
         "count": len(readings),
         "yes_count": yes,
         "no_count": no,
-        "neither": sum(one.sound and one.verdict is None for one in readings),
-        "unsound": sum(not one.sound for one in readings),
+        "neither": sum(reading.sound and reading.verdict is None for reading in readings),
+        "unsound": sum(not reading.sound for reading in readings),
     }
 
 

@@ -22,7 +22,10 @@ when's where'd where's where've who'd who'd've who'll who's who've why'll why're
 wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 CONTRACTIONS = {
-    word[:at] + word[at + 1 :]: word for word in _APOSTROPHES.split() for at, mark in enumerate(word) if mark == "'"
+    word[:place] + word[place + 1 :]: word
+    for word in _APOSTROPHES.split()
+    for place, mark in enumerate(word)
+    if mark == "'"
 } | {"let's": "let's", "she's": "she's", "somebody'd": "somebodyd"}
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 NUMBERS = {word: str(number) for number, word in enumerate(_DIGITS)} | {"none": "0"}
@@ -67,9 +70,9 @@ def normalise(text: str) -> str:
 
 def consensus(answer: str, references: Sequence[str]) -> float:
     """Mean over references of min(1, others equal to `answer` / 3); all texts normalised already."""
-    equal = [reference == answer for reference in references]
-    matches = sum(equal)
-    return mean(min(1, float(matches - own) / 3) for own in equal) if matches else 0.0
+    hits = [reference == answer for reference in references]
+    matches = sum(hits)
+    return mean(min(1, float(matches - hit) / 3) for hit in hits) if matches else 0.0
 
 
 def score(prediction: str, references: Sequence[str]) -> Score:
@@ -84,8 +87,8 @@ def question_of(prompt: str) -> str:
     """The question inside a prompt of LLaVA's (with or without OCR tokens), lower-cased."""
     lines = prompt.split("\n")
     if prompt.startswith("OCR tokens: "):
-        found = _OCR_FIRST.search(prompt)
-        question = found.group(1) if found else None
+        match = _OCR_FIRST.search(prompt)
+        question = match.group(1) if match else None
     elif "Reference OCR token: " in prompt and len(lines) == 3:
         question = lines[1 if prompt.startswith("Reference OCR token:") else 0]
     else:

@@ -27,25 +27,26 @@ def strip_marks(text: str) -> str:
 
 def unify_words(text: str) -> str:
     """The step of number words, articles and contractions; lower case letter by letter, as Python 2.7 did it."""
-    lower = text.lower() if text.isascii() else "".join("i" if one == "İ" else one.lower() for one in text)
+    lower = text.lower() if text.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in text)
     return vqa_text.unify_words(lower)
 
 
 def score(answer: str, references: Sequence[Reference], rules: str = "2021") -> Score:
     """One answer: the mean over references of min(1, other references equal to it / 3)."""
-    said, texts = _flat(answer), [one["answer"] for one in references]
+    prediction, texts = _flat(answer), [reference["answer"] for reference in references]
     if rules == "2021":
         texts = [_flat(text) for text in texts]
         if len(set(texts)) > 1:
-            said, texts = unify_words(strip_marks(said)), [unify_words(strip_marks(text)) for text in texts]
+            prediction, texts = unify_words(strip_marks(prediction)), [unify_words(strip_marks(text)) for text in texts]
     else:
-        said = unify_words(strip_marks(said))
+        prediction = unify_words(strip_marks(prediction))
         if len(set(texts)) > 1:
             texts = [strip_marks(text) for text in texts]
-    kept = [{**one, "answer": text} for one, text in zip(references, texts, strict=True)]
-    equal = [one for one in kept if one["answer"] == said]
-    matches = (sum(other != one for other in equal) for one in kept)  # equal records drop out together
-    return Score(mean(min(1, float(count) / 3) for count in matches), said)
+    normalised = [{**reference, "answer": text} for reference, text in zip(references, texts, strict=True)]
+    equal = [reference for reference in normalised if reference["answer"] == prediction]
+    # as in the official code, every copy of the same record is left out, not the one at hand alone
+    matches = (sum(other != reference for other in equal) for reference in normalised)
+    return Score(mean(min(1, float(count) / 3) for count in matches), prediction)
 
 
 def evaluate(
@@ -57,19 +58,19 @@ def evaluate(
     """
     scores: dict[int | str, Score] = {}
     groups: dict[str, dict[str, list[float]]] = {"question_type": {}, "answer_type": {}}
-    for one in annotations:
-        key = one["question_id"]
+    for annotation in annotations:
+        key = annotation["question_id"]
         if key in answers:
-            scores[key] = score(answers[key], one["answers"], rules)
+            scores[key] = score(answers[key], annotation["answers"], rules)
             for kind, of_kind in groups.items():
-                of_kind.setdefault(one[kind], []).append(scores[key].value)
-    values = [one.value for one in scores.values()]
+                of_kind.setdefault(annotation[kind], []).append(scores[key].value)
+    values = [result.value for result in scores.values()]
     report: dict[str, Any] = {
         "accuracy": percentage(values) if values else None,
         "unrounded": 100 * mean(values) if values else None,
     }
     for kind, of_kind in groups.items():
-        report[f"per_{kind}"] = {name: percentage(found) for name, found in sorted(of_kind.items())}
+        report[f"per_{kind}"] = {name: percentage(accuracies) for name, accuracies in sorted(of_kind.items())}
     return report | {"scores": scores}
 
 

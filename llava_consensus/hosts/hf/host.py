@@ -48,13 +48,18 @@ def check_version(version: str) -> None:
 
 def wrap(model: Any, view: str) -> HfHost:
     """The host of a loaded model, whose family `view` names as `file:class`."""
+    return HfHost(view_of(model, view))
+
+
+def view_of(model: Any, view: str) -> HfModel:
+    """A family's view of a model, named as `file:class`."""
     file, name = view.split(":")
-    return HfHost(getattr(import_module(f"llava_consensus.hosts.hf.{file}"), name)(model))
+    found: HfModel = getattr(import_module(f"llava_consensus.hosts.hf.{file}"), name)(model)
+    return found
 
 
-def load(model: str, device: str, dtype: str) -> Any:
-    """Raises OptionError: the harness takes official LLaVA alone."""
-    raise OptionError(
-        f"model {model!r} is a model of transformers: load it with its class's from_pretrained and use attach(model, "
-        "...); the harness takes official LLaVA checkpoints"
-    )
+def load(model: str, device: str, dtype: str, view: str) -> HfHost:
+    """The host of a checkpoint with its processor, as the harness wants it."""
+    from llava_consensus.hosts.hf.harness import load as load_with_processor
+
+    return load_with_processor(model, device, dtype, view)

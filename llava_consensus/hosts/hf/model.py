@@ -123,6 +123,12 @@ class HfModel:
         """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""
         return {"position_ids": positions}
 
+    def together(self, pictures: list[Features]) -> Features:
+        """Pictures of one modality that went through the tower one by one."""
+        planes = zip(*(one.planes for one in pictures), strict=True)
+        tiles, tokens = [tile for one in pictures for tile in one.tiles], torch.cat([one.tokens for one in pictures])
+        return Features(tiles, tokens, tuple(torch.cat(plane) for plane in planes))
+
     def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
         """What the model takes for the result of an encoder."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling

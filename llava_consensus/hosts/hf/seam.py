@@ -21,8 +21,10 @@ from llava_consensus.reduction.method import Place
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
+    from llava_consensus.hosts.call import Call
     from llava_consensus.hosts.hf.model import Features, HfModel
 
+PLACE_OF_PICTURE = -200  # official LLaVA's id of a picture
 IGNORE = -100  # label of rows without a target
 TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
 LENGTHS = ("max_length", "min_length")  # arguments of `generate` that count the prompt
@@ -100,25 +102,53 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     view: Any = attachment.here
     call, given = attachment.current(fresh=False), view.given(inputs)
     call.outcomes, call.notes, call.watch = [], (), None
-    if not given:
+    if not given and call.encoded is None:
         return inputs
     ids, real = _prompts(view, inputs)
-    placed = [Placed(name, view.placeholder(name), view.pictures(name, own, ids.cpu())) for name, own in given.items()]
+    placed = _placed(view, call, given, ids.cpu())
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
-    layout = attachment.layout(row_kinds(ids.cpu(), real.cpu(), placed, answer))
-    if attachment.method.place is Place.DECODER or not layout.reduced():
+    kinds = row_kinds(ids.cpu(), real.cpu(), placed, answer)
+    layout = attachment.layout(kinds)
+    whole = attachment.method.place is Place.DECODER or not layout.reduced()
+    if whole:
         attachment.arm(call, layout, inputs["input_ids"])
-        return inputs
-    features = {
-        own.modality: view.encode(attachment, own.modality, given[own.modality], own.pictures) for own in placed
-    }
+        if call.encoded is None:
+            return inputs
+    features = _encoded(attachment, call, given, placed)
     full = _assembled(view, inputs, ids, real, features)
+    if whole:
+        return _arguments(attachment, inputs, full, list(features), set())
     tiles = [one for own in features.values() for one in own.tiles]
-    out = attachment.reduce(call, full, layout, tiles, fingerprints(ids, real))
+    out = attachment.reduce(call, full, layout, tiles, fingerprints(*_once(ids, real, kinds.picture.to(ids.device))))
     if real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
     return _arguments(attachment, inputs, out, list(features), {name for own in given.values() for name in own})
+
+
+def _placed(view: "HfModel", call: "Call", given: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
+    """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
+    if call.encoded is not None:
+        return [Placed("image", view.placeholder("image"), [picture.rows for picture in call.encoded])]
+    return [Placed(name, view.placeholder(name), view.pictures(name, own, ids)) for name, own in given.items()]
+
+
+def _encoded(
+    attachment: "Attachment", call: "Call", given: dict[str, dict[str, Any]], placed: list[Placed]
+) -> dict[str, "Features"]:
+    """Features of every modality, encoded now or before."""
+    view: Any = attachment.here
+    if call.encoded is not None:
+        return {"image": view.together([picture.features for picture in call.encoded])}
+    return {own.modality: view.encode(attachment, own.modality, given[own.modality], own.pictures) for own in placed}
+
+
+def _once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids and mask in which every picture is one row, as official LLaVA has it before it puts the tokens in: a prompt
+    has the same fingerprint on every host with its words.
+    """
+    first = picture != torch.nn.functional.pad(picture, (1, 0), value=-1)[:, :-1]
+    return ids.where(picture < 0, PLACE_OF_PICTURE), real & ((picture < 0) | first)
 
 
 def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:

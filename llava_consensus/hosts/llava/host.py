@@ -5,10 +5,7 @@ The vision tower runs once for a picture, however many questions are asked about
 left-padded batches.
 """
 
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,27 +14,25 @@ from PIL import Image
 from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
+from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.cache import prefills
+from llava_consensus.hosts.harness import HarnessHost, answer_of, check_batch
 from llava_consensus.hosts.llava.adapter import LlavaModel
 from llava_consensus.hosts.llava.loading import load_official
 from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.llava.prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava.shape import read_shape
-from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
 
 # Questions that share a picture's cache: from three on it pays, where the cache can be repeated at all.
 SHARED = 3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
-COUNTS = ("before", "after", "structural")
 LEFT = {"tokenizer_padding_side": "left"}
-FULL = make("full"), Budget(1)
 
 
-class LlavaHost:
+class LlavaHost(HarnessHost):
     """A LLaVA model with its tokenizer and image processor.
 
     Args:
@@ -46,10 +41,8 @@ class LlavaHost:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, image_processor: Any = None) -> None:
+        super().__init__()
         self.model, self.tokenizer, self.image_processor = model, tokenizer, image_processor
-        self._attached: Attachment | None = None
-        self._guests = 0  # callers that use the model without a method
-        self._door = threading.Lock()
 
     @property
     def visual_tokens(self) -> int:
@@ -72,25 +65,6 @@ class LlavaHost:
         self._attached = Attachment(model, method, budget)
         return self._attached
 
-    @contextmanager
-    def _attachment(self) -> Iterator[Attachment]:
-        """What is attached, or for as long as anybody is inside the method that reduces nothing."""
-        with self._door:
-            if self._attached is None or not self._attached.active:
-                self.attach(*FULL)
-                self._guests = 0
-            guest = self._attached is not None and (self._attached.method, self._attached.budget) == FULL
-            self._guests += guest
-            attachment = self._attached
-        assert attachment is not None
-        try:
-            yield attachment
-        finally:
-            with self._door:
-                self._guests -= guest
-                if guest and not self._guests:
-                    attachment.detach()
-
     @torch.inference_mode()
     def encode(self, images: list[Image.Image]) -> list[Encoded]:
         """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
@@ -99,7 +73,7 @@ class LlavaHost:
         pixels = [process_images([image], self.image_processor, self.model.config)[0] for image in images]
         tiles = [one if one.ndim == 4 else one[None] for one in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
-        with self._attachment() as attachment, attachment.call():
+        with self.attachment() as attachment, attachment.call():
             found = attachment.encode(batch, [len(own) for own in tiles])
         own = attachment.method, attachment.budget
         return [
@@ -115,11 +89,8 @@ class LlavaHost:
             ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
                 method than the one that is attached.
         """
-        if len({prompt.max_new_tokens for prompt in prompts}) != 1:
-            raise ValueError("the prompts of one batch must allow answers of one length")
-        with self._attachment() as attachment:
-            for one in (one for own in encoded for one in own):
-                _check_encoded(one, attachment)
+        with self.attachment() as attachment:
+            check_batch(attachment, encoded, prompts)
             ids = [self.prompt_ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
             for rows in self._groups(attachment, encoded, ids):
@@ -147,7 +118,7 @@ class LlavaHost:
         own = [[one for one in call.outcomes if one.row == place] for place in places]
         read = prefills(call.cache, [text_rows(row) for row in ids], own)
         return [
-            self._answer(call, place, text.strip(), len(row) - len(seen), prefill)
+            answer_of(call, place, text, prefill, self._beyond(len(row) - len(seen), call, place))
             for place, text, row, seen, prefill in zip(places, texts, ids, encoded, read, strict=True)
         ]
 
@@ -174,15 +145,15 @@ class LlavaHost:
 
     def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
-        ids, mask = self._pad(rows)
+        ids, mask = self.pad(rows)
         output = self.model.generate(
             ids,
             images=self._blank(pictures) if pictures else None,
             image_sizes=[one.size for one in pictures],
             attention_mask=mask,
-            **self._generation(prompt),
+            **self.generation(prompt),
         )
-        return self._decode(output)
+        return self.decode(output)
 
     def _ask_shared(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts of several questions about one picture: system prompt and picture are read once, into one cache."""
@@ -192,20 +163,13 @@ class LlavaHost:
         embeds = prepare(front, None, None, None, None, self._blank(pictures), [pictures[0].size])[4]
         cache = self.model.get_model()(inputs_embeds=embeds, use_cache=True).past_key_values
         cache.batch_repeat_interleave(len(rows))
-        ids, mask = self._pad([row[start:] for row in rows])
+        ids, mask = self.pad([row[start:] for row in rows])
         read = mask.new_ones(len(rows), embeds.shape[1])  # their ids are never looked at: the cache stands for them
         ids, mask = torch.cat((read, ids), dim=1), torch.cat((read, mask), dim=1)
         output = transformers.GenerationMixin.generate(
-            self.model, ids, attention_mask=mask, past_key_values=cache, **self._generation(prompt)
+            self.model, ids, attention_mask=mask, past_key_values=cache, **self.generation(prompt)
         )
-        return self._decode(output[:, ids.shape[1] :])
-
-    def _pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Ids and mask [R, L] of rows padded on the left."""
-        width = max(len(row) for row in rows)
-        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=self._padding) for row in rows])
-        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
-        return ids.to(self.model.device), mask.to(self.model.device)
+        return self.decode(output[:, ids.shape[1] :])
 
     def _blank(self, encoded: list[Encoded]) -> Any:
         """Pictures without pixels, of the shape the official function looks at."""
@@ -213,32 +177,12 @@ class LlavaHost:
         blank = [torch.empty(len(one.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for one in encoded]
         return blank if any(one.tiled for one in encoded) else torch.cat(blank)
 
-    @property
-    def _padding(self) -> int:
-        pad: int | None = self.tokenizer.pad_token_id
-        return self.tokenizer.eos_token_id if pad is None else pad
-
-    def _generation(self, prompt: Prompt) -> dict[str, Any]:
-        """Greedy, as LLaVA evaluates."""
-        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self._padding}
-        longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
-        return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
-
-    def _decode(self, output: Tensor) -> list[str]:
-        texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
-        return texts
-
-    def _answer(self, call: Call, row: int, text: str, words: int, prefill: Prefill) -> Answer:
-        """One row's text with the account of its tokens; `words` is the number of text tokens in its prompt."""
-        own = tuple(one for one in call.outcomes if one.row == row)
-        before, after, structural = (sum(getattr(one, name) for one in own) for name in COUNTS)
-        notes = call.notes + self._beyond(words + after + structural)
-        return Answer(text, before, after, structural, notes, own, prefill)
-
-    def _beyond(self, length: int) -> tuple[str, ...]:
-        """A note on a prompt of more rows than the model was made for: it is answered, but from places never seen
-        in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the official code.
+    def _beyond(self, words: int, call: Call, row: int) -> tuple[str, ...]:
+        """A note on a prompt of more rows than the model was made for, of which `words` are text: it is answered, but
+        from places never seen in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the
+        official code.
         """
+        length = words + sum(outcome.after + outcome.structural for outcome in call.outcomes if outcome.row == row)
         limit = getattr(self.model.config, "max_position_embeddings", None) or length
         if length <= limit:
             return ()
@@ -250,16 +194,6 @@ class LlavaHost:
         """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         return to_ids(prompt, pictures, self.tokenizer, wrapped)
-
-
-def _check_encoded(one: Encoded, attachment: Attachment) -> None:
-    """Raises ValueError for a picture that was encoded for another method: what this one reads was not collected."""
-    inside = attachment.method.place in (Place.TOWER, Place.PICTURE)
-    if one.method != attachment.method or (inside and one.budget != attachment.budget):
-        raise ValueError(
-            f"a picture was encoded for {one.method} and {one.budget}, but {attachment.method} with "
-            f"{attachment.budget} is attached: encode it again"
-        )
 
 
 def wrap(model: Any) -> LlavaHost:

@@ -11,7 +11,7 @@ from llava_consensus.errors import ConsensusError, DataError, MissingDependency,
 from llava_consensus.hosts.checkpoints import DTYPES, without_unused_report
 from llava_consensus.hosts.llava.checks import check_sizes, tower_beside
 from llava_consensus.hosts.llava.own_tower import FLAG, load_own_tower, trains_tower
-from llava_consensus.hosts.llava.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
+from llava_consensus.hosts.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
 from llava_consensus.reduction.checks import choose
 
 

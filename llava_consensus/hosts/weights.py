@@ -35,6 +35,13 @@ class Loaded(NamedTuple):
     mismatched: list[str]
     unexpected: list[str]
 
+    @classmethod
+    def of(cls, model: type, info: Mapping[str, Any]) -> "Loaded":
+        """From what transformers says of a loading (`output_loading_info`)."""
+        kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")
+        missing, mismatched, unexpected = (_names(info.get(kind, ())) for kind in kinds)
+        return cls(model.__name__, [name for name in missing if name not in mismatched], mismatched, unexpected)
+
 
 @contextmanager
 def tensors_recorded() -> Iterator[list[Loaded]]:
@@ -52,7 +59,7 @@ def tensors_recorded() -> Iterator[list[Loaded]]:
             except (RuntimeError, ValueError):
                 refuse_incomplete(str(args[0]), [_misshapen(load, cls, kwargs)])
                 raise
-            found.append(_loaded(cls, info))
+            found.append(Loaded.of(cls, info))
             return (model, info) if wanted else model
 
         PreTrainedModel.from_pretrained = classmethod(recording)
@@ -99,14 +106,7 @@ def _misshapen(load: Callable[..., Any], cls: type, kwargs: dict[str, Any]) -> L
         _, info = load(**plain, output_loading_info=True, ignore_mismatched_sizes=True)
     except Exception:  # the first failure was of another kind, and is raised
         return Loaded(cls.__name__, [], [], [])
-    return _loaded(cls, info)
-
-
-def _loaded(cls: type, info: Mapping[str, Any]) -> Loaded:
-    missing, mismatched, unexpected = (
-        _names(info.get(kind, ())) for kind in ("missing_keys", "mismatched_keys", "unexpected_keys")
-    )
-    return Loaded(cls.__name__, [name for name in missing if name not in mismatched], mismatched, unexpected)
+    return Loaded.of(cls, info)
 
 
 def _finite(weight: torch.Tensor) -> bool:

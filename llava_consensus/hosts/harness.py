@@ -1,0 +1,101 @@
+"""What hosts share when the harness asks them: who has a method on the model, padded batches, accounted answers."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
+from llava_consensus.hosts.call import Call
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Method, Place
+
+COUNTS = ("before", "after", "structural")
+FULL = make("full"), Budget(1)
+
+
+class HarnessHost:
+    """A model with its tokenizer, for any number of callers at once."""
+
+    model: Any
+    tokenizer: Any
+
+    def __init__(self) -> None:
+        self._attached: Attachment | None = None
+        self._guests = 0  # callers that use the model without a method
+        self._door = threading.Lock()
+
+    def attach(self, method: Method, budget: Budget) -> Attachment:
+        """Attaches a method to this model instance; a context manager, or call `.detach()`."""
+        raise NotImplementedError
+
+    @contextmanager
+    def attachment(self) -> Iterator[Attachment]:
+        """What is attached, or for as long as anybody is inside the method that reduces nothing."""
+        with self._door:
+            if self._attached is None or not self._attached.active:
+                self.attach(*FULL)
+                self._guests = 0
+            attachment = self._attached
+            assert attachment is not None
+            guest = (attachment.method, attachment.budget) == FULL
+            self._guests += guest
+        try:
+            yield attachment
+        finally:
+            with self._door:
+                self._guests -= guest
+                if guest and not self._guests:
+                    attachment.detach()
+
+    def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left."""
+        width = max(len(row) for row in rows)
+        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=self.padding) for row in rows])
+        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    @property
+    def padding(self) -> int:
+        """Id of padding; the end of a text where a tokenizer has none."""
+        pad: int | None = self.tokenizer.pad_token_id
+        return self.tokenizer.eos_token_id if pad is None else pad
+
+    def generation(self, prompt: Prompt) -> dict[str, Any]:
+        """Arguments of `generate`: greedy, as LLaVA evaluates."""
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding}
+        longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
+        return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
+
+    def decode(self, output: Tensor) -> list[str]:
+        """Texts of ids [R, L]."""
+        texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return texts
+
+
+def check_batch(attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]) -> None:
+    """Raises ValueError when the prompts differ in the length of answer they allow, or a picture was encoded for
+    another method than the one that is attached: what this one reads was not collected.
+    """
+    if len({prompt.max_new_tokens for prompt in prompts}) != 1:
+        raise ValueError("the prompts of one batch must allow answers of one length")
+    method, budget = attachment.method, attachment.budget
+    inside = method.place in (Place.TOWER, Place.PICTURE)
+    for picture in (picture for pictures in encoded for picture in pictures):
+        if picture.method != method or (inside and picture.budget != budget):
+            raise ValueError(
+                f"a picture was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
+                "attached: encode it again"
+            )
+
+
+def answer_of(call: Call, row: int, text: str, prefill: Prefill, notes: tuple[str, ...] = ()) -> Answer:
+    """One row's text with the account of its tokens."""
+    outcomes = tuple(outcome for outcome in call.outcomes if outcome.row == row)
+    before, after, structural = (sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS)
+    return Answer(text.strip(), before, after, structural, call.notes + notes, outcomes, prefill)

@@ -1,0 +1,100 @@
+"""Checksums of what a run holds, so that a flipped bit or a score changed by hand is told.
+
+Each record has a short one in its metadata (`sum`), and metrics.json has digests of answers and scores and of itself.
+Runs written before have none and are read as they are. `problems(folder)` is what `llava-consensus verify` prints.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from llava_consensus.errors import DataError
+from llava_consensus.files import ANSWERS, CONFIG, METRICS, SCORES, Record, canonical, parse, read_json, whole_lines
+
+SUM, DIGESTS = "sum", "sha256"
+PASSING = ("timing", "environment", DIGESTS)  # of metrics: other on every machine
+MEND = "Remove the line; the same command asks that question again"
+
+
+def signed(record: Record) -> Record:
+    """The record with its checksum, as the last entry of its metadata."""
+    return record | {"metadata": record["metadata"] | {SUM: _sum(record)}}
+
+
+def check(path: Path, number: int, record: Mapping[str, Any]) -> None:
+    """Raises DataError for a record that is not what was written; one without a checksum is from before there were."""
+    stored = record["metadata"].get(SUM)
+    if stored is not None and stored != _sum(record):
+        raise DataError(
+            f"{path}, line {number}: damaged, its checksum is {stored!r} and must be {_sum(record)!r}. {MEND}"
+        )
+
+
+def digests(folder: Path, metrics: Mapping[str, Any]) -> Record:
+    """What metrics.json says of the files it was made from, and of itself."""
+    steady = {name: value for name, value in metrics.items() if name not in PASSING}
+    own = hashlib.sha256(canonical(steady).encode()).hexdigest()
+    return {**{name: _of_file(folder / name) for name in (ANSWERS, SCORES)}, METRICS: own}
+
+
+def problems(folder: Path) -> list[str]:
+    """Everything in the folder of a run that is not as it was written, a line each.
+
+    Raises:
+        DataError: it is no folder of a run.
+    """
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder}: no {CONFIG}, so it is no folder of a run")
+    return [*_in_answers(folder / ANSWERS), *_in_metrics(folder)]
+
+
+def _in_answers(path: Path) -> Iterator[str]:
+    if not path.is_file():
+        yield f"{path}: missing"
+        return
+    lines, end = whole_lines(path)
+    without = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parse(path, number, line, ("question_id", "text", "metadata"), MEND)
+            if not isinstance(record["metadata"], dict):
+                raise DataError(f"{path}, line {number}: damaged, metadata is no object. {MEND}")
+            check(path, number, record)
+            without += SUM not in record["metadata"]
+        except DataError as error:
+            yield str(error)
+    if without:
+        yield f"{path}: {without} of {len(lines)} lines have no checksum: written before there were any, or damaged"
+    if end is not None:
+        yield f"{path}: the last line is cut; the same command asks for it again"
+
+
+def _in_metrics(folder: Path) -> Iterator[str]:
+    path = folder / METRICS
+    if not path.is_file():
+        yield f"{path}: missing: the run is not complete, or the same command makes it again"
+        return
+    try:
+        metrics = read_json(path, "Delete it; the same command makes it again", dict)
+        stored = metrics.get(DIGESTS)
+        if not isinstance(stored, dict):
+            yield f"{path}: no digests: written before there were any, or damaged"
+            return
+        found = digests(folder, metrics)
+    except (DataError, ValueError) as error:
+        yield str(error)
+        return
+    for name, digest in found.items():
+        if stored.get(name) != digest:
+            yield f"{folder / name}: changed since the run was finished. Delete {METRICS} to score the answers again"
+
+
+def _sum(record: Mapping[str, Any]) -> str:
+    metadata = {name: value for name, value in record["metadata"].items() if name != SUM}
+    return f"{crc32(canonical({**record, 'metadata': metadata}).encode()):08x}"
+
+
+def _of_file(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
