@@ -22,7 +22,7 @@ TEXT = dict(
 )
 VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 SQUARE = dict(**VISION, image_size=56, patch_size=14)
-IMAGE, VIDEO, START, END, TAG = 500, 501, 502, 503, 504
+IMAGE, VIDEO, START, END, TAG, BOX = 500, 501, 502, 503, 504, 505
 
 
 class Picture(NamedTuple):
@@ -74,6 +74,8 @@ def prompts(*rows: list[Any]) -> dict[str, Any]:
         found[name] = torch.cat(parts)
     if any("grid" in name for name in found):
         found["mm_token_type_ids"] = (words == IMAGE).int() + 2 * (words == VIDEO).int()
+    if (words == BOX).any():
+        found["token_type_ids"] = (words == IMAGE).int()
     return found
 
 
@@ -252,6 +254,23 @@ def split(number: int) -> Picture:
     return Picture([*ids, START, TAG, *[IMAGE] * 4, START], {"pixel_values": pixels})
 
 
+def _gemma3() -> Any:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
+
+    config = Gemma3Config(
+        vision_config=SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False),
+        text_config=Gemma3TextConfig(**TEXT, head_dim=16, query_pre_attn_scalar=32),
+        image_token_index=IMAGE,
+        mm_tokens_per_image=16,
+        tie_word_embeddings=False,
+    )
+    return ready(Gemma3ForConditionalGeneration, config)
+
+
+def boxed(number: int) -> Picture:
+    return Picture([BOX, *[IMAGE] * 16, END], {"pixel_values": noise(1, 3, 112, 112, seed=number)})
+
+
 def clip_tower(model: Any) -> list[Any]:
     return [model.model.vision_tower.encoder.layers[-2].self_attn]
 
@@ -289,6 +308,7 @@ CASES: dict[str, Case] = {
     "llava_next_video video": Case(
         lambda: _next("LlavaNextVideo"), frames(lambda count: count * 4), clip_tower, 10, 12, clips=(0, 1, 2, 3)
     ),
+    "gemma3": Case(_gemma3, boxed, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn]),
     "video_llava": Case(_video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
     "video_llava video": Case(
         _video_llava,

@@ -1,6 +1,8 @@
 """Models of transformers as hosts, on tiny random models: what every one of them must hold."""
 
+import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hf_models
@@ -13,6 +15,7 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
+from llava_consensus.hosts.hf.host import check_version
 from llava_consensus.methods import METHODS, ConsensusDrop
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import class_saliency
@@ -159,11 +162,9 @@ def test_all_tokens_and_detach_are_bit_identical(tiny: Tiny, method: str) -> Non
     inputs = prompts(*tiny.rows())
     before = {name: set(vars(one)) for name, one in tiny.model.named_modules()}
     plain, said = tiny.model(**inputs).logits, generate(tiny.model, inputs)
-    try:
-        attached = tiny.attach(method, 4000)
-    except OptionError:
+    if refused(tiny.name, method):
         pytest.skip("refused, see the matrix")
-    with attached:
+    with tiny.attach(method, 4000) as attached:
         assert torch.equal(tiny.model(**inputs).logits, plain)
         assert torch.equal(generate(tiny.model, inputs), said)
         assert [one.after - one.before for one in attached.outcomes] == [0] * 4
@@ -195,14 +196,57 @@ def test_selection_equals_masking_the_dropped_tokens(tiny: Tiny) -> None:
     assert torch.allclose(masked, reduced, atol=1e-4)
 
 
+@torch.no_grad()
+def test_a_cut_between_layers_equals_masking_from_there_on(tiny: Tiny) -> None:
+    if refused(tiny.name, "fastv"):
+        pytest.skip("refused, see the matrix")
+    inputs = tiny.one()
+    with tiny.attach("fastv", positions="keep") as attached:
+        reduced = tiny.model(**inputs).logits[:, -1]
+        (outcome,) = attached.outcomes
+    size, image = inputs["input_ids"].shape[1], torch.isin(inputs["input_ids"][0], PLACEHOLDERS)
+    places = image.nonzero()[:, 0]
+    if outcome.structural:
+        places = places[structure(tiny)]
+    stays = torch.ones(size, dtype=torch.bool)
+    stays[places] = False
+    stays[places[outcome.reductions[0][1].kept[0]]] = True
+    mask = (torch.ones(size, size).tril().bool() & (stays | torch.eye(size).bool()))[None, None]
+    first = next(layer for layer, count in enumerate(outcome.entering) if count < outcome.before)
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, given: (args, {**given, "attention_mask": mask}), with_kwargs=True
+        )
+        for layer in tiny.model.get_decoder().layers[first:]
+    ]
+    masked = tiny.model(**inputs).logits[:, -1]
+    for hook in hooks:
+        hook.remove()
+    assert first > 0 and outcome.after < outcome.before
+    assert torch.allclose(masked, reduced, atol=1e-4)
+
+
+PLACEHOLDERS = torch.tensor([hf_models.IMAGE, hf_models.VIDEO])
+
+
+def structure(tiny: Tiny) -> Tensor:
+    """Which placeholders of the prompt about the first picture are tokens, as against newlines and class tokens."""
+    picture = tiny.case.picture(0)
+    if tiny.name == "video_llava video":
+        return torch.arange(len(picture.ids)) % 17 > 0
+    if tiny.name == "llava_onevision video":
+        return torch.arange(len(picture.ids)) < len(picture.ids) - 1
+    width = 8 if tiny.name != "llava_onevision" else 5
+    place = torch.arange(len(picture.ids)) - 16
+    return (place < 0) | (place % (width + 1) < width)
+
+
 @pytest.mark.parametrize("method", ["consensusdrop", "fastv", "divprune"])
 def test_a_batch_answers_like_single_prompts(tiny: Tiny, method: str) -> None:
     rows = tiny.rows()
-    try:
-        attached = tiny.attach(method)
-    except OptionError:
+    if refused(tiny.name, method):
         pytest.skip("refused, see the matrix")
-    with attached:
+    with tiny.attach(method) as attached:
         said = generate(tiny.model, prompts(*rows))[:, -NEW:]
         together = kept(attached)
         singles, apart = [], []
@@ -292,7 +336,7 @@ def test_decoding_equals_a_forward_over_the_reduced_sequence(tiny: Tiny, positio
         new = found.sequences[:, -NEW:]
         size = new.shape[1]
         longer = {"input_ids": new, "attention_mask": torch.ones_like(new)}
-        longer["mm_token_type_ids"] = torch.zeros_like(new)
+        longer |= dict.fromkeys(("mm_token_type_ids", "token_type_ids"), torch.zeros_like(new))
         for name, more in longer.items():
             if name in reduced:
                 reduced[name] = torch.cat((reduced[name], more.to(reduced[name])), 1)
@@ -302,6 +346,184 @@ def test_decoding_equals_a_forward_over_the_reduced_sequence(tiny: Tiny, positio
         reduced["position_ids"] = torch.cat((places, more), -1)
         logits = tiny.model(**reduced).logits[:, -NEW - 1 : -1]
     assert torch.allclose(torch.stack(found.logits, 1), logits, atol=1e-4)
+
+
+# ---- where the tokens of a picture come from
+
+
+@torch.no_grad()
+def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: list[Any]) -> None:
+    """The model's own projector makes the tokens of the features that were captured, where it takes them one by one."""
+    inner = tiny.model.model
+    with tiny.attach():
+        tiny.model(**prompts(*tiny.rows()[:2]))
+    for tokens in seen:
+        features = tokens.features
+        if tiny.name.startswith("qwen"):
+            made = inner.visual.merger(features.flatten(0, 1)).unflatten(0, (len(features), -1))
+        elif tiny.name == "internvl":
+            grid = inner.pixel_shuffle(features.unflatten(1, (4, 4)), scale_factor=0.5).flatten(1, 2)
+            made = inner.multi_modal_projector(grid)
+        elif tiny.name in ("smolvlm", "idefics3"):
+            made = inner.connector(inner.vision_model.post_layernorm(features))
+        elif tiny.name == "gemma3":
+            made = inner.multi_modal_projector(inner.vision_tower.post_layernorm(features))
+        elif tiny.name == "llava_next_video video":
+            made = inner.multi_modal_projector(inner.vision_resampler(features))
+        elif tiny.name == "llava_onevision video":
+            made = inner.apply_pooling(inner.multi_modal_projector(features))
+        elif tiny.name == "llava_onevision":
+            continue  # a token of a resized map is made of several patches
+        else:
+            made = inner.multi_modal_projector(features)
+        assert torch.allclose(made[tokens.tile, tokens.patch], tokens.projected, atol=1e-5)
+        if tokens.members is not None and tiny.name.startswith("qwen"):
+            assert torch.equal(tokens.members.flatten(), torch.arange(features.shape[1]))
+
+
+@torch.no_grad()
+def test_a_token_of_a_resized_map_counts_as_the_patch_in_its_middle(seen: list[Any]) -> None:
+    tiny = Tiny("llava_onevision")
+    with tiny.attach():
+        tiny.model(**tiny.one(0))  # 2 x 2 tiles of 4 x 4 patches, resized to 5 x 5
+    tile, patch = seen[0].tile[0, 16:].view(5, 5), seen[0].patch[0, 16:].view(5, 5)
+    assert torch.equal(seen[0].patch[0, :16], torch.arange(16)) and not seen[0].tile[0, :16].any()
+    row = (tile - 1) // 2 * 4 + patch // 4
+    column = (tile - 1) % 2 * 4 + patch % 4
+    middle = ((torch.arange(5) + 0.5) * 8 / 5 - 0.5).round().long()
+    assert torch.equal(row, middle[:, None].expand(5, 5)) and torch.equal(column, middle.expand(5, 5))
+
+
+MIXED = {"qwen2_5_vl": "qwen2_5_vl video", "qwen3_vl": "qwen3_vl video", "video_llava": "video_llava video"}
+MIXED |= {"llava_onevision": "llava_onevision video", "llava_next_video": "llava_next_video video"}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv"])
+def test_pictures_and_videos_in_one_prompt(name: str, method: str) -> None:
+    tiny = Tiny(name)
+    image, clip = tiny.case.picture(0), CASES[MIXED[name]].picture(1)
+    rows = [[1, 5, clip, 6, image, 7, 8], [1, image, 9, 10]]
+    with tiny.attach(method, 6) as attached:
+        said = generate(tiny.model, prompts(*rows))[:, -NEW:]
+        assert {(one.row, one.after) for one in attached.outcomes} == {(0, 6), (1, 6)}
+        assert len(attached.outcomes) == 3
+        singles = [generate(tiny.model, prompts(row))[:, -NEW:] for row in rows]
+    assert torch.equal(said, torch.cat(singles))
+
+
+def test_frames_of_a_video_share_the_whole_budget() -> None:
+    tiny = Tiny("llava_next_video video")  # of a model whose pictures have up to five tiles
+    with tiny.attach(tokens=10, tile_budget="per_tile") as attached:
+        generate(tiny.model, tiny.one())
+    assert [len(one[1].owner[0]) for one in attached.outcomes[0].reductions] == [4] * 4
+    assert attached.outcomes[0].after == 10
+
+
+def test_blocks_of_windows_are_refused() -> None:
+    tiny = Tiny("qwen2_5_vl")
+    with pytest.raises(OptionError, match=r"within windows.*Take one of 1, 3"):
+        tiny.attach(vision_layer=-2)
+    with tiny.attach(vision_layer=1) as attached:
+        generate(tiny.model, tiny.one())
+        assert attached.outcomes[0].after == tiny.case.tokens
+
+
+@torch.no_grad()
+def test_received_saliency_never_holds_a_square_of_patches() -> None:
+    tiny = Tiny("qwen2_5_vl")
+    side = 64  # 4096 patches, whose square for four heads would be 256 MiB
+    pixels = hf_models.noise(side**2, 6 * 14**2, seed=0)
+    ids = [hf_models.START, *[hf_models.IMAGE] * (side**2 // 4), hf_models.END]
+    picture = hf_models.Picture(ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])})
+    largest = 0
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            for one in found if isinstance(found, tuple | list) else [found]:
+                largest = max(largest, one.untyped_storage().nbytes() if isinstance(one, Tensor) else 0)
+            return found
+
+    with tiny.attach(tokens=64) as attached, Largest():
+        tiny.model(**prompts([1, 5, picture, 6, 7]))
+    assert attached.outcomes[0].after == 64
+    assert largest < 64 * 2**20
+
+
+# ---- what every attachment holds, on these models too
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+@pytest.mark.parametrize("method", ["consensusdrop", "fastv"])
+def test_calls_in_several_threads_do_not_meet(name: str, method: str) -> None:
+    tiny = Tiny(name)
+    asked = [prompts([1, 5 + n, tiny.case.picture(n % 4), 6, 7 + n]) for n in range(8)]
+
+    def ask(number: int) -> tuple[list[int], list[Any]]:
+        return generate(tiny.model, asked[number])[0].tolist(), kept(attached)
+
+    with tiny.attach(method) as attached, ThreadPoolExecutor(4) as pool:
+        alone = [ask(number) for number in range(8)]
+        assert list(pool.map(ask, range(8))) == alone
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+@torch.no_grad()
+def test_a_deep_copy_is_attached_by_itself(name: str) -> None:
+    tiny = Tiny(name)
+    inputs = tiny.one()
+    plain = tiny.model(**inputs).logits
+    with tiny.attach():
+        reduced = tiny.model(**inputs).logits
+        twin = copy.deepcopy(tiny.model)
+    assert torch.equal(tiny.model(**inputs).logits, plain)
+    for parameter in tiny.model.parameters():
+        parameter.zero_()  # whatever the copy still took from the original would show
+    assert torch.equal(twin(**inputs).logits, reduced)
+    vars(twin)["generate"].args[0].detach()
+    assert torch.equal(twin(**inputs).logits, plain)
+
+
+def test_chunked_prefill_is_no_way_to_cut_between_layers() -> None:
+    tiny = Tiny("llava")
+    with tiny.attach("fastv"), pytest.raises(OptionError, match="prefill_chunk_size"):
+        generate(tiny.model, tiny.one(), prefill_chunk_size=5)
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
+def test_cuts_between_layers_and_ways_of_generating(tiny: Tiny, options: dict[str, Any]) -> None:
+    inputs = prompts(*tiny.rows()[:2])
+    if refused(tiny.name, "pyramiddrop"):
+        pytest.skip("refused, see the matrix")
+    with tiny.attach("pyramiddrop") as attached:
+        said = generate(tiny.model, inputs, **options)
+        assert said.shape == (2 * options.get("num_return_sequences", 1), inputs["input_ids"].shape[1] + NEW)
+        assert all(one.after == tiny.case.tokens for one in attached.outcomes)
+
+
+def test_lengths_that_count_the_prompt_are_those_of_the_whole_prompt() -> None:
+    tiny = Tiny("llava")
+    inputs = tiny.one()
+    size = inputs["input_ids"].shape[1]
+    with tiny.attach():
+        assert tiny.model.generate(**inputs, max_length=size + 3, do_sample=False).shape[1] == size + 3
+        by_place = tiny.model.generate(
+            inputs["input_ids"],
+            pixel_values=inputs["pixel_values"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=3,
+            do_sample=False,
+        )
+        assert by_place.shape[1] == size + 3
+
+
+def test_versions_before_features_could_be_handed_over() -> None:
+    with pytest.raises(OptionError, match=r"transformers 5.18.1: .* need >= 5.19"):
+        check_version("5.18.1")
+    check_version("5.19.0.dev0")
+    check_version("6.0")
 
 
 # ---- every method on every host
@@ -324,7 +546,9 @@ FAMILIES = {
     "video_llava": {**NO_CLIP, **NO_BLOCKS},
     "llava_onevision": {**NO_CLIP, **NO_BLOCKS, **LAST_BLOCK},
 }
+CUTS = dict.fromkeys(("fastv", "sparsevlm", "pyramiddrop", "dart"), "both directions")
 MERGERS = {**NO_CLIP, **NO_BLOCKS, **NO_PROJECTOR}
+FAMILIES["gemma3"] = {**MERGERS, **CUTS}
 
 
 def refused(host: str, method: str) -> str | None:

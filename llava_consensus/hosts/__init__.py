@@ -64,6 +64,7 @@ HOSTS: dict[str, HostEntry] = {
     "llava-next-video": HostEntry(
         HF, ("LlavaNextVideoForConditionalGeneration",), "LLaVA-NeXT-Video: tiles, videos", "tiled:LlavaNextVideo"
     ),
+    "gemma-3": HostEntry(HF, ("Gemma3ForConditionalGeneration",), "Gemma 3: methods behind the tower", "gemma3:Gemma3"),
     "video-llava": HostEntry(
         HF, ("VideoLlavaForConditionalGeneration",), "Video-LLaVA: pictures, clips", "video_llava:VideoLlava"
     ),

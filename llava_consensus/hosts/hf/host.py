@@ -31,7 +31,7 @@ class HfHost:
         check_version(transformers.__version__)
         if getattr(vars(self.view.module).get("generate"), "func", None) is seam.generate:
             raise OptionError("this model has a method attached already: detach it first")
-        self.view.check()
+        self.view.check(method)
         self._attached = Attachment(self.view, method, budget)
         return self._attached
 

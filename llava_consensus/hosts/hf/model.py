@@ -16,12 +16,12 @@ from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
+from llava_consensus.reduction.method import Method
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
-CHECKED_DECODERS = ("llama", "mistral", "qwen2", "qwen3", "vicuna")  # whose layers methods can cut between
 
 
 class Features(NamedTuple):
@@ -65,7 +65,7 @@ class HfModel:
         """The most tiles a picture of this model can have."""
         return 1
 
-    def check(self) -> None:
+    def check(self, method: Method) -> None:
         """Raises OptionError for what this family cannot do."""
 
     def clip_text(self) -> ClipText:

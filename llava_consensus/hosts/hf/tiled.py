@@ -15,6 +15,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import squares
 from llava_consensus.hosts.tower.inside import acts_inside
 
 if TYPE_CHECKING:
@@ -134,10 +135,7 @@ class LlavaNextVideo(_WithVideos):
     def pooled(self) -> tuple[int, Tensor]:
         """Squares of `spatial_pool_stride` patches."""
         side, stride = self.tower.side, self.module.config.spatial_pool_stride
-        width = side // stride
-        corner = torch.arange(width)[:, None] * stride * side + torch.arange(width) * stride
-        inside = torch.arange(stride)[:, None] * side + torch.arange(stride)
-        return width, corner.flatten()[:, None] + inside.flatten()
+        return side // stride, squares(side, stride)
 
 
 class LlavaOnevision(_WithVideos):

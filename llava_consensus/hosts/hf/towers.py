@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
@@ -107,6 +108,14 @@ class ShuffledTower:
         if Need.CLASS_FEATURE in needs:
             found.append(Tap(self.blocks[features], lambda output: {"class_feature": _first(output)[:, 0]}))
         return found
+
+
+def squares(side: int, stride: int) -> Tensor:
+    """The patches of each square of a grid of patches: [N, stride * stride], without what does not fill a square."""
+    width = side // stride
+    corner = torch.arange(width)[:, None] * stride * side + torch.arange(width) * stride
+    inside = torch.arange(stride)[:, None] * side + torch.arange(stride)
+    return corner.flatten()[:, None] + inside.flatten()
 
 
 def _first(output: Any) -> Tensor:
