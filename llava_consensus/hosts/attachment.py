@@ -36,6 +36,7 @@ from llava_consensus.hosts.sequence.insert import (
 from llava_consensus.hosts.sequence.layout import Layout, RowKinds, read_layout
 from llava_consensus.hosts.sequence.splice import Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.shares import Shares
 from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
 from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fingerprint, install_taps
 from llava_consensus.reduction.budget import Budget
@@ -47,7 +48,7 @@ NO_TEXT = "no text after the image: reduced by vision saliency alone"
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
-class Attachment(Caller):
+class Attachment(Caller, Shares):
     """A method on one model; leaving the `with` block detaches it. `outcomes` says what became of the pictures of the
     last call.
 
@@ -154,38 +155,6 @@ class Attachment(Caller):
         call, cache = calls.current(self), getattr(output, "past_key_values", None)
         if call is not None and call.scoped and cache is not None and not call.cache:
             call.cache = cached_layers(cache)
-
-    # ---- budgets
-
-    def budgets(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
-        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
-        picture of this model can have; the frames of a video share all of it. A budget of all its tokens leaves a
-        picture as it is.
-        """
-        tower, method = self.model.tower, self.method
-        if acts_inside(method) and tower is not None:
-            available = tiles * tower.tokens  # known before the sequence is
-        if not method.reduces or self.budget.tokens >= available:
-            return [Budget(max(available, 1))]
-        if tiles == 1 or method.tile_budget == "global":
-            return [self.budget]
-        return self.budget.share(tiles if video else max(tiles, self.model.most_tiles))[:tiles]
-
-    def tile_tokens(self, tiles: int) -> list[int]:
-        """Budget of each tile of a picture, for methods inside the tower."""
-        tower = self.model.tower
-        size = tower.tokens if tower is not None else 1
-        shares = self.budgets(tiles, tiles * size)
-        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether what is left of a picture depends on the question asked about it."""
-        tower = self.model.tower
-        most = self.model.most_tiles * (tower.tokens if tower is not None else 0)
-        return self.method.reduces and self.budget.tokens < most and self.method.reads_prompt
-
-    # ---- the way of a picture
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
