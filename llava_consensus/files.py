@@ -38,7 +38,7 @@ def take_lock(path: Path, what: str) -> int:
     Raises:
         BusyError: another process has it; `what` says in words what that one works on.
     """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -47,9 +47,30 @@ def take_lock(path: Path, what: str) -> int:
         raise BusyError(
             f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
         ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    try:
+        check_lock(lock, path)  # deleted between the two calls
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except BaseException:
+        os.close(lock)
+        raise
     return lock
+
+
+def check_lock(lock: int, path: Path) -> None:
+    """Raises BusyError where the lock file that was taken is no longer the one at `path`: it was deleted or replaced,
+    and another process may have taken the new one.
+    """
+    try:
+        there, mine = os.stat(path), os.fstat(lock)
+        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+    except OSError:
+        same = False
+    if not same:
+        raise BusyError(
+            f"{path}: was deleted while this process worked, so another one may be at work too. Stopped before writing "
+            "anything more; what was written is kept, and the same command goes on"
+        )
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
@@ -62,17 +83,16 @@ def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) 
     if not records:
         return
     data = to_lines(records)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        _write_all(file, data)  # one write; more only where the disk took less
-        if sync:
-            os.fsync(file)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            _write_all(file, data)  # one write; more only where the disk took less
+            if sync:
+                os.fsync(file)
+        finally:
+            os.close(file)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot write ({error.strerror}). Make room; the same command goes on from here"
-        ) from None
-    finally:
-        os.close(file)
+        raise DataError(f"{path}: cannot write ({error.strerror}). {ROOM}") from None
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
