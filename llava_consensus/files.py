@@ -290,6 +290,8 @@ def sync_folder(path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.is_fifo():
+            raise DataError(f"{path}: is a pipe, and a file is read more than once. Write it to a file first")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"missing file: {path}") from error
