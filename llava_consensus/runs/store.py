@@ -125,12 +125,15 @@ class Run:
     def _check_lock(self) -> None:
         check_lock(self._lock, self.path / LOCK)
 
-    def forget_errors(self) -> None:
-        """Makes questions without an answer questions that are still to be asked."""
+    def forget(self, indexes: Collection[int]) -> None:
+        """Makes questions that were answered, or failed, questions that are still to be asked."""
+        self._check_lock()
         (self.path / METRICS).unlink(missing_ok=True)
-        self.errors.clear()
-        self._settle()
-        replace(self.path / ERRORS, b"")
+        for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
+            for index in indexes:
+                records.pop(index, None)
+            replace(self.path / name, to_lines(records[index] for index in sorted(records)))
+        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
 
     def _settle(self) -> None:
         """Brings records into the order of their questions, and those of workers into the files of one process."""
