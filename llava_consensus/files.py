@@ -1,4 +1,4 @@
-"""Files of results: read in one way, appended to with one write, replaced in one step, locked while in use.
+"""Files of results: read in one way, appended to with one write, replaced in one step.
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
 tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run.
@@ -6,7 +6,6 @@ Used by every room that reads or writes JSON.
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import BusyError, DataError
+from llava_consensus.errors import DataError
 
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
@@ -30,47 +29,6 @@ MEND = "Mend or remove the line; nothing was changed"
 def canonical(content: Mapping[str, Any]) -> str:
     """The one JSON text of an object: equal for equal objects, different for different ones."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def take_lock(path: Path, what: str) -> int:
-    """Takes the lock file `path`, made if absent: a descriptor to close. The system lets go of it when a process dies.
-
-    Raises:
-        BusyError: another process has it; `what` says in words what that one works on.
-    """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise BusyError(
-            f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
-        ) from None
-    try:
-        check_lock(lock, path)  # deleted between the two calls
-        os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()}\n".encode())
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
-
-
-def check_lock(lock: int, path: Path) -> None:
-    """Raises BusyError where the lock file that was taken is no longer the one at `path`: it was deleted or replaced,
-    and another process may have taken the new one.
-    """
-    try:
-        there, mine = os.stat(path), os.fstat(lock)
-        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
-    except OSError:
-        same = False
-    if not same:
-        raise BusyError(
-            f"{path}: was deleted while this process worked, so another one may be at work too. Stopped before writing "
-            "anything more; what was written is kept, and the same command goes on"
-        )
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
@@ -262,16 +220,20 @@ def write_out(path: Path, data: bytes) -> None:
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
         elif path.exists() and not path.is_file():
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
-            try:
-                os.set_blocking(file, True)
-                _write_all(file, data)
-            finally:
-                os.close(file)
+            _write_into(path, data)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
+    try:
+        os.set_blocking(file, True)
+        _write_all(file, data)
+    finally:
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:

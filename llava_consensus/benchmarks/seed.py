@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base, submission
-from llava_consensus.benchmarks.base import Benchmark, DataFile
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import seed as scorer
@@ -27,6 +27,7 @@ FILES = (
     DataFile("SEED-Bench.json", "huggingface.co/datasets/AILab-CVC/SEED-Bench (the first revision)"),
 )
 FIELDS = ("question_id", "question_type_id", "data_type", "answer")
+OFFICIAL = "official question_id"  # as the annotation has it, a text or a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class SEED(Benchmark):
         """
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
-        joined = base.join(records, questions)
+        joined = base.join(records, questions, _of_question, _of_record)
         said = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
         asked = {one.question_id for one in questions}
         annotated = [one for one in annotations if scorer.key(one["question_id"]) in asked]
@@ -82,18 +83,28 @@ class SEED(Benchmark):
         """The official upload: a JSON line for each annotated question, in that order."""
         questions = self.load(data)
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
-        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        found = submission.audit(records, questions)
-        said = {record["question_id"]: record["text"] for record in records}
+        base.join(
+            records, questions, _of_question, _of_record
+        )  # stops where the answers are no answers or those of another benchmark
+        found = submission.audit(records, questions, _of_question, _of_record)
+        said = {_of_record(record): record["text"] for record in records}
         keys = [scorer.key(one["question_id"]) for one in annotations]
         found["missing"] = [key for key in keys if key not in said]
         submission.refuse_missing(found, "the official script stops at the first of them")
         rows = [
-            json.dumps({"question_id": one["question_id"], "prediction": said[key]}) + "\n"
+            json.dumps({"question_id": one[OFFICIAL], "prediction": said[key]}) + "\n"
             for one, key in zip(annotations, keys, strict=True)
         ]
         write_out(target, "".join(rows).encode())
         return found | {"written": len(rows)}
+
+
+def _of_question(question: Question) -> int | str:
+    return scorer.key(str(question.question_id))
+
+
+def _of_record(record: Record) -> int | str:
+    return scorer.key(str(record["question_id"]))
 
 
 def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -106,5 +117,5 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
         absent = [name for name in FIELDS if not isinstance(row, dict) or name not in row]
         if absent:
             raise DataError(f"{path}, entry {number} of questions: no {', '.join(absent)}")
-        row["question_id"] = str(row["question_id"])
+        row[OFFICIAL], row["question_id"] = row["question_id"], str(row["question_id"])
     return rows, {number: name for name, number in types.items()}

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, append, canonical, check_lock, parse, take_lock, whole_lines
+from llava_consensus.files import Record, append, canonical, parse, whole_lines
+from llava_consensus.locks import check_lock, take_lock
 
 NAME, LOCK = "replies.jsonl", "replies.lock"
 

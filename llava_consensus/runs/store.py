@@ -35,17 +35,16 @@ from llava_consensus.files import (
     Record,
     append,
     canonical,
-    check_lock,
     parse,
     read_json,
     remove_leftovers,
     replace,
-    take_lock,
     to_lines,
     whole_lines,
     write_json,
     write_metrics,
 )
+from llava_consensus.locks import check_lock, take_lock
 from llava_consensus.runs import checksums
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
