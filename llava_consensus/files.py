@@ -1,4 +1,4 @@
-"""Files of results: read in one way, appended to with one write, replaced in one step, locked while in use.
+"""Files of results: read in one way, appended to with one write, replaced in one step.
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
 tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run.
@@ -6,7 +6,6 @@ Used by every room that reads or writes JSON.
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import BusyError, DataError
+from llava_consensus.errors import DataError
 
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
@@ -32,26 +31,6 @@ def canonical(content: Mapping[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def take_lock(path: Path, what: str) -> int:
-    """Takes the lock file `path`, made if absent: a descriptor to close. The system lets go of it when a process dies.
-
-    Raises:
-        BusyError: another process has it; `what` says in words what that one works on.
-    """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise BusyError(
-            f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
-        ) from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
-    return lock
-
-
 def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
     """Adds a line for each record, with one write; when this returns they are on the disk, or without `sync` on their
     way.
@@ -62,17 +41,16 @@ def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) 
     if not records:
         return
     data = to_lines(records)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        _write_all(file, data)  # one write; more only where the disk took less
-        if sync:
-            os.fsync(file)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            _write_all(file, data)  # one write; more only where the disk took less
+            if sync:
+                os.fsync(file)
+        finally:
+            os.close(file)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot write ({error.strerror}). Make room; the same command goes on from here"
-        ) from None
-    finally:
-        os.close(file)
+        raise DataError(f"{path}: cannot write ({error.strerror}). {ROOM}") from None
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
@@ -242,16 +220,30 @@ def write_out(path: Path, data: bytes) -> None:
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
         elif path.exists() and not path.is_file():
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
-            try:
-                os.set_blocking(file, True)
-                _write_all(file, data)
-            finally:
-                os.close(file)
+            _write_into(path, data)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _write_into(path: Path, data: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
+    try:
+        os.set_blocking(file, True)
+        _write_all(file, data)
+    finally:
+        os.close(file)
+
+
+def _write_to_device(path: Path, data: bytes) -> None:
+    """Writes to a device or a pipe as it is; a pipe without a reader is refused at once."""
+    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.set_blocking(file, True)
+        _write_all(file, data)
+    finally:
+        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -270,6 +262,8 @@ def sync_folder(path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.is_fifo():
+            raise DataError(f"{path}: is a pipe, and a file is read more than once. Write it to a file first")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"missing file: {path}") from error

@@ -346,6 +346,21 @@ def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None
         export(records[:3], seed_data, tmp_path / "u2.jsonl")
 
 
+def test_seed_takes_ids_as_texts_and_as_numbers(seed_data: Path, tmp_path: Path) -> None:
+    seed, target = make("seed"), tmp_path / "upload.jsonl"
+    records = [{"question_id": one.question_id, "text": "A"} for one in seed.load(seed_data)]
+    as_texts = [{**one, "question_id": str(one["question_id"])} for one in records]
+    assert seed.score(as_texts, seed_data)["accuracy"] == seed.score(records, seed_data)["accuracy"]
+    file = next((seed_data / "eval" / "seed_bench").glob("SEED-Bench.json"))
+    content = json.loads(file.read_text())
+    numbered = next(one for one in content["questions"] if str(one["question_id"]).isdecimal())
+    numbered["question_id"] = int(numbered["question_id"])
+    file.write_text(json.dumps(content))
+    seed.export(as_texts, seed_data, target)
+    ids = [json.loads(line)["question_id"] for line in target.read_text().splitlines()]
+    assert numbered["question_id"] in ids, "as the annotation has it"
+
+
 def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> None:
     path = seed_data / "eval" / "seed_bench" / "SEED-Bench.json"
     content = json.loads(path.read_text())

@@ -17,13 +17,14 @@ PACKAGE = Path(__file__).parents[1] / "llava_consensus"
 MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "errors": set(),
     "files": {"errors"},
+    "locks": {"errors"},
     "reduction": {"errors"},
     "methods": {"reduction", "errors"},
     "hosts": {"methods", "reduction", "files", "errors"},
     "scorers": {"errors"},
     "benchmarks": {"scorers", "files", "errors"},
-    "judge": {"benchmarks", "scorers", "files", "errors"},
-    "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "errors"},
+    "judge": {"benchmarks", "scorers", "files", "locks", "errors"},
+    "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "locks", "errors"},
     "report": {"files", "errors"},
 }
 FREE = {"cli", "__init__"}

@@ -189,4 +189,7 @@ def test_the_real_model_with_poison_questions(tmp_path: Path, capsys: pytest.Cap
     given = ["eval", "gqa", "--model", str(root / "checkpoints" / "llava-mini"), "--data", str(tmp_path), "--device"]
     assert cli.main([*given, "cpu", "--out", str(tmp_path / "out"), "--no-progress"]) == 0
     output = capsys.readouterr()
-    assert "on 5 of 8 questions, 3 without an answer" in output.out and "Traceback" not in output.err
+    errors = [json.loads(line)["index"] for line in next(tmp_path.glob("out/*/errors.jsonl")).read_text().splitlines()]
+    assert errors in ([1, 3, 5], [1, 5]), "older tokenizers read a lone surrogate as an unknown letter"
+    answered = f"on {8 - len(errors)} of 8 questions, {len(errors)} without an answer"
+    assert answered in output.out and "Traceback" not in output.err

@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from fakes import config, make_place
+from fakes import FakeHost, config, make_place
+from PIL import Image
 from tiny_data import make_mme
 
 from llava_consensus.benchmarks import make
-from llava_consensus.runs import fingerprint
+from llava_consensus.runs import fingerprint, loop
 from llava_consensus.runs.configuration import prepare
+from llava_consensus.runs.execution import Execution
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +75,22 @@ def test_a_development_install_goes_by_its_source(tmp_path: Path) -> None:
     (tmp_path / "three").symlink_to("two")
     (tmp_path / "two" / "hosts" / "a.py").write_text("x = 2")
     assert fingerprint._source(tmp_path / "one") != fingerprint._source(tmp_path / "three")
+
+
+def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:
+    data = make_place(tmp_path / "data")
+
+    def go(out: Path) -> loop.RunResult:
+        return loop.run(config(data, data / "model"), out, Execution(progress=False), lambda *_: FakeHost())
+
+    assert go(tmp_path / "out").asked == 20 and go(tmp_path / "out").asked == 0
+    image = data / "eval" / "fake" / "images" / "1.png"
+    image.write_bytes(image.read_bytes())
+    assert go(tmp_path / "out").asked == 0, "written anew, but the same"
+    Image.new("RGB", (4, 4), (9, 0, 0)).save(image)
+    again = go(tmp_path / "out")
+    assert again.asked == 5 and again.path == go(tmp_path / "whole").path.parents[1] / "out" / again.path.name
+    whole = go(tmp_path / "whole")
+    assert (again.path / "answers.jsonl").read_bytes() == (whole.path / "answers.jsonl").read_bytes()
+    image.unlink()
+    assert go(tmp_path / "out").asked == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.benchmarks import base, submission
-from llava_consensus.benchmarks.base import Benchmark, DataFile
+from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import seed as scorer
@@ -27,6 +27,7 @@ FILES = (
     DataFile("SEED-Bench.json", "huggingface.co/datasets/AILab-CVC/SEED-Bench (the first revision)"),
 )
 FIELDS = ("question_id", "question_type_id", "data_type", "answer")
+OFFICIAL = "official question_id"  # as the annotation has it, a text or a number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class SEED(Benchmark):
         """
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
-        joined = base.join(records, questions)
+        joined = base.join(records, questions, _of_question, _of_record)
         texts = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
         asked_ids = {question.question_id for question in questions}
         annotated = [annotation for annotation in annotations if scorer.key(annotation["question_id"]) in asked_ids]
@@ -84,18 +85,27 @@ class SEED(Benchmark):
         """The official upload: a JSON line for each annotated question, in that order."""
         questions = self.load(data)
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
-        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        audit = submission.audit(records, questions)
-        texts = {record["question_id"]: record["text"] for record in records}
+        # Stops where the answers are no answers or those of another benchmark.
+        base.join(records, questions, _of_question, _of_record)
+        audit = submission.audit(records, questions, _of_question, _of_record)
+        texts = {_of_record(record): record["text"] for record in records}
         keys = [scorer.key(annotation["question_id"]) for annotation in annotations]
         audit["missing"] = [key for key in keys if key not in texts]
         submission.refuse_missing(audit, "the official script stops at the first of them")
         rows = [
-            json.dumps({"question_id": annotation["question_id"], "prediction": texts[key]}) + "\n"
+            json.dumps({"question_id": annotation[OFFICIAL], "prediction": texts[key]}) + "\n"
             for annotation, key in zip(annotations, keys, strict=True)
         ]
         write_out(target, "".join(rows).encode())
         return audit | {"written": len(rows)}
+
+
+def _of_question(question: Question) -> int | str:
+    return scorer.key(str(question.question_id))
+
+
+def _of_record(record: Record) -> int | str:
+    return scorer.key(str(record["question_id"]))
 
 
 def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -108,5 +118,5 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
         absent = [name for name in FIELDS if not isinstance(row, dict) or name not in row]
         if absent:
             raise DataError(f"{path}, entry {number} of questions: no {', '.join(absent)}")
-        row["question_id"] = str(row["question_id"])
+        row[OFFICIAL], row["question_id"] = row["question_id"], str(row["question_id"])
     return rows, {number: name for name, number in types.items()}

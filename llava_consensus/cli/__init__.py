@@ -21,7 +21,9 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from unicodedata import category
 
@@ -37,6 +39,33 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     given = _parser().parse_args(argv)
     _tell()
+    with _stops() as stop:
+        code = _run(given)
+    return 128 + stop[0] if stop and code == 130 else code
+
+
+@contextlib.contextmanager
+def _stops() -> Iterator[list[int]]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: it says what was done and how to go on. Yields what came."""
+    came: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+                before[one] = signal.signal(one, stop)
+    try:
+        yield came
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _run(given: argparse.Namespace) -> int:
     try:
         for line in given.lines(given):
             print(printable(line), flush=True)

@@ -159,7 +159,7 @@ def options(pairs: Iterable[str]) -> dict[str, Any]:
         if not separator or not key:
             raise OptionError(f"option {pair!r} must be KEY=VALUE, for example alpha=0.5")
         try:
-            found[key] = json.loads(value)
-        except ValueError:
+            found[key] = json.loads(value, parse_constant=str)  # NaN and Infinity are no JSON: text
+        except (ValueError, RecursionError):
             found[key] = value
     return found

@@ -2,15 +2,19 @@
 
 import argparse
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
+from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
     from llava_consensus.runs.loop import RunResult
+
+log = logging.getLogger(__name__)
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 
@@ -40,7 +44,12 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
     stored = json.loads((result.path / "config.json").read_bytes())
-    yield from _summary(result, given.name, table.full_score(given.out, stored))
+    try:
+        full = table.full_score(given.out, stored)
+    except DataError as error:  # of another run, which is no reason to keep this one's result back
+        full = None
+        log.warning("another run is damaged, so it is not compared with: %s", error)
+    yield from _summary(result, given.name, full)
 
 
 def sweep(given: argparse.Namespace) -> Iterator[str]:

@@ -44,6 +44,10 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     """
     from llava_consensus.report import costs, table
 
+    if not arguments.out.is_dir():
+        raise DataError(
+            f"--out {arguments.out}: no such folder of results. An evaluation makes one: llava-consensus eval"
+        )
     found = table.in_sections(table.read_rows(arguments.out, _known()))
     bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
     pages = [(path, "markdown") for path in arguments.write]

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, append, canonical, parse, take_lock, whole_lines
+from llava_consensus.files import Record, append, canonical, parse, whole_lines
+from llava_consensus.locks import check_lock, take_lock
 
 NAME, LOCK = "replies.jsonl", "replies.lock"
 
@@ -59,18 +60,22 @@ class Replies:
 
     def sent(self, key: str) -> None:
         """Notes that a request goes out; if nothing follows, its process was stopped and it may have been charged."""
-        append(self.path, [{"event": "sent", "key": key}], sync=False)
+        self._append({"event": "sent", "key": key}, sync=False)
 
     def fail(self, key: str, reason: str) -> None:
         """Notes a try that got no usable reply."""
-        append(self.path, [{"event": "failed", "key": key, "reason": self.hide(reason)}], sync=False)
+        self._append({"event": "failed", "key": key, "reason": self.hide(reason)}, sync=False)
         self.failed[key] += 1
 
     def add(self, key: str, request: Mapping[str, Any], reply: Reply, raw: Any, at: str) -> None:
         """Stores a reply; when this returns it is on the disk."""
         heard = self.hide({"request": request, **reply._asdict(), "raw": raw})
-        append(self.path, [{"event": "reply", "key": key, "at": at, **heard}])
+        self._append({"event": "reply", "key": key, "at": at, **heard})
         self.known[key] = reply
+
+    def _append(self, line: Record, sync: bool = True) -> None:
+        check_lock(self._lock, self.path.with_name(LOCK))
+        append(self.path, [line], sync)
 
     def close(self) -> None:
         """Lets the next process have the file."""

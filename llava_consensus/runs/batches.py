@@ -19,7 +19,7 @@ from llava_consensus.files import Record
 from llava_consensus.hosts import Answer, Encoded, Host
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs import failures
-from llava_consensus.runs.checksums import signed
+from llava_consensus.runs.checksums import of_pictures, signed
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.costs import AnswerCosts
 from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
@@ -102,6 +102,7 @@ class Asker:
                 "structural": answer.structural,
                 "notes": list(answer.notes),
                 **self._costs.of(answer.prefill, self.plan.shown(question)),
+                **(of_pictures(self.plan.pictures(question)) if self.plan.content is None else {}),
             },
         }
         return signed(record)

@@ -4,8 +4,10 @@ Each record has a short one in its metadata (`sum`), and metrics.json has digest
 Runs written before have none and are read as they are. `problems(folder)` is what `llava-consensus verify` prints.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,7 +15,7 @@ from zlib import crc32
 from llava_consensus.errors import DataError
 from llava_consensus.files import ANSWERS, CONFIG, METRICS, SCORES, Record, canonical, parse, read_json, whole_lines
 
-SUM, DIGESTS = "sum", "sha256"
+SUM, PICTURES, DIGESTS = "sum", "pictures", "sha256"
 PASSING = ("timing", "environment", DIGESTS)  # of metrics: other on every machine
 MEND = "Remove the line; the same command asks that question again"
 
@@ -21,6 +23,41 @@ MEND = "Remove the line; the same command asks that question again"
 def signed(record: Record) -> Record:
     """The record with its checksum, as the last entry of its metadata."""
     return record | {"metadata": record["metadata"] | {SUM: _sum(record)}}
+
+
+def of_pictures(paths: Sequence[Path]) -> Record:
+    """What a record says of the contents of its question's pictures; nothing of a question without."""
+    found = [_short(path, *_stamp(path)) for path in paths]
+    return {PICTURES: "".join(found)} if found else {}
+
+
+def changed_pictures(path: Path, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
+    """Questions whose pictures are no longer those that were answered about. Pictures that are older than the answers,
+    in the file `path`, are taken to be the same; those that are gone too.
+
+    Args:
+        path: the file of the answers.
+        pictures: files by the index of the question.
+        answers: records by the index of the question.
+    """
+    written = path.stat().st_mtime_ns
+    changed = []
+    for index, record in answers.items():
+        stored = record["metadata"].get(PICTURES)
+        with contextlib.suppress(OSError):
+            if stored is not None and any(max(_stamp(one)) > written for one in pictures[index]):
+                changed += [index] if of_pictures(pictures[index])[PICTURES] != stored else []
+    return changed
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=1024)
+def _short(path: Path, *_times: int) -> str:
+    return f"{crc32(path.read_bytes()):08x}"
 
 
 def check(path: Path, number: int, record: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Question
 from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.files import Record
+from llava_consensus.files import ANSWERS, Record
 from llava_consensus.runs import checksums, metrics
 from llava_consensus.runs.batches import Asker, HostLoader, WorkerFactory
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
@@ -72,8 +72,7 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
-        if execution.retry_errors and folder.errors:
-            folder.forget_errors()
+        _forget(plan, folder, execution)
         done = folder.done
         pending = [question for question in plan.questions if question.index not in done]
         stored = folder.metrics()
@@ -92,6 +91,19 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
         _check_errors(plan, folder, execution)
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
+
+
+def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
+    """Leaves to be asked again what failed, if that is wished, and what was asked about pictures since changed."""
+    failed = list(folder.errors) if execution.retry_errors else []
+    pictures = {question.index: plan.pictures(question) for question in plan.questions}
+    changed = checksums.changed_pictures(folder.path / ANSWERS, pictures, folder.answers)
+    if changed:
+        log.warning(
+            "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)
+        )
+    if failed or changed:
+        folder.forget([*failed, *changed])
 
 
 def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:

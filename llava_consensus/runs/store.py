@@ -30,6 +30,7 @@ from llava_consensus.files import (
     ANSWERS,
     CONFIG,
     METRICS,
+    ROOM,
     SCORES,
     Record,
     append,
@@ -38,12 +39,12 @@ from llava_consensus.files import (
     read_json,
     remove_leftovers,
     replace,
-    take_lock,
     to_lines,
     whole_lines,
     write_json,
     write_metrics,
 )
+from llava_consensus.locks import check_lock, take_lock
 from llava_consensus.runs import checksums
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
@@ -62,9 +63,13 @@ def run_name(config: Mapping[str, Any]) -> str:
 def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
     """One range of questions of the run in folder `run`, in one step; nothing where it is there already."""
     path = run / SHARDS / f"{name}.jsonl"
-    if not path.exists():
+    if path.exists():
+        return
+    try:
         path.parent.mkdir(exist_ok=True)
-        replace(path, to_lines((*answers, *errors)))
+    except OSError as error:
+        raise DataError(f"{path.parent}: cannot be made ({error.strerror}). {ROOM}") from None
+    replace(path, to_lines((*answers, *errors)))
 
 
 class Run:
@@ -84,6 +89,7 @@ class Run:
 
     def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
         """Appends a batch; when this returns it is on the disk."""
+        self._check_lock()
         append(self.path / ERRORS, errors)
         append(self.path / ANSWERS, answers)
         self.errors.update((record["index"], record) for record in errors)
@@ -91,6 +97,7 @@ class Run:
 
     def add_shard(self, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
         """Takes over what a worker has finished; `write_shard` makes the file, here or in the worker's process."""
+        self._check_lock()
         write_shard(self.path, name, answers, errors)
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
@@ -107,18 +114,25 @@ class Run:
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
+        self._check_lock()
         self._settle()
         report = dict(metrics.get("report", {}))
         scores = report.pop("extracted", [])
         whole = {**metrics, "report": report} if "report" in metrics else dict(metrics)
         write_metrics(self.path, whole, scores, lambda: {checksums.DIGESTS: checksums.digests(self.path, whole)})
 
-    def forget_errors(self) -> None:
-        """Makes questions without an answer questions that are still to be asked."""
+    def _check_lock(self) -> None:
+        check_lock(self._lock, self.path / LOCK)
+
+    def forget(self, indexes: Collection[int]) -> None:
+        """Makes questions that were answered, or failed, questions that are still to be asked."""
+        self._check_lock()
         (self.path / METRICS).unlink(missing_ok=True)
-        self.errors.clear()
-        self._settle()
-        replace(self.path / ERRORS, b"")
+        for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
+            for index in indexes:
+                records.pop(index, None)
+            replace(self.path / name, to_lines(records[index] for index in sorted(records)))
+        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
 
     def _settle(self) -> None:
         """Brings records into the order of their questions, and those of workers into the files of one process."""

@@ -2,8 +2,10 @@
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -68,6 +70,7 @@ class Crew:
 def _serve(factory: Factory, worker: int, pipe: Connection) -> None:
     """A worker's life: load once, then shard after shard, until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         work = factory(worker)
         while True:
@@ -76,3 +79,11 @@ def _serve(factory: Factory, worker: int, pipe: Connection) -> None:
         return
     except Exception as error:
         pipe.send(error)
+
+
+def _end_with_parent() -> None:
+    """Ends this process as soon as the parent is gone, in the middle of a shard too."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
