@@ -108,6 +108,10 @@ class Grader(ABC):
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """The answered questions, and how many were asked, answered, missing, odd."""
 
+    def hear(self, text: str | None) -> str | None:
+        """A reply as the dialogue is given it."""
+        return text
+
     @abstractmethod
     def dialogue(self, sample: Sample) -> Dialogue:
         """The dialogue about one answer."""

@@ -70,7 +70,7 @@ class Grading:
         self.heard: dict[str, Reply] = {}
         self.outcome: Outcome | None = sample.settled
         self.failure = ""
-        self._prompt, self._config = prompt, config
+        self._grader, self._prompt, self._config = grader, prompt, config
         self._dialogue = grader.dialogue(sample)
         self._turn = next(self._dialogue)
 
@@ -89,7 +89,7 @@ class Grading:
         """Takes the reply to `request`."""
         self.heard[key_of(self.request)] = reply
         try:
-            self._turn = self._dialogue.send(Heard(reply.text, reply.limited))
+            self._turn = self._dialogue.send(Heard(self._grader.hear(reply.text), reply.limited))
         except StopIteration as end:
             self.outcome = end.value
 

@@ -19,6 +19,7 @@ from llava_consensus.judge.grader import Dialogue, Grader, Outcome, Sample, Turn
 from llava_consensus.judge.prompts import Prompt
 from llava_consensus.scorers import mm_vet as scorer
 
+NO_NUMBER = "(NaN: no number)"  # what the dialogue hears in its place
 TRIES = 5  # replies that are read; the one after them is not
 
 _TABLE = """\
@@ -102,6 +103,11 @@ class MMVetGrader(Grader):
             samples[key] = Sample(index, key, fields)
         return list(samples.values()), joined.counts
 
+    def hear(self, text: str | None) -> str | None:
+        """The official code takes NaN for a grade, which no total survives: here it is a reply nobody can read."""
+        grade = scorer.read(text)
+        return text if grade is None or not math.isnan(grade[0]) else NO_NUMBER
+
     def dialogue(self, sample: Sample) -> Dialogue:
         """The official rounds; the model's last unreadable reply is a grade of 0.
 
@@ -119,7 +125,7 @@ class MMVetGrader(Grader):
             if tries > TRIES:
                 return Outcome(0.0, heard.text or "", read=False)
             found = scorer.read(heard.text)
-            if found is not None and math.isfinite(found[0]):
+            if found is not None:
                 return Outcome(*found, read=True)
             again = True
 
