@@ -119,13 +119,13 @@ class CutForward:
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
         method, watch = self.method, self.watch
-        together: dict[Any, list[int]] = defaultdict(list)
+        batches: dict[Any, list[int]] = defaultdict(list)
         for index in self.cuts[layer]:
             picture = self.seen[index]
             cut = next(cut for cut in picture.cuts if cut.layer == layer)
-            together[len(picture.unit.places), picture.left, cut, index if method.adaptive else 0].append(index)
+            batches[len(picture.unit.places), picture.left, cut, index if method.adaptive else 0].append(index)
         groups = []
-        for (_, _, cut, _), indices in together.items():
+        for (_, _, cut, _), indices in batches.items():
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden)
             with torch.autocast(hidden.device.type, enabled=False):

@@ -133,8 +133,8 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
     for group in groups:
         indices, columns, _, chosen = group
         batch = torch.tensor([seen[index].row for index in indices], device=device)
-        stays = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
-        dropped[batch[:, None].expand_as(columns), columns] = ~stays
+        kept_mask = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
+        dropped[batch[:, None].expand_as(columns), columns] = ~kept_mask
         for index in indices:
             lengths[seen[index].row] += chosen.kept.shape[1] - columns.shape[1]
         if chosen.merged is not None and chosen.centres is not None:
