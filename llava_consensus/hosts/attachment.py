@@ -145,7 +145,7 @@ class Attachment(Caller, Shares):
         return self.model if module is self.model.module else self.model.of(module)
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
-        """Every forward of the model belongs to a call."""
+        """Begins a call where none is under way: every forward of the model belongs to one."""
         calls.enter_model(module)
         if calls.current(self) is None:
             self.current()

@@ -85,12 +85,12 @@ def called(model: nn.Module) -> nn.Module:
 
 
 def enter_model(module: nn.Module, *args: Any) -> None:
-    """Forward pre-hook of a model."""
+    """Forward pre-hook of a model: notes which module runs in this context."""
     _CALLED.set(module)
 
 
 def leave_model(module: nn.Module, *args: Any) -> None:
-    """Forward hook of a model."""
+    """Forward hook of a model: notes that its module has run."""
     _CALLED.set(None)
 
 
@@ -134,7 +134,7 @@ class Caller:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be said of the last call."""
+        """Remarks on the last call that go into its record."""
         return self._last.notes if self._last else ()
 
     def milliseconds(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ from llava_consensus.reduction.tokens import TextProbe
 
 
 class Hooks(Protocol):
-    """What a forward that is cut tells of itself, and whose method chooses (`hooks.py`)."""
+    """The hooks that started a forward: their method chooses tokens, and they are told what was cut (`hooks.py`)."""
 
     attachment: Any
     method: Any
@@ -165,7 +165,7 @@ class CutForward:
         return query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2), key
 
     def end(self, hidden: Tensor) -> Tensor:
-        """The full length again, after everything is reported and remembered."""
+        """Reports what was cut, remembers the cache, and gives the states at the full length again."""
         self.hooks.remember(self.cache, CutCache(self.rows.size, self.columns))
         index_of = {picture.unit.picture: index for index, picture in enumerate(self.seen) if picture.first}
         outcomes = {
@@ -199,11 +199,11 @@ class Step:
         return hidden, self.layer_arguments[id(columns.real)]
 
     def wants(self, layer: int) -> bool:
-        """Nothing is chosen on a cache."""
+        """False: no tokens are chosen in a step on a cache."""
         return False
 
     def end(self, hidden: Tensor) -> Tensor:
-        """States as they are."""
+        """The states unchanged: a step on a cache is never shortened."""
         return hidden
 
     def _columns_mask(self, columns: Columns, hidden: Tensor) -> Tensor | None:

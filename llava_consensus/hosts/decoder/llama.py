@@ -44,7 +44,7 @@ class LlamaDecoder:
         return self._heads(attention, attention.k_proj(normed), "k_norm")
 
     def scale(self, layer: int) -> float:
-        """The root of the width of a head, inverted."""
+        """One over the square root of the width of a head."""
         scale: float = self.layers[layer].self_attn.head_dim ** -0.5
         return scale
 

@@ -28,7 +28,7 @@ class Shuffled(HfModel):
         return pixels
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Every run is a picture."""
+        """Every unbroken run of placeholders is one picture."""
         size, pictures = self.tower.tokens, []
         for row, start, length in runs(ids, self.placeholder(modality)):
             if length % size:

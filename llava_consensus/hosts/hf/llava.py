@@ -21,7 +21,7 @@ class Llava(HfModel):
 
     @property
     def tower(self) -> LlavaTower:
-        """CLIP or SigLIP."""
+        """The vision side, a CLIP or a SigLIP tower."""
         return LlavaTower(self.inner, self.inner.vision_tower)
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:

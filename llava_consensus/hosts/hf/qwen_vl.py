@@ -48,7 +48,7 @@ class QwenTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
+        """What the products of queries and keys of a block are multiplied with."""
         scale: float = self.blocks[block].attn.scaling
         return scale
 

@@ -268,5 +268,5 @@ def _names(function: Any) -> tuple[str, ...]:
 
 
 def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name."""
+    """All arguments by name, positional ones among them."""
     return {**dict(zip(_names(function), args, strict=False)), **kwargs}

@@ -42,7 +42,7 @@ class SmolVLM(Shuffled):
         return pixels[(pixels != 0).flatten(1).any(1)]
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Tiles up to the whole view."""
+        """A picture is its tiles, the last of which shows the whole of it."""
         mask = inputs.get("pixel_attention_mask")
         if mask is not None:
             patch_mask = mask.flatten(0, 1).flatten(1).bool()

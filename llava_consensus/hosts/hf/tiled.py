@@ -29,7 +29,7 @@ class LlavaNext(Llava):
 
     @property
     def most_tiles(self) -> int:
-        """The base view, and the largest grid there is."""
+        """One for the base view, and those of the largest grid there is."""
         config = self.module.config
         size = config.vision_config.image_size
         return 1 + max((height // size) * (width // size) for height, width in config.image_grid_pinpoints)
@@ -47,7 +47,7 @@ class LlavaNext(Llava):
         return {"vision_feature_select_strategy": self.module.config.vision_feature_select_strategy}
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Tiles as they are packed."""
+        """The rows of every picture, in the order in which the model packs its tiles."""
         sizes, newline = inputs["image_sizes"].cpu(), torch.full((3,), NEWLINE)
         pictures = []
         for index, count in enumerate(self.counts(inputs)):
@@ -92,7 +92,7 @@ class LlavaNext(Llava):
         return torch.cat([picture_tiles[: rows.tiles] for picture_tiles, rows in zip(pixels, pictures, strict=True)])
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
-        """The model's own packing."""
+        """Tiles [t, N, D] of each picture, packed by the model itself: [n, D] each."""
         newline: Any = self.inner.image_newline
         packed, _ = self.inner.pack_image_features(
             projected, inputs["image_sizes"], image_newline=newline, **self.packing(inputs)
@@ -111,7 +111,7 @@ class _WithVideos(LlavaNext):
         raise NotImplementedError
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Frame after frame."""
+        """The rows of a video are those of its frames, one frame after the other."""
         if modality != "video":
             return super().pictures(modality, inputs, ids)
         count, frames = inputs["pixel_values_videos"].shape[:2]

@@ -91,7 +91,7 @@ class ShuffledTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
+        """What the products of queries and keys of a block are multiplied with."""
         scale: float = getattr(self.blocks[block], self._attention).scale
         return scale
 

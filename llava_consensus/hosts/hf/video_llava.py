@@ -45,7 +45,7 @@ class VideoLlava(Llava):
         return TwoTowers(self.inner)
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Pixels of pictures have had two names."""
+        """As of any model; pixels of pictures given as `pixel_values_images` are there as `pixel_values` too."""
         by_modality = super().encoder_inputs(inputs)
         if "pixel_values_images" in by_modality.get("image", {}):
             image_inputs = by_modality["image"]
@@ -67,6 +67,6 @@ class VideoLlava(Llava):
         return pixels
 
     def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
-        """By the tower of the modality."""
+        """The model's own encoder, which takes the tower of the modality."""
         inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
         return super().encode(attachment, modality, inputs, pictures)

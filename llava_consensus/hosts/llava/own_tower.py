@@ -55,7 +55,7 @@ def load_own_tower(path: str, model: Any) -> None:
 
 
 def _folder(path: str) -> Path:
-    """Where a checkpoint's files lie; of a hub name, the copy in the cache."""
+    """The folder of a checkpoint's files; for a hub name, the one of its copy in the cache."""
     folder = Path(path)
     if folder.is_dir():
         return folder

@@ -31,7 +31,7 @@ Official = Callable[..., tuple[Any, ...]]
 
 
 class Arguments(NamedTuple):
-    """Of the official function, in its own order."""
+    """The arguments of the official function, in its own order."""
 
     input_ids: Tensor
     position_ids: Tensor | None

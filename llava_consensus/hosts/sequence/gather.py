@@ -128,7 +128,7 @@ class Source:
         return ClipSides(self.clip.patches[place], self.clip.text[row], self.clip.real[row])
 
     def _whole(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
-        """Of these tiles their picture, and which of their tokens are in the sequence."""
+        """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
         device, layout = self.full.embeds.device, self.layout
         present = torch.zeros(len(used_tiles), self.tiles[0].projected.shape[1], dtype=torch.bool)
         for place, (index, tile) in enumerate(used_tiles):

@@ -44,7 +44,7 @@ class ClipBlocks:
         self.embeddings, self.kernel = inner.embeddings, getattr(module.config, "_attn_implementation", "eager")
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
+        """What the products of queries and keys of a block are multiplied with."""
         module: Any = self.blocks[block]
         scale: float = module.self_attn.scale
         return scale

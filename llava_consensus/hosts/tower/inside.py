@@ -117,7 +117,7 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
 
 
 def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same for tiles of one budget."""
+    """What `run_inside` returns, for tiles that all have the budget `count`."""
     if count >= tower.tokens:
         projected = tower.encode(pixels)
         return projected, torch.arange(tower.tokens, device=projected.device).expand(projected.shape[:2])
