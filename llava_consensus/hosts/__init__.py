@@ -76,8 +76,8 @@ def __getattr__(name: str) -> Any:
     """Classes that need torch, imported when they are asked for."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    room = "attachment" if name == "Attachment" else "base"
-    return getattr(import_module(f"{__name__}.{room}"), name)
+    submodule = "attachment" if name == "Attachment" else "base"
+    return getattr(import_module(f"{__name__}.{submodule}"), name)
 
 
 def wrap(model: Any) -> "Host":
@@ -90,8 +90,8 @@ def wrap(model: Any) -> "Host":
     names = {cls.__name__ for cls in type(model).__mro__}
     for entry in HOSTS.values():
         if names & set(entry.classes):
-            room = import_module(f"{entry.package}.host")
-            host: Host = room.wrap(model, entry.view) if entry.view else room.wrap(model)
+            host_module = import_module(f"{entry.package}.host")
+            host: Host = host_module.wrap(model, entry.view) if entry.view else host_module.wrap(model)
             return host
     raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {_classes()}")
 
@@ -108,8 +108,10 @@ def load(model: str, device: str = "auto", dtype: str = "auto") -> "Host":
     """
     check_checkpoint(model)
     entry = _entry(model)
-    room = import_module(f"{entry.package}.host")
-    host: Host = room.load(model, device, dtype, entry.view) if entry.view else room.load(model, device, dtype)
+    host_module = import_module(f"{entry.package}.host")
+    host: Host = (
+        host_module.load(model, device, dtype, entry.view) if entry.view else host_module.load(model, device, dtype)
+    )
     return host
 
 
@@ -129,27 +131,29 @@ def check(model: str, conversation: str | None = None, dtype: str = "auto", *, v
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     check_checkpoint(model)
-    found: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation, videos)
-    return found
+    description: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation, videos)
+    return description
 
 
 def _entry(model: str) -> HostEntry:
     """The host of a checkpoint, by the class its configuration names."""
     file = Path(model).expanduser() / "config.json"
-    named = _architectures(file) if file.is_file() else []
+    architectures = _architectures(file) if file.is_file() else []
     for entry in HOSTS.values():
-        if set(named) & set(entry.classes):
+        if set(architectures) & set(entry.classes):
             return entry
-    if named:
-        raise OptionError(f"model {model!r} is a {named[0]}, which no host adapts. Adapted classes: {_classes()}")
+    if architectures:
+        raise OptionError(
+            f"model {model!r} is a {architectures[0]}, which no host adapts. Adapted classes: {_classes()}"
+        )
     return HOSTS[DEFAULT]
 
 
 def _architectures(file: Path) -> list[str]:
-    named = read_json(file, "Fetch the checkpoint again", dict).get("architectures") or []
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise DataError(f"{file}: architectures={named!r} must be a list of names. Fetch the checkpoint again")
-    return named
+    architectures = read_json(file, "Fetch the checkpoint again", dict).get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise DataError(f"{file}: architectures={architectures!r} must be a list of names. Fetch the checkpoint again")
+    return architectures
 
 
 def _classes() -> str:

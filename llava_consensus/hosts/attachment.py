@@ -102,10 +102,10 @@ class Attachment(Caller, Shares):
         tower, needs = self.model.tower, self.method.needs
         if tower is None:
             return
-        missing = sorted(need.name.lower() for need in needs - tower.offers - GIVEN)
-        if missing:
+        missing_needs = sorted(need.name.lower() for need in needs - tower.offers - GIVEN)
+        if missing_needs:
             raise OptionError(
-                f"{type(self.method).__name__} needs {', '.join(missing)}, which the vision side of "
+                f"{type(self.method).__name__} needs {', '.join(missing_needs)}, which the vision side of "
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
         self._attention_block(tower)
@@ -145,7 +145,7 @@ class Attachment(Caller, Shares):
         return self.model if module is self.model.module else self.model.of(module)
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
-        """Every forward of the model belongs to a call."""
+        """Begins a call where none is under way: every forward of the model belongs to one."""
         calls.enter_model(module)
         if calls.current(self) is None:
             self.current()
@@ -176,8 +176,8 @@ class Attachment(Caller, Shares):
             parts["fingerprint"] = fingerprint(pixels)
         split = {name: value.split(tiles) for name, value in parts.items()}
         return [
-            Tiles(own, {name: values[i] for name, values in split.items()})
-            for i, own in enumerate(projected.split(tiles))
+            Tiles(picture_tiles, {name: values[i] for name, values in split.items()})
+            for i, picture_tiles in enumerate(projected.split(tiles))
         ]
 
     @contextmanager
@@ -224,17 +224,17 @@ class Attachment(Caller, Shares):
             limit: rows that are left of a longer sequence, as the host truncates.
         """
         watch = call.watch = call.watch or Stopwatch(full.embeds.device)
-        here = self.here
-        assert here.tower is not None
+        model = self.here
+        assert model.tower is not None
         with torch.autocast(full.embeds.device.type, enabled=False):
             clip = (
-                None if self._clip is None else self._clip.sides(here.tower, tiles, self._asked(call, len(full.real)))
+                None if self._clip is None else self._clip.sides(model.tower, tiles, self._asked(call, len(full.real)))
             )
             probing = Need.PROBE in self.method.needs
             with watch.time("probe"):
-                probe = probe_text(full, layout, here.decoder) if probing else None
-            block = self._attention_block(here.tower)
-            source = Source(full, layout, tiles, here.tower, block, self.method, prompts, probe, clip)
+                probe = probe_text(full, layout, model.decoder) if probing else None
+            block = self._attention_block(model.tower)
+            source = Source(full, layout, tiles, model.tower, block, self.method, prompts, probe, clip)
             groups = []
             for units in source.groups():
                 with watch.time("gather"):
@@ -242,10 +242,10 @@ class Attachment(Caller, Shares):
                 groups.append(Group(units, _timed(self.method, tokens, units[0].budget)))
         with watch.time("splice"):
             call.outcomes, sizes = outcomes(layout, groups), lengths(layout, groups)
-            short = limit is not None and max(sizes) > limit
-            full = with_pictures(full, layout) if short else full
+            truncated = limit is not None and max(sizes) > limit
+            full = with_pictures(full, layout) if truncated else full
             out = splice(full, *inserts(full, layout, groups, self.method.order), sizes)
-            if short and limit is not None:
+            if truncated and limit is not None:
                 out = cut(out, limit)
                 call.outcomes = counted(call.outcomes, out.channels["picture"].values)
         self._note_missing_text(call, layout)
@@ -262,16 +262,16 @@ class Attachment(Caller, Shares):
 
     def _note_missing_text(self, call: Call, layout: Layout) -> None:
         """Says once, and in every record, that a prompt had nothing to probe with."""
-        missing = Need.PROBE in self.method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
-        call.notes = (NO_TEXT,) if missing else ()
-        if missing and not self._warned:
+        text_missing = Need.PROBE in self.method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
+        call.notes = (NO_TEXT,) if text_missing else ()
+        if text_missing and not self._warned:
             self._warned = True
             warnings.warn(NO_TEXT, stacklevel=4)
 
 
 def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
     """The reduction with its time: by the method's own steps, or as one where it has none."""
-    whole = Stopwatch(tokens.projected.device)
-    with whole.time("method"):
+    watch = Stopwatch(tokens.projected.device)
+    with watch.time("method"):
         reduction = method.reduce(tokens, budget)
-    return reduction if reduction.watch is not None else reduction._replace(watch=whole)
+    return reduction if reduction.watch is not None else reduction._replace(watch=watch)

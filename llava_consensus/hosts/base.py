@@ -156,7 +156,7 @@ class Decoder(Protocol):
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers."""
 
-    def positions(self, given: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
+    def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Positions [rows, S], or [rows, S, A] of A axes, from the arguments a layer was given and those that the inner
         model was given.
         """

@@ -62,8 +62,8 @@ def current(owner: Any) -> Call | None:
 
 def begin(call: Call) -> Call:
     """Makes a call the current one of its attachment in this context."""
-    others = {key: one for key, one in _CALLS.get().items() if one.owner.active}
-    _CALLS.set({**others, id(call.owner): call})
+    other_calls = {key: other_call for key, other_call in _CALLS.get().items() if other_call.owner.active}
+    _CALLS.set({**other_calls, id(call.owner): call})
     return call
 
 
@@ -84,13 +84,13 @@ def called(model: nn.Module) -> nn.Module:
     return module if module is not None and getattr(module, "_is_replica", False) else model
 
 
-def enter_model(module: nn.Module, *given: Any) -> None:
-    """Forward pre-hook of a model."""
+def enter_model(module: nn.Module, *args: Any) -> None:
+    """Forward pre-hook of a model: notes which module runs in this context."""
     _CALLED.set(module)
 
 
-def leave_model(module: nn.Module, *given: Any) -> None:
-    """Forward hook of a model."""
+def leave_model(module: nn.Module, *args: Any) -> None:
+    """Forward hook of a model: notes that its module has run."""
     _CALLED.set(None)
 
 
@@ -101,11 +101,11 @@ class Caller:
     _latest: Call | None = None
 
     @contextmanager
-    def call(self, **given: Any) -> Iterator[Call]:
+    def call(self, **fields: Any) -> Iterator[Call]:
         """One call of the model with what is known beforehand: `encoded`, `questions`, `settings` (see `Call`)."""
-        with scope(Call(self, **given)) as one:
-            self._latest = one
-            yield one
+        with scope(Call(self, **fields)) as new_call:
+            self._latest = new_call
+            yield new_call
 
     def asking(self, questions: list[str]) -> Any:
         """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
@@ -134,14 +134,16 @@ class Caller:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What must be said of the last call."""
+        """Remarks on the last call that go into its record."""
         return self._last.notes if self._last else ()
 
     def milliseconds(self) -> dict[str, float]:
         """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
-        own = {id(one.watch): one.watch for outcome in self.outcomes for _, one in outcome.reductions}
+        watches = {
+            id(reduction.watch): reduction.watch for outcome in self.outcomes for _, reduction in outcome.reductions
+        }
         spent: dict[str, float] = {}
-        for watch in (self._last.watch if self._last else None, *own.values()):
+        for watch in (self._last.watch if self._last else None, *watches.values()):
             for name, time in watch.milliseconds().items() if watch else ():
                 spent[name] = spent.get(name, 0.0) + time
         return spent

@@ -27,8 +27,8 @@ def check_checkpoint(model: str) -> None:
 
 
 def _checkpoints() -> str:
-    found = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
-    return f" Here are: {', '.join(found)}." if found else " There are none in checkpoints/ either."
+    folders = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
+    return f" Here are: {', '.join(folders)}." if folders else " There are none in checkpoints/ either."
 
 
 @contextlib.contextmanager

@@ -72,7 +72,7 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     tower = Path(tower_beside(str(source)).get("mm_vision_tower", ""))
     if not (tower / "config.json").is_file():
         raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
-    words = config["vocab_size"]
+    vocabulary = config["vocab_size"]
 
     def rename(name: str, values: Tensor) -> tuple[str, Tensor]:
         if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
@@ -84,8 +84,8 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
 
     weights: list[tuple[Path, Rename]] = [(path, rename) for path in _weight_files(source)]
     written = _write([*weights, *((path, of_tower) for path in _weight_files(tower))], out)
-    write_json(out / "config.json", _config(config, read_json(tower / "config.json", MEND, dict), words))
-    write_json(out / "generation_config.json", _generation(source) | {"suppress_tokens": [words]})
+    write_json(out / "config.json", _config(config, read_json(tower / "config.json", MEND, dict), vocabulary))
+    write_json(out / "generation_config.json", _generation(source) | {"suppress_tokens": [vocabulary]})
     _write_processor(source, tower, out, config)
     _copy_small_files(source, out / OFFICIAL)
     _copy_small_files(tower, out / OFFICIAL / tower.name)
@@ -101,7 +101,7 @@ def _to_official(source: Path, out: Path) -> int:
         raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
     config = read_json(official / "config.json", MEND, dict)
     tower = out / Path(config["mm_vision_tower"]).name
-    back = tuple((ours, theirs) for theirs, ours in PARTS)
+    back = tuple((hf_part, official_part) for official_part, hf_part in PARTS)
 
     def of_language(name: str, values: Tensor) -> tuple[str, Tensor]:
         name = "" if name.startswith("vision_tower.") else _renamed(name, back)
@@ -149,31 +149,31 @@ def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]
         for path, rename in weights:
             file = stack.enter_context(safe_open(path, "pt"))
             for name in file.keys():  # noqa: SIM118
-                new, values = rename(name, file.get_tensor(name))
-                if new:
-                    yield new, values.contiguous()
+                new_name, values = rename(name, file.get_tensor(name))
+                if new_name:
+                    yield new_name, values.contiguous()
 
 
 def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
     """Writes shards and their index; reads every tensor back. Returns how many there are."""
     digests: dict[str, str] = {}
     places: dict[str, str] = {}
-    held: dict[str, Tensor] = {}
+    shard: dict[str, Tensor] = {}
     size = number = total = 0
 
     def flush() -> None:
-        nonlocal held, size, number
-        if held:
+        nonlocal shard, size, number
+        if shard:
             number += 1
             name = f"model-{number:05}.safetensors"
-            save_file(held, out / name, metadata={"format": "pt"})
-            places.update(dict.fromkeys(held, name))
-            held, size = {}, 0
+            save_file(shard, out / name, metadata={"format": "pt"})
+            places.update(dict.fromkeys(shard, name))
+            shard, size = {}, 0
 
     for name, values in _tensors(weights):
         if size + values.nbytes > SHARD:
             flush()
-        digests[name], held[name] = _digest(values), values
+        digests[name], shard[name] = _digest(values), values
         size, total = size + values.nbytes, total + values.nbytes
     flush()
     write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
@@ -190,16 +190,18 @@ def _digest(values: Tensor) -> str:
     return hashlib.sha256(f"{tuple(values.shape)} {values.dtype}".encode() + raw.numpy().tobytes()).hexdigest()
 
 
-def _config(config: dict[str, Any], tower: dict[str, Any], words: int) -> dict[str, Any]:
+def _config(config: dict[str, Any], tower: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """The configuration of the whole model, from those of the language model and the tower."""
     vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
     patches = (vision["image_size"] // vision["patch_size"]) ** 2
-    mine = {name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))}
-    text = mine | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": words + 1}
+    language = {
+        name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))
+    }
+    text = language | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary + 1}
     return {
         "architectures": [CLASS],
         "model_type": "llava",
-        "image_token_index": words,
+        "image_token_index": vocabulary,
         "image_seq_length": patches,
         "projector_hidden_act": "gelu",
         "vision_feature_layer": config["mm_vision_select_layer"],
@@ -224,10 +226,10 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
     settings = read_json(tower / "preprocessor_config.json", MEND, dict)
-    kept = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
+    keys = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
     pads = config.get("image_aspect_ratio") == "pad"
     images = transformers.LlavaImageProcessor(
-        **{name: settings[name] for name in kept if name in settings}, do_pad=pads
+        **{name: settings[name] for name in keys if name in settings}, do_pad=pads
     )
     processor = transformers.LlavaProcessor(
         image_processor=images,

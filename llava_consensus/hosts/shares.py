@@ -38,5 +38,5 @@ class Shares:
     def reads_prompts(self) -> bool:
         """Whether what is left of a picture depends on the question asked about it."""
         tower = self.model.tower
-        most = self.model.most_tiles * (tower.tokens if tower is not None else 0)
-        return self.method.reduces and self.budget.tokens < most and self.method.reads_prompt
+        most_tokens = self.model.most_tiles * (tower.tokens if tower is not None else 0)
+        return self.method.reduces and self.budget.tokens < most_tokens and self.method.reads_prompt

@@ -46,7 +46,7 @@ class Loaded(NamedTuple):
 @contextmanager
 def tensors_recorded() -> Iterator[list[Loaded]]:
     """Notes for every model that is loaded inside what transformers says of its tensors; one thread at a time."""
-    found: list[Loaded] = []
+    loadings: list[Loaded] = []
     with _LOADING:
         dtype = torch.get_default_dtype()  # transformers 4 does not set it back when a loading fails
         official = PreTrainedModel.__dict__["from_pretrained"]
@@ -59,12 +59,12 @@ def tensors_recorded() -> Iterator[list[Loaded]]:
             except (RuntimeError, ValueError):
                 refuse_incomplete(str(args[0]), [_misshapen(load, cls, kwargs)])
                 raise
-            found.append(Loaded.of(cls, info))
+            loadings.append(Loaded.of(cls, info))
             return (model, info) if wanted else model
 
         PreTrainedModel.from_pretrained = classmethod(recording)
         try:
-            yield found
+            yield loadings
         finally:
             PreTrainedModel.from_pretrained = official
             torch.set_default_dtype(dtype)
@@ -73,14 +73,14 @@ def tensors_recorded() -> Iterator[list[Loaded]]:
 def refuse_incomplete(path: str, loaded: Iterable[Loaded]) -> None:
     """Raises DataError where a tensor is missing, of another shape, or left over although the model is of its kind."""
     problems = []
-    for one in loaded:
-        surplus = [name for name in one.unexpected if not UNREAD.search(name)]
-        for what, names in (
-            ("missing (they would be random)", one.missing),
-            ("of another shape than config.json says", one.mismatched),
+    for loading in loaded:
+        surplus = [name for name in loading.unexpected if not UNREAD.search(name)]
+        for problem, names in (
+            ("missing (they would be random)", loading.missing),
+            ("of another shape than config.json says", loading.mismatched),
             ("left over, the model has no place for them", surplus),
         ):
-            problems += [f"{one.model}: {len(names)} tensors {what}: {_shown(names)}"] if names else []
+            problems += [f"{loading.model}: {len(names)} tensors {problem}: {_shown(names)}"] if names else []
     if problems:
         raise DataError(
             f"model={path!r}: the weights do not fit config.json. {'; '.join(problems)}. "
@@ -90,11 +90,11 @@ def refuse_incomplete(path: str, loaded: Iterable[Loaded]) -> None:
 
 def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
     """Raises DataError where a weight is NaN or infinite in the type the model is run in."""
-    bad = [name for name, weight in model.named_parameters() if not _finite(weight)]
-    if bad:
+    names = [name for name, weight in model.named_parameters() if not _finite(weight)]
+    if names:
         kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in model.parameters()})
         raise DataError(
-            f"model={path!r}: NaN or infinity in {len(bad)} tensors (as {', '.join(kinds)}): {_shown(bad)}. "
+            f"model={path!r}: NaN or infinity in {len(names)} tensors (as {', '.join(kinds)}): {_shown(names)}. "
             "Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
         )
 

@@ -44,22 +44,22 @@ def prefills(
         One Prefill for each row. A row's own padding, known from the lengths of the rows, is taken off its share of the
         cache; what the cache holds beyond the longest row stays in.
     """
-    structural = [sum(one.structural for one in own) for own in outcomes]
+    structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
     rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
-    entering = [_entering(own, len(layers)) for own in outcomes]
+    entering = [_entering(row_outcomes, len(layers)) for row_outcomes in outcomes]
     cached: list[list[int]] = [[] for _ in text]
-    for place, layer in enumerate(layers):
-        lengths = [min(own + count[place], layer.length) for own, count in zip(rows, entering, strict=True)]
-        each = layer.bytes // (layer.rows * layer.length)  # of one position; all of them are equally large
+    for index, layer in enumerate(layers):
+        lengths = [min(text_rows + count[index], layer.length) for text_rows, count in zip(rows, entering, strict=True)]
+        position_bytes = layer.bytes // (layer.rows * layer.length)  # of one position; all of them are equally large
         for row, length in enumerate(lengths):
-            cached[row].append(each * (layer.length - max(lengths) + length))
+            cached[row].append(position_bytes * (layer.length - max(lengths) + length))
     return [
-        Prefill(own, after, tuple(count), tuple(size))
-        for own, (_, after), count, size in zip(rows, text, entering, cached, strict=True)
+        Prefill(text_rows, after, tuple(count), tuple(size))
+        for text_rows, (_, after), count, size in zip(rows, text, entering, cached, strict=True)
     ]
 
 
 def _entering(outcomes: Sequence[PictureOutcome], layers: int) -> list[int]:
     """Visual tokens of a row that entered each layer; an outcome says so where a method cuts inside the model."""
-    counts = [getattr(one, "entering", ()) or (one.after,) * layers for one in outcomes]
+    counts = [getattr(outcome, "entering", ()) or (outcome.after,) * layers for outcome in outcomes]
     return [sum(count[layer] for count in counts) for layer in range(layers)]

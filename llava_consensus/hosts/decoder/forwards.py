@@ -30,12 +30,12 @@ from llava_consensus.reduction.tokens import TextProbe
 
 
 class Hooks(Protocol):
-    """What a forward that is cut tells of itself, and whose method chooses (`hooks.py`)."""
+    """The hooks that started a forward: their method chooses tokens, and they are told what was cut (`hooks.py`)."""
 
     attachment: Any
     method: Any
 
-    def remember(self, cache: Any, known: "CutCache") -> None: ...
+    def remember(self, cache: Any, cut_cache: "CutCache") -> None: ...
     def report(self, call: Any, cut: dict[int, PictureOutcome]) -> None: ...
 
 
@@ -79,11 +79,11 @@ class CutForward:
         beams = len(embeds) // len(armed.layout.real)
         self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
-        for index, one in enumerate(self.seen):
-            for cut in one.cuts:
+        for index, picture in enumerate(self.seen):
+            for cut in picture.cuts:
                 self.cuts[cut.layer].append(index)
-        given = self.decoder.positions(kwargs, len(embeds), call.outer)
-        self.rows: Rows = full_rows(armed.layout, self.seen, given, beams)
+        positions = self.decoder.positions(kwargs, len(embeds), call.outer)
+        self.rows: Rows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
         self.columns: dict[int, Columns] = {}
         self.changes: dict[str, Any] = {}  # to the arguments of the layers since the last cut
@@ -99,8 +99,8 @@ class CutForward:
             need = self.rows.padded or self.decoder.kernel == "eager"
             mask = causal(self.rows.real, hidden.shape[1]) if need else None
             self.changes, self.cached = self.decoder.arguments(hidden, self.rows.positions, mask), self._cached()
-        for one in self.seen:
-            one.entering.append(one.left)
+        for picture in self.seen:
+            picture.entering.append(picture.left)
         if self.changes:
             self.columns[index] = self.cached
         return hidden, self.changes
@@ -119,13 +119,13 @@ class CutForward:
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
         method, watch = self.method, self.watch
-        together: dict[Any, list[int]] = defaultdict(list)
+        batches: dict[Any, list[int]] = defaultdict(list)
         for index in self.cuts[layer]:
-            one = self.seen[index]
-            cut = next(cut for cut in one.cuts if cut.layer == layer)
-            together[len(one.unit.places), one.left, cut, index if method.adaptive else 0].append(index)
+            picture = self.seen[index]
+            cut = next(cut for cut in picture.cuts if cut.layer == layer)
+            batches[len(picture.unit.places), picture.left, cut, index if method.adaptive else 0].append(index)
         groups = []
-        for (_, _, cut, _), indices in together.items():
+        for (_, _, cut, _), indices in batches.items():
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden)
             with torch.autocast(hidden.device.type, enabled=False):
@@ -142,73 +142,75 @@ class CutForward:
         """What a method sees of these pictures."""
         rows, decoder = self.rows, self.decoder
         batch = torch.tensor([self.seen[index].row for index in indices], device=hidden.device)
-        places, asked, mask = text_of(rows, self.seen, indices)
+        text_places, asked_columns, mask = text_of(rows, self.seen, indices)
         columns = columns_of(rows, self.seen, indices)
-        begun = torch.stack([self.seen[index].unit.places for index in indices]).to(hidden.device)
-        query, key = self._projected(layer, hidden.detach(), asked, batch)
+        visual_places = torch.stack([self.seen[index].unit.places for index in indices]).to(hidden.device)
+        query, key = self._projected(layer, hidden.detach(), asked_columns, batch)
         cos, sin = decoder.rotary(hidden, rows.positions)
-        whole = [self.seen[index].row for index in indices] == list(range(len(hidden)))  # then nothing is copied
-        key, cos, sin, real = (x if whole else x[batch] for x in (key, cos, sin, rows.real))
-        probe = TextProbe(query, key, cos, sin, decoder.scale(layer), asked, mask, real)
+        all_rows = [self.seen[index].row for index in indices] == list(range(len(hidden)))  # then nothing is copied
+        key, cos, sin, real = (tensor if all_rows else tensor[batch] for tensor in (key, cos, sin, rows.real))
+        probe = TextProbe(query, key, cos, sin, decoder.scale(layer), asked_columns, mask, real)
         embeds = self.embeds.detach()
-        inputs = embeds[batch[:, None], begun], embeds[batch[:, None], places]
-        states = hidden[batch[:, None], columns], hidden[batch[:, None], asked]
+        inputs = embeds[batch[:, None], visual_places], embeds[batch[:, None], text_places]
+        states = hidden[batch[:, None], columns], hidden[batch[:, None], asked_columns]
         return DecoderView(self.tokens, cut, *states, columns, probe, *inputs, decoder.norm)
 
     @torch.no_grad()
-    def _projected(self, layer: int, hidden: Tensor, asked: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _projected(self, layer: int, hidden: Tensor, asked_columns: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [P, H, L, d] of the asked rows and keys [R, H_kv, W, d], of the layer the method looks at."""
         if self.method.attention == "own":
             normed = self.decoder.normed(layer, hidden)
-            return self.decoder.query(layer, normed[batch[:, None], asked]), self.decoder.key(layer, normed)
+            return self.decoder.query(layer, normed[batch[:, None], asked_columns]), self.decoder.key(layer, normed)
         query, key = self.call.layer_parts["query"], self.call.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
-        return query.transpose(1, 2)[batch[:, None], asked].transpose(1, 2), key
+        return query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2), key
 
     def end(self, hidden: Tensor) -> Tensor:
-        """The full length again, after everything is reported and remembered."""
+        """Reports what was cut, remembers the cache, and gives the states at the full length again."""
         self.hooks.remember(self.cache, CutCache(self.rows.size, self.columns))
-        reported = {one.unit.picture: index for index, one in enumerate(self.seen) if one.first}
-        found = {p: outcome(self.layout, self.rows, hidden, self.seen, index) for p, index in reported.items()}
-        self.hooks.report(self.call, found)
+        index_of = {picture.unit.picture: index for index, picture in enumerate(self.seen) if picture.first}
+        outcomes = {
+            number: outcome(self.layout, self.rows, hidden, self.seen, index) for number, index in index_of.items()
+        }
+        self.hooks.report(self.call, outcomes)
         return put_back(self.rows, hidden)
 
 
 class Step:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
-    def __init__(self, decoder: CutDecoder, known: CutCache, grown: int, call: Any) -> None:
-        self.decoder, self.known, self.grown, self.outer = decoder, known, grown, call.outer
+    def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, call: Any) -> None:
+        self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, call.outer
         mask: Tensor | None = call.mask
-        self.mask = None if mask is None or mask.ndim != 2 else mask[:, known.size :].bool()
+        self.mask = None if mask is None or mask.ndim != 2 else mask[:, cut_cache.size :].bool()
         self.reach = 0
-        self.made: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns
+        self.layer_arguments: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """States as they are, and changed arguments of layer `index`."""
-        self.reach = self.known.size + self.grown + hidden.shape[1]
-        columns = self.known.columns.get(index)
+        self.reach = self.cut_cache.size + self.grown + hidden.shape[1]
+        columns = self.cut_cache.columns.get(index)
         if columns is None:
             return hidden, {}
-        if id(columns.real) not in self.made:
+        if id(columns.real) not in self.layer_arguments:
             positions = self.decoder.positions(kwargs, len(hidden), self.outer)
             positions = positions - wide(columns.shift, positions)
             mask = self._columns_mask(columns, hidden)
-            self.made[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)
-        return hidden, self.made[id(columns.real)]
+            self.layer_arguments[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)
+        return hidden, self.layer_arguments[id(columns.real)]
 
     def wants(self, layer: int) -> bool:
-        """Nothing is chosen on a cache."""
+        """False: no tokens are chosen in a step on a cache."""
         return False
 
     def end(self, hidden: Tensor) -> Tensor:
-        """States as they are."""
+        """The states unchanged: a step on a cache is never shortened."""
         return hidden
 
     def _columns_mask(self, columns: Columns, hidden: Tensor) -> Tensor | None:
         """Which columns of a layer the new rows see: [R, 1, q, columns], or None for all."""
         new = hidden.shape[1]
-        self.known.holes |= new > 1 and self.mask is not None
-        if new == 1 and not columns.padded and not self.known.holes and self.decoder.kernel != "eager":
+        self.cut_cache.holes |= new > 1 and self.mask is not None
+        if new == 1 and not columns.padded and not self.cut_cache.holes and self.decoder.kernel != "eager":
             return None
         later = torch.ones(len(hidden), self.grown + new, dtype=torch.bool, device=hidden.device)
         if self.mask is not None and self.mask.shape[1] == later.shape[1]:
@@ -226,10 +228,12 @@ def causal(real: Tensor, new: int) -> Tensor:
     return (((place <= row) & real[:, None]) | (place == row))[:, None]
 
 
-def fits(known: CutCache, cache: Any) -> bool:
+def fits(cut_cache: CutCache, cache: Any) -> bool:
     """Whether a cache's layers are as long as this prefill left them, and grown alike since."""
-    grown = cache.get_seq_length() - known.size
-    return grown >= 0 and all(cache.get_seq_length(i) == one.width + grown for i, one in known.columns.items())
+    grown = cache.get_seq_length() - cut_cache.size
+    return grown >= 0 and all(
+        cache.get_seq_length(i) == columns.width + grown for i, columns in cut_cache.columns.items()
+    )
 
 
 def check_window(decoder: Any, size: int) -> None:

@@ -88,11 +88,11 @@ class DecoderHooks:
         """The inner model's forward, kept out of compiled graphs: there the hooks would be traced once and for all; and
         what else of it must know of a shortened sequence.
         """
-        found = {"forward": _forward, **getattr(decoder, "replaced", {})}
-        own = vars(decoder.module)
+        replacements = {"forward": _forward, **getattr(decoder, "replaced", {})}
+        attributes = vars(decoder.module)
         return [
-            Shadow(decoder.module, name, partial(replacement, self.attachment, own.get(name)))
-            for name, replacement in found.items()
+            Shadow(decoder.module, name, partial(replacement, self.attachment, attributes.get(name)))
+            for name, replacement in replacements.items()
         ]
 
     def arm(self, call: Call, layout: Layout, budget: Budget, embeds: Tensor) -> None:
@@ -104,7 +104,7 @@ class DecoderHooks:
         units = [(unit, self.method.cuts(budget, len(unit.places), self.depth)) for unit in layout.reduced()]
         call.armed = Armed(budget.tokens, layout, units, weakref.ref(embeds)) if units else None
         call.watch = Stopwatch(embeds.device) if units else None
-        call.outcomes = [one._replace(entering=(one.before,) * self.depth) for one in call.outcomes]
+        call.outcomes = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.outcomes]
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = calls.current(self.attachment)
@@ -140,17 +140,17 @@ class DecoderHooks:
             return CutForward(self, call, armed, hidden, kwargs, cache)
         if cache is None or cache.get_seq_length() == 0:
             return None
-        known = self._known.get(cache) or self._last_that_fits(cache)
-        if known is None:
+        cut_cache = self._known.get(cache) or self._last_that_fits(cache)
+        if cut_cache is None:
             return None
-        return Step(self.attachment.here.decoder, known, cache.get_seq_length() - known.size, call)
+        return Step(self.attachment.here.decoder, cut_cache, cache.get_seq_length() - cut_cache.size, call)
 
     def _last_that_fits(self, cache: Any) -> CutCache | None:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a
         new cache object at every step.
         """
-        owner, known = _LAST.get().get(id(self), (None, None))
-        return known if owner is self and known is not None and fits(known, cache) else None
+        owner, cut_cache = _LAST.get().get(id(self), (None, None))
+        return cut_cache if owner is self and cut_cache is not None and fits(cut_cache, cache) else None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Behind the last layer: the full length again."""
@@ -168,16 +168,16 @@ class DecoderHooks:
             tap = call.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
             call.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
 
-    def remember(self, cache: Any, known: CutCache) -> None:
+    def remember(self, cache: Any, cut_cache: CutCache) -> None:
         """Binds a prefill that was cut to its cache."""
-        others = {key: one for key, one in _LAST.get().items() if one[0].attachment.active}
-        _LAST.set({**others, id(self): (self, known)})
+        other_entries = {key: entry for key, entry in _LAST.get().items() if entry[0].attachment.active}
+        _LAST.set({**other_entries, id(self): (self, cut_cache)})
         if cache is not None:
-            self._known[cache] = known
+            self._known[cache] = cut_cache
 
     def report(self, call: Call, cut: dict[int, PictureOutcome]) -> None:
         """Takes in what became of the pictures that were cut; the others passed whole."""
-        call.outcomes = [cut.get(index, one) for index, one in enumerate(call.outcomes)]
+        call.outcomes = [cut.get(index, outcome) for index, outcome in enumerate(call.outcomes)]
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""

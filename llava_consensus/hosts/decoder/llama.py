@@ -35,16 +35,16 @@ class LlamaDecoder:
 
     def query(self, layer: int, normed: Tensor) -> Tensor:
         """Queries before rotation, by the layer's own modules: [R, L, D] -> [R, H, L, d]."""
-        own = self.layers[layer].self_attn
-        return self._heads(own, own.q_proj(normed), "q_norm")
+        attention = self.layers[layer].self_attn
+        return self._heads(attention, attention.q_proj(normed), "q_norm")
 
     def key(self, layer: int, normed: Tensor) -> Tensor:
         """Keys before rotation: [R, S, D] -> [R, H_kv, S, d]."""
-        own = self.layers[layer].self_attn
-        return self._heads(own, own.k_proj(normed), "k_norm")
+        attention = self.layers[layer].self_attn
+        return self._heads(attention, attention.k_proj(normed), "k_norm")
 
     def scale(self, layer: int) -> float:
-        """The root of the width of a head, inverted."""
+        """One over the square root of the width of a head."""
         scale: float = self.layers[layer].self_attn.head_dim ** -0.5
         return scale
 
@@ -60,17 +60,17 @@ class LlamaDecoder:
         cos, sin = rotary(hidden, seq_len=max(self.reach, hidden.shape[1]))
         return cos[positions], sin[positions]
 
-    def positions(self, given: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
+    def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Position ids [rows, S] that a layer was given."""
-        positions: Tensor = given["position_ids"]
+        positions: Tensor = layer_arguments["position_ids"]
         return positions.expand(rows, -1)
 
     def taps(self, layer: int) -> list[Tap]:
         """Where queries and keys of a layer are read while it runs."""
-        own = self.layers[layer].self_attn
+        attention = self.layers[layer].self_attn
         return [
-            Tap(own.q_proj, lambda output: {"query": self._heads(own, output, "q_norm")}),
-            Tap(own.k_proj, lambda output: {"key": self._heads(own, output, "k_norm")}),
+            Tap(attention.q_proj, lambda output: {"query": self._heads(attention, output, "q_norm")}),
+            Tap(attention.k_proj, lambda output: {"key": self._heads(attention, output, "k_norm")}),
         ]
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
@@ -91,5 +91,5 @@ class LlamaDecoder:
     @staticmethod
     def _heads(attention: Any, states: Tensor, norm: str) -> Tensor:
         heads = split_heads(states, states.shape[-1] // attention.head_dim)
-        own = getattr(attention, norm, None)
-        return heads if own is None else own(heads)
+        norm_module = getattr(attention, norm, None)
+        return heads if norm_module is None else norm_module(heads)

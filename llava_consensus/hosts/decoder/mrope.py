@@ -22,16 +22,16 @@ class MRopeDecoder(LlamaDecoder):
         cos, sin = self.module.rotary_emb(hidden, positions.permute(2, 0, 1))
         return cos, sin
 
-    def positions(self, given: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
+    def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Positions [rows, S, 3] that the inner model was given; its layers are given only what rotates by them."""
-        own = outer.get("position_ids")
-        if own is None:
-            size = given["position_embeddings"][0].shape[-2]
-            cache = given.get("past_key_values")
+        positions = outer.get("position_ids")
+        if positions is None:
+            size = layer_arguments["position_embeddings"][0].shape[-2]
+            cache = layer_arguments.get("past_key_values")
             start = 0 if cache is None else cache.get_seq_length()
-            own = torch.arange(start, start + size, device=given["position_embeddings"][0].device)[None]
-        own = own[None] if own.ndim == 2 else own[-AXES:]
-        return own.expand(AXES, rows, -1).permute(1, 2, 0)
+            positions = torch.arange(start, start + size, device=layer_arguments["position_embeddings"][0].device)[None]
+        positions = positions[None] if positions.ndim == 2 else positions[-AXES:]
+        return positions.expand(AXES, rows, -1).permute(1, 2, 0)
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """Layers need no position ids beside what rotates by them."""
@@ -51,8 +51,8 @@ def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Te
     rows = getattr(call.forward, "rows", None) if call is not None else None
     if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:
         run = plain or type(module)._deepstack_process.__get__(module)
-        found: Tensor = run(hidden, visual_pos_masks, visual_embeds)
-        return found
+        states: Tensor = run(hidden, visual_pos_masks, visual_embeds)
+        return states
     plane = hidden.new_zeros(len(hidden), rows.size + 1, hidden.shape[2])
     plane[:, :-1][visual_pos_masks.to(hidden.device)] = visual_embeds.to(hidden.device, hidden.dtype)
     return hidden + plane.gather(1, rows.origin[..., None].expand_as(hidden))

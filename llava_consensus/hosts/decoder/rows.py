@@ -54,18 +54,18 @@ class Rows(NamedTuple):
         return min(self.lengths) < self.real.shape[1]
 
 
-def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: int, asked: str) -> list[Seen]:
+def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: int, asks: str) -> list[Seen]:
     """The pictures that will be cut, once for each beam of their prompt."""
-    found = []
+    seen = []
     for unit, cuts in units:
         picture = layout.pictures[unit.picture]
         text = picture.text.tolist()
-        if asked == "last" or not text:
+        if asks == "last" or not text:
             text = [int(layout.asked[picture.row].nonzero()[-1])]
         for beam in range(beams):
             row, count = picture.row * beams + beam, len(unit.places)
-            found.append(Seen(unit, row, picture.end, text, cuts, count, 0, beam == 0, []))
-    return found
+            seen.append(Seen(unit, row, picture.end, text, cuts, count, 0, beam == 0, []))
+    return seen
 
 
 def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -> Rows:
@@ -76,8 +76,8 @@ def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -
     """
     real = layout.real.repeat_interleave(beams, 0)
     owner = torch.full(real.shape, -1)
-    for index, one in enumerate(seen):
-        owner[one.row, one.unit.places] = index
+    for index, picture in enumerate(seen):
+        owner[picture.row, picture.unit.places] = index
     lengths, start = tuple(real.sum(1).tolist()), real.int().argmax(1, keepdim=True)
     real, owner, start = (values.to(positions.device) for values in (real, owner, start))
     size = real.shape[1]
@@ -90,8 +90,8 @@ def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
     """Places of the visual tokens of these pictures in the current sequences, in order: [P, v]."""
     device = rows.owner.device
     batch = torch.tensor([seen[index].row for index in indices], device=device)
-    mine = (rows.owner[batch] == torch.tensor(indices, device=device)[:, None]).to(torch.uint8)
-    return torch.sort(mine, dim=1, descending=True, stable=True).indices[:, : seen[indices[0]].left]
+    owned = (rows.owner[batch] == torch.tensor(indices, device=device)[:, None]).to(torch.uint8)
+    return torch.sort(owned, dim=1, descending=True, stable=True).indices[:, : seen[indices[0]].left]
 
 
 def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,8 +133,8 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
     for group in groups:
         indices, columns, _, chosen = group
         batch = torch.tensor([seen[index].row for index in indices], device=device)
-        stays = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
-        dropped[batch[:, None].expand_as(columns), columns] = ~stays
+        kept_mask = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
+        dropped[batch[:, None].expand_as(columns), columns] = ~kept_mask
         for index in indices:
             lengths[seen[index].row] += chosen.kept.shape[1] - columns.shape[1]
         if chosen.merged is not None and chosen.centres is not None:
@@ -164,23 +164,23 @@ def _merged(rows: Rows, seen: list[Seen], group: Group, batch: Tensor) -> list[l
     slots = group.columns.gather(1, centres)  # [P, M]
     positions, origin = rows.positions[batch[:, None], slots], rows.origin[batch[:, None], slots]
     rank = 1 + torch.arange(merged.shape[1], device=merged.device) + group.cut.layer * PER_CUT
-    found = []
+    merged_rows = []
     for place, index in enumerate(group.indices):
         owner = torch.full_like(origin[place], index)
         key = rank + seen[index].end * STRIDE
-        found.append([batch[place].expand_as(owner), merged[place], positions[place], origin[place], owner, key])
-    return found
+        merged_rows.append([batch[place].expand_as(owner), merged[place], positions[place], origin[place], owner, key])
+    return merged_rows
 
 
 def _append(hidden: Tensor, channels: list[Tensor], added: list[list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
     """Rows with the merged tokens behind them, in a block as wide as all merged tokens together."""
     row, states, *values = (torch.cat(parts) for parts in zip(*added, strict=True))
-    here = row[None] == torch.arange(len(hidden), device=hidden.device)[:, None]  # [R, all merged]
+    in_row = row[None] == torch.arange(len(hidden), device=hidden.device)[:, None]  # [R, all merged]
     pool = torch.cat((hidden, states.to(hidden.dtype).expand(len(hidden), -1, -1)), dim=1)
     blank = (0, 0, -1, NEVER)
     longer = [
-        torch.cat((channel, torch.where(wide(here, channel), value, none)), dim=1)
-        for channel, value, none in zip(channels, values, blank, strict=True)
+        torch.cat((channel, torch.where(wide(in_row, channel), value, filler)), dim=1)
+        for channel, value, filler in zip(channels, values, blank, strict=True)
     ]
     return pool, longer
 
@@ -193,17 +193,26 @@ def put_back(rows: Rows, hidden: Tensor) -> Tensor:
 
 def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> PictureOutcome:
     """What became of one picture, after its last cut."""
-    one = seen[index]
-    picture = layout.pictures[one.unit.picture]
+    seen_picture = seen[index]
+    picture = layout.pictures[seen_picture.unit.picture]
     columns = columns_of(rows, seen, [index])
-    places = rows.origin[one.row, columns[0]]
-    source = torch.searchsorted(one.unit.places.to(places.device), places)[None]  # [1, v]
-    kept = one.left - one.merged
-    slots = torch.arange(one.left, device=places.device)[None]
-    owner = torch.full((1, len(one.unit.places)), -1, device=places.device).scatter(1, source, slots)
+    places = rows.origin[seen_picture.row, columns[0]]
+    source = torch.searchsorted(seen_picture.unit.places.to(places.device), places)[None]  # [1, v]
+    kept_count = seen_picture.left - seen_picture.merged
+    slots = torch.arange(seen_picture.left, device=places.device)[None]
+    owner = torch.full((1, len(seen_picture.unit.places)), -1, device=places.device).scatter(1, source, slots)
     reduction = Reduction(
-        hidden[one.row, columns[0]][None].detach(), source[:, :kept].sort(1).values, source[:, kept:], source, owner
+        hidden[seen_picture.row, columns[0]][None].detach(),
+        source[:, :kept_count].sort(1).values,
+        source[:, kept_count:],
+        source,
+        owner,
     )
     return PictureOutcome(
-        picture.row, picture.before, one.left, picture.structural, ((0, reduction),), tuple(one.entering)
+        picture.row,
+        picture.before,
+        seen_picture.left,
+        picture.structural,
+        ((0, reduction),),
+        tuple(seen_picture.entering),
     )

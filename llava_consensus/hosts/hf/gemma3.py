@@ -20,7 +20,7 @@ class GemmaDecoder(LlamaDecoder):
     """Layers of two kinds, with a rotation each; layer 0's is the one that is asked for."""
 
     def scale(self, layer: int) -> float:
-        """As the configuration has it."""
+        """What the products of queries and keys of a layer are multiplied with, as the configuration has it."""
         scale: float = self.layers[layer].self_attn.scaling
         return scale
 

@@ -66,36 +66,38 @@ class ProcessorHost(HfHost, HarnessHost):
     def encode(self, images: list[Image.Image]) -> list[Encoded]:
         """Pictures through the processor, tower and projector, in one batch where they have one shape."""
         with self.attachment() as attachment, attachment.call():
-            given = [self._pixels(image) for image in images]
-            if len({tuple(value.shape for value in one.values()) for one in given}) == 1:
-                found = self._encode(attachment, {name: torch.cat([one[name] for one in given]) for name in given[0]})
+            inputs = [self._pixels(image) for image in images]
+            if len({tuple(value.shape for value in tensors.values()) for tensors in inputs}) == 1:
+                encoded = self._encode(
+                    attachment, {name: torch.cat([tensors[name] for tensors in inputs]) for name in inputs[0]}
+                )
             else:
-                found = [one for own in given for one in self._encode(attachment, own)]
+                encoded = [picture for tensors in inputs for picture in self._encode(attachment, tensors)]
         return [
             HfEncoded(
                 features.tiles[0], rows.tiles > 1, image.size, attachment.method, attachment.budget, rows, features
             )
-            for image, (rows, features) in zip(images, found, strict=True)
+            for image, (rows, features) in zip(images, encoded, strict=True)
         ]
 
     def _pixels(self, image: Image.Image) -> dict[str, Tensor]:
         """What the encoder takes for one picture."""
-        given = self.processor.image_processor(images=[image], return_tensors="pt")
+        inputs = self.processor.image_processor(images=[image], return_tensors="pt")
         return {
             name: value.to(self.model.device, self.model.dtype) if value.is_floating_point() else value
-            for name, value in self.view.given(dict(given))["image"].items()
+            for name, value in self.view.encoder_inputs(dict(inputs))["image"].items()
         }
 
-    def _encode(self, attachment: Attachment, given: dict[str, Tensor]) -> list[tuple[Rows, Features]]:
+    def _encode(self, attachment: Attachment, inputs: dict[str, Tensor]) -> list[tuple[Rows, Features]]:
         """Rows and features of every picture of a batch."""
-        pictures = self.view.pictures("image", given, torch.empty(0, 0, dtype=torch.long))
-        features = self.view.encode(attachment, "image", given, pictures)
+        pictures = self.view.pictures("image", inputs, torch.empty(0, 0, dtype=torch.long))
+        features = self.view.encode(attachment, "image", inputs, pictures)
         sizes = [len(rows.token) for rows in pictures]
         tokens = features.tokens.split(sizes)
         planes = [plane.split(sizes) for plane in features.planes]
         return [
-            (rows, Features([features.tiles[i]], tokens[i], tuple(plane[i] for plane in planes)))
-            for i, rows in enumerate(pictures)
+            (rows, Features([features.tiles[index]], tokens[index], tuple(plane[index] for plane in planes)))
+            for index, rows in enumerate(pictures)
         ]
 
     @torch.inference_mode()
@@ -108,29 +110,33 @@ class ProcessorHost(HfHost, HarnessHost):
         """
         with self.attachment() as attachment:
             check_batch(attachment, encoded, prompts)
-            seeing = [row for row, own in enumerate(encoded) if own]
-            bare = [row for row, own in enumerate(encoded) if not own]
+            seeing = [row for row, pictures in enumerate(encoded) if pictures]
+            bare = [row for row, pictures in enumerate(encoded) if not pictures]
             answers: dict[int, Answer] = {}
             for rows in (seeing, bare):
                 if rows:
-                    own, asked = [encoded[row] for row in rows], [prompts[row] for row in rows]
-                    answers.update(zip(rows, self._answer_group(attachment, own, asked), strict=True))
+                    group_pictures, group_prompts = [encoded[row] for row in rows], [prompts[row] for row in rows]
+                    answers.update(
+                        zip(rows, self._answer_group(attachment, group_pictures, group_prompts), strict=True)
+                    )
         return [answers[row] for row in range(len(prompts))]
 
     def _answer_group(
         self, attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together."""
-        texts = [self._ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
-        full = [self._expanded(ids, own) for ids, own in zip(texts, encoded, strict=True)]
-        ids, mask = self.pad(full)
-        pictures = [picture for own in encoded for picture in own]
+        prompt_ids = [
+            self._ids(prompt, len(row_pictures)) for prompt, row_pictures in zip(prompts, encoded, strict=True)
+        ]
+        full_ids = [self._expanded(ids, row_pictures) for ids, row_pictures in zip(prompt_ids, encoded, strict=True)]
+        ids, mask = self.pad(full_ids)
+        pictures = [picture for row_pictures in encoded for picture in row_pictures]
         with attachment.call(encoded=pictures or None, questions=[prompt.text for prompt in prompts]) as call:
             output = self.model.generate(input_ids=ids, attention_mask=mask, **self.generation(prompts[0]))
-        said = self.decode(output[:, ids.shape[1] :])
-        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(texts))]
-        read = prefills(call.cache, [self._text_rows(row) for row in texts], outcomes)
-        return [answer_of(call, row, text, read[row]) for row, text in enumerate(said)]
+        texts = self.decode(output[:, ids.shape[1] :])
+        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(prompt_ids))]
+        row_prefills = prefills(call.cache, [self._text_rows(row) for row in prompt_ids], outcomes)
+        return [answer_of(call, row, text, row_prefills[row]) for row, text in enumerate(texts)]
 
     def _ids(self, prompt: Prompt, pictures: int) -> Tensor:
         """Ids [L] of a prompt by the model's own chat template, one placeholder for each picture."""
@@ -149,11 +155,11 @@ class ProcessorHost(HfHost, HarnessHost):
         image = Image.new("RGB", (64, 48))
         content = [{"type": "image"}, {"type": "text", "text": "What?"}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        wanted = self.processor(images=[image], text=text, return_tensors="pt").input_ids[0]
+        expected = self.processor(images=[image], text=text, return_tensors="pt").input_ids[0]
         ids = self._ids(Prompt("What?"), 1)
         if int((ids == self.view.placeholder("image")).sum()) == 1:
-            own = self._expanded(ids, self.encode([image]))
-            if torch.equal(own, wanted):
+            expanded = self._expanded(ids, self.encode([image]))
+            if torch.equal(expanded, expected):
                 return
         raise OptionError(
             f"the processor of {type(self.model).__name__} puts more than placeholders where a picture stands: the "
@@ -184,14 +190,16 @@ def load(path: str, device: str, dtype: str, view: str) -> ProcessorHost:
         OptionError: for a version of transformers or a processor that is not adapted, or a device that is not there.
     """
     check_version(transformers.__version__)
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place.startswith("cuda") and not torch.cuda.is_available():
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if target.startswith("cuda") and not torch.cuda.is_available():
         raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
-    kind = torch.float32 if dtype == "auto" and place == "cpu" else "auto" if dtype == "auto" else getattr(torch, dtype)
+    weights_dtype = (
+        torch.float32 if dtype == "auto" and target == "cpu" else "auto" if dtype == "auto" else getattr(torch, dtype)
+    )
     try:
         config = transformers.AutoConfig.from_pretrained(path)
         cls = getattr(transformers, config.architectures[0])
-        model, info = cls.from_pretrained(path, dtype=kind, output_loading_info=True)
+        model, info = cls.from_pretrained(path, dtype=weights_dtype, output_loading_info=True)
         processor = transformers.AutoProcessor.from_pretrained(path)
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
@@ -200,6 +208,6 @@ def load(path: str, device: str, dtype: str, view: str) -> ProcessorHost:
     text_side = next(Path(path).glob("official/*/config.json"), None)
     if text_side is not None:  # the CLIP model that `convert` has put beside the weights
         model.config.vision_config._name_or_path = str(text_side.parent)
-    host = ProcessorHost(view_of(model.eval().to(place), view), processor)
+    host = ProcessorHost(view_of(model.eval().to(target), view), processor)
     host.check_prompts()
     return host

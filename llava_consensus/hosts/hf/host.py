@@ -38,8 +38,8 @@ class HfHost:
 
 def check_version(version: str) -> None:
     """Raises OptionError for a version of transformers that these hosts do not work with."""
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if found < NEEDED:
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < NEEDED:
         raise OptionError(
             f"transformers {version}: methods on models of transformers need >= {NEEDED[0]}.{NEEDED[1]}, which takes "
             "pictures that were encoded before. Type: pip install -U transformers"
@@ -54,8 +54,8 @@ def wrap(model: Any, view: str) -> HfHost:
 def view_of(model: Any, view: str) -> HfModel:
     """A family's view of a model, named as `file:class`."""
     file, name = view.split(":")
-    found: HfModel = getattr(import_module(f"llava_consensus.hosts.hf.{file}"), name)(model)
-    return found
+    family_view: HfModel = getattr(import_module(f"llava_consensus.hosts.hf.{file}"), name)(model)
+    return family_view
 
 
 def load(model: str, device: str, dtype: str, view: str) -> HfHost:

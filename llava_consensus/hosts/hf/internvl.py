@@ -22,34 +22,35 @@ if TYPE_CHECKING:
 class Shuffled(HfModel):
     """Equal tiles, each run of placeholders one or more of them."""
 
-    def tiles(self, given: dict[str, Any]) -> Tensor:
+    def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """Pixels of all tiles: [T, 3, h, w]."""
-        pixels: Tensor = given["pixel_values"]
+        pixels: Tensor = inputs["pixel_values"]
         return pixels
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Every run is a picture."""
-        size, found = self.tower.tokens, []
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """Every unbroken run of placeholders is one picture."""
+        size, pictures = self.tower.tokens, []
         for row, start, length in runs(ids, self.placeholder(modality)):
             if length % size:
                 raise OptionError(
                     f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
                     "input_ids and pixels of one call of the model's own processor, and truncate nothing"
                 )
-            found.append(whole_tiles(length // size, size))
-        return found
+            pictures.append(whole_tiles(length // size, size))
+        return pictures
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder."""
-        count = len(self.tiles(given))
-        if count != sum(one.tiles for one in pictures):
+        count = len(self.tiles(inputs))
+        if count != sum(rows.tiles for rows in pictures):
             raise OptionError(
-                f"{count} tiles of pixels, and the prompts have placeholders for {sum(one.tiles for one in pictures)}: "
-                "pass input_ids and pixels of one call of the model's own processor"
+                f"{count} tiles of pixels, and the prompts have placeholders for "
+                f"{sum(rows.tiles for rows in pictures)}: pass input_ids and pixels of one call of "
+                "the model's own processor"
             )
-        output, parts = run_encoder(self, attachment, modality, given)
+        output, parts = run_encoder(self, attachment, modality, inputs)
         if Need.FINGERPRINT in attachment.method.needs:
-            parts["fingerprint"] = fingerprint(self.tiles(given))
+            parts["fingerprint"] = fingerprint(self.tiles(inputs))
         tokens = joined(output.pooler_output)
         return Features(tiles_of(tokens, parts, pictures), tokens)
 

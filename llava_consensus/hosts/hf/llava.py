@@ -21,30 +21,30 @@ class Llava(HfModel):
 
     @property
     def tower(self) -> LlavaTower:
-        """CLIP or SigLIP."""
+        """The vision side, a CLIP or a SigLIP tower."""
         return LlavaTower(self.inner, self.inner.vision_tower)
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """Every picture is one tile."""
-        return [whole_tiles(1, self.tower.tokens) for _ in given["pixel_values"]]
+        return [whole_tiles(1, self.tower.tokens) for _ in inputs["pixel_values"]]
 
-    def pixels(self, modality: str, given: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
         """Tiles of all pictures, in order: [T, 3, h, w]."""
-        pixels: Tensor = given["pixel_values"]
+        pixels: Tensor = inputs["pixel_values"]
         return pixels
 
-    def pack(self, modality: str, given: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
+    def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
-        return [one.flatten(0, 1) for one in projected]
+        return [tiles.flatten(0, 1) for tiles in projected]
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
-        counts = [one.tiles for one in pictures]
-        pixels = self.pixels(modality, given, pictures)
+        counts = [rows.tiles for rows in pictures]
+        pixels = self.pixels(modality, inputs, pictures)
         if acts_inside(attachment.method):
             tiles = attachment.encode(pixels, counts)
-            return Features(tiles, torch.cat(self.pack(modality, given, [one.projected for one in tiles])))
-        output, parts = run_encoder(self, attachment, modality, given)
+            return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
+        output, parts = run_encoder(self, attachment, modality, inputs)
         if Need.FINGERPRINT in attachment.method.needs:
             parts["fingerprint"] = fingerprint(pixels)
         tokens = joined(output.pooler_output)

@@ -84,40 +84,40 @@ class HfModel:
 
     def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
         """`generate` and `forward` with the pictures reduced on their way."""
-        kind, own = type(self.module), vars(self.module)
+        model_class, attributes = type(self.module), vars(self.module)
         return {
-            "generate": wraps(kind.generate)(partial(seam.generate, attachment, own.get("generate"))),
-            "forward": wraps(kind.forward)(partial(seam.forward, attachment, own.get("forward"))),
+            "generate": wraps(model_class.generate)(partial(seam.generate, attachment, attributes.get("generate"))),
+            "forward": wraps(model_class.forward)(partial(seam.forward, attachment, attributes.get("forward"))),
         }
 
-    def given(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Arguments of the encoder of each modality that there are pixels of."""
-        found = {}
+        by_modality = {}
         for modality in ("image", "video"):
             encoder = getattr(self.inner, f"get_{modality}_features", None)
             names = inspect.signature(encoder).parameters if encoder else ()
-            own = {name: inputs[name] for name in names if name != "kwargs" and inputs.get(name) is not None}
-            if any(name in own for name in PIXELS):
-                found[modality] = own
-        return found
+            arguments = {name: inputs[name] for name in names if name != "kwargs" and inputs.get(name) is not None}
+            if any(name in arguments for name in PIXELS):
+                by_modality[modality] = arguments
+        return by_modality
 
     def placeholder(self, modality: str) -> int:
         """Id of the tokens that stand for a modality."""
-        found: int = getattr(self.module.config, f"{modality}_token_id")
-        return found
+        token_id: int = getattr(self.module.config, f"{modality}_token_id")
+        return token_id
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""
         raise NotImplementedError
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """Pictures through the model's own encoder, hooks collecting what the method needs."""
         raise NotImplementedError
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
         """Positions of the full prompts: [R, S], or [R, S, A] of A axes."""
-        own = inputs.get("position_ids")
-        return (real.cumsum(1) - 1).clamp_min(0) if own is None else own.expand(ids.shape)
+        positions = inputs.get("position_ids")
+        return (real.cumsum(1) - 1).clamp_min(0) if positions is None else positions.expand(ids.shape)
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""
@@ -125,8 +125,11 @@ class HfModel:
 
     def together(self, pictures: list[Features]) -> Features:
         """Pictures of one modality that went through the tower one by one."""
-        planes = zip(*(one.planes for one in pictures), strict=True)
-        tiles, tokens = [tile for one in pictures for tile in one.tiles], torch.cat([one.tokens for one in pictures])
+        planes = zip(*(picture.planes for picture in pictures), strict=True)
+        tiles, tokens = (
+            [tile for picture in pictures for tile in picture.tiles],
+            torch.cat([picture.tokens for picture in pictures]),
+        )
         return Features(tiles, tokens, tuple(torch.cat(plane) for plane in planes))
 
     def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
@@ -136,10 +139,10 @@ class HfModel:
         return BaseModelOutputWithPooling(pooler_output=tokens)
 
 
-def run_encoder(view: HfModel, attachment: "Attachment", modality: str, given: dict[str, Any]) -> tuple[Any, Any]:
+def run_encoder(view: HfModel, attachment: "Attachment", modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
     """What the model's own encoder returns, and the parts that hooks collected meanwhile."""
     with attachment.collecting() as parts:
-        output = getattr(view.inner, f"get_{modality}_features")(**given, return_dict=True)
+        output = getattr(view.inner, f"get_{modality}_features")(**inputs, return_dict=True)
     return output, parts
 
 
@@ -148,16 +151,16 @@ def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[Rows]) -> 
     of a tile that no prompt holds, such as those that unpadding cuts away, are zero.
     """
     split = {name: value.split([rows.tiles for rows in pictures]) for name, value in parts.items()}
-    found = []
-    for i, own in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
-        rows, real = pictures[i], (pictures[i].token >= 0).to(own.device)
-        tile, token = rows.tile.to(own.device)[real], rows.token.to(own.device)[real]
-        projected = own.new_zeros(rows.tiles, int(rows.token.max()) + 1, own.shape[1])
-        projected[tile, token] = own[real]
-        found.append(Tiles(projected, {name: values[i] for name, values in split.items()}))
-    return found
+    tiles = []
+    for index, picture_tokens in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
+        rows, real = pictures[index], (pictures[index].token >= 0).to(picture_tokens.device)
+        tile, token = rows.tile.to(picture_tokens.device)[real], rows.token.to(picture_tokens.device)[real]
+        projected = picture_tokens.new_zeros(rows.tiles, int(rows.token.max()) + 1, picture_tokens.shape[1])
+        projected[tile, token] = picture_tokens[real]
+        tiles.append(Tiles(projected, {name: values[index] for name, values in split.items()}))
+    return tiles
 
 
 def joined(features: Any) -> Tensor:
     """Features in any container, as [all tokens, D]."""
-    return torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+    return torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in features])

@@ -48,7 +48,7 @@ class QwenTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
+        """What the products of queries and keys of a block are multiplied with."""
         scale: float = self.blocks[block].attn.scaling
         return scale
 
@@ -58,18 +58,18 @@ class QwenTower:
         Raises:
             OptionError: for the attention of a block that looks at windows.
         """
-        found = []
+        taps = []
         if Need.ATTENTION in needs:
             if attention not in self.full:
                 raise OptionError(
                     f"vision_layer={attention}: this block attends within windows, so its patches cannot be compared. "
                     f"Take one of {', '.join(map(str, self.full))}"
                 )
-            found.append(Tap(self.blocks[attention].attn.qkv, lambda output: {"qkv": output}))
-            found.append(Tap(self.visual.rotary_pos_emb, lambda output: dict(zip(("cos", "sin"), output, strict=True))))
+            taps.append(Tap(self.blocks[attention].attn.qkv, lambda output: {"qkv": output}))
+            taps.append(Tap(self.visual.rotary_pos_emb, lambda output: dict(zip(("cos", "sin"), output, strict=True))))
         if Need.FEATURES in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"features": output}))
-        return found
+            taps.append(Tap(self.blocks[features], lambda output: {"features": output}))
+        return taps
 
 
 class QwenVL(HfModel):
@@ -87,50 +87,50 @@ class QwenVL(HfModel):
         """The language side."""
         return MRopeDecoder(self.inner.language_model)
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A tile for each temporal patch."""
-        grids = given[f"{modality}_grid_thw"].tolist()
+        grids = inputs[f"{modality}_grid_thw"].tolist()
         return [whole_tiles(frames, height * width // MERGED) for frames, height, width in grids]
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder; its rows in the order of the tokens."""
-        output, parts = run_encoder(self, attachment, modality, given)
-        grids = given[f"{modality}_grid_thw"]
+        output, parts = run_encoder(self, attachment, modality, inputs)
+        grids = inputs[f"{modality}_grid_thw"]
         parts = self._ordered(parts, grids)
         if Need.FINGERPRINT in attachment.method.needs:
-            parts["pixels"] = next(given[name] for name in ("pixel_values", "pixel_values_videos") if name in given)
+            parts["pixels"] = next(inputs[name] for name in ("pixel_values", "pixel_values_videos") if name in inputs)
         tokens = joined(output.pooler_output)
         planes = tuple(joined(layer) for layer in getattr(output, "deepstack_features", None) or ())
         return Features(_tiles(tokens.detach(), parts, grids.tolist()), tokens, planes)
 
     def _ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
-        found = dict(parts)
-        cos, sin = found.pop("cos", None), found.pop("sin", None)  # they are made before the windows
+        ordered = dict(parts)
+        cos, sin = ordered.pop("cos", None), ordered.pop("sin", None)  # they are made before the windows
         if hasattr(self.inner.visual, "window_size"):
             back = _window_order(self.inner.visual, grids).argsort()
-            found = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in found.items()}
-        if "qkv" in found and cos is not None and sin is not None:
+            ordered = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in ordered.items()}
+        if "qkv" in ordered and cos is not None and sin is not None:
             heads = self.inner.visual.config.num_heads
-            states = found.pop("qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
+            states = ordered.pop("qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
             turned = rotate(states[:2].float(), cos.float()[None], sin.float()[None]).to(states.dtype)
-            found["query"], found["key"] = turned.transpose(1, 2)
-        return found
+            ordered["query"], ordered["key"] = turned.transpose(1, 2)
+        return ordered
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
         """Time, row and column of every row, by the model's own function: [R, S, 3]."""
-        own = inputs.get("position_ids")
-        if own is not None and own.ndim == 3:
-            return own[-3:].expand(3, *ids.shape).permute(1, 2, 0)
+        positions = inputs.get("position_ids")
+        if positions is not None and positions.ndim == 3:
+            return positions[-3:].expand(3, *ids.shape).permute(1, 2, 0)
         names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        grids = {name: inputs[name] for name in names if inputs.get(name) is not None}
         types = inputs.get("mm_token_type_ids")
         if types is None:
             config = self.module.config
             types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
-        places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **given)
-        found: Tensor = places.permute(1, 2, 0)
-        return found
+        places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **grids)
+        coordinates: Tensor = places.permute(1, 2, 0)
+        return coordinates
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """A text axis in front of the three, as `generate` wants it, and the step from rows to positions, for decoding
@@ -143,9 +143,9 @@ class QwenVL(HfModel):
 
     def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
         """With DeepStack's features where the model has them."""
-        found = super().output(tokens, planes)
+        output = super().output(tokens, planes)
         if not planes:
-            return found
+            return output
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
@@ -168,16 +168,16 @@ def _tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]]) -> 
     """The tiles of every picture, with the width of its grid and the rows of each token."""
     rows = [frames * height * width for frames, height, width in grids]
     split = {name: value.split(rows) for name, value in parts.items()}
-    found = []
-    for index, own in enumerate(tokens.split([count // MERGED for count in rows])):
+    tiles = []
+    for index, picture_tokens in enumerate(tokens.split([count // MERGED for count in rows])):
         frames, _, width = grids[index]
         size = rows[index] // frames
-        mine = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
+        picture_parts = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
         for name in ("query", "key"):
-            if name in mine:
-                mine[name] = mine[name].transpose(1, 2)
-        if "pixels" in mine:
-            mine["fingerprint"] = fingerprint(mine.pop("pixels"))
+            if name in picture_parts:
+                picture_parts[name] = picture_parts[name].transpose(1, 2)
+        if "pixels" in picture_parts:
+            picture_parts["fingerprint"] = fingerprint(picture_parts.pop("pixels"))
         members = torch.arange(size).view(-1, MERGED)
-        found.append(Tiles(own.unflatten(0, (frames, -1)), mine, width // 2, members))
-    return found
+        tiles.append(Tiles(picture_tokens.unflatten(0, (frames, -1)), picture_parts, width // 2, members))
+    return tiles

@@ -40,18 +40,20 @@ def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | 
     picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
     first, videos = 0, set[int]()
     for modality, placeholder, pictures in placed:
-        here = ids == placeholder
+        at_placeholder = ids == placeholder
         count = sum(len(rows.token) for rows in pictures)
-        if int(here.sum()) != count:
+        if int(at_placeholder.sum()) != count:
             raise OptionError(
-                f"the prompts hold {int(here.sum())} placeholders (id {placeholder}) and {len(pictures)} "
+                f"the prompts hold {int(at_placeholder.sum())} placeholders (id {placeholder}) and {len(pictures)} "
                 f"{modality}s make {count} tokens: pass input_ids and pixels of one call of the model's own processor, "
                 "and truncate nothing"
             )
         if count:
             number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
-            picture[here] = number
-            tile[here], token[here] = (torch.cat(part) for part in list(zip(*pictures, strict=True))[:2])
+            picture[at_placeholder] = number
+            tile[at_placeholder], token[at_placeholder] = (
+                torch.cat(part) for part in list(zip(*pictures, strict=True))[:2]
+            )
         if modality == "video":
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
@@ -60,6 +62,6 @@ def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | 
 
 def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
     """Row, start and length of every unbroken run of placeholders in prompts [R, S], in order."""
-    here = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
-    starts, stops = (here == 1).nonzero().tolist(), (here == -1).nonzero().tolist()
+    edges = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
+    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
     return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]

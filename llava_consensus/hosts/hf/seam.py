@@ -42,10 +42,10 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
     Raises:
         OptionError: for a model without a method, or prompts and pictures that do not match.
     """
-    own = vars(getattr(model, "_orig_mod", model)).get("generate")
-    if not isinstance(own, functools.partial):
+    entrance = vars(getattr(model, "_orig_mod", model)).get("generate")
+    if not isinstance(entrance, functools.partial):
         raise OptionError("reduce(model, ...) needs a method on the model: attach(model, ...) first")
-    attachment = own.args[0]
+    attachment = entrance.args[0]
     attachment.current()
     return _reduced(attachment, inputs)
 
@@ -86,61 +86,69 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
     for name in LENGTHS:
         if changed.get(name) is not None:
             changed[name] = max(changed[name] - prompt.shape[1] + cut, 1)
-    found = run(**changed)
-    answers = found if isinstance(found, Tensor) else found.sequences
+    result = run(**changed)
+    answers = result if isinstance(result, Tensor) else result.sequences
     front = prompt.to(answers.device).repeat_interleave(len(answers) // len(prompt), 0)
-    whole = torch.cat((front, answers[:, cut:]), dim=1)
-    if isinstance(found, Tensor):
-        return whole
-    found.sequences = whole
-    return found
+    sequences = torch.cat((front, answers[:, cut:]), dim=1)
+    if isinstance(result, Tensor):
+        return sequences
+    result.sequences = sequences
+    return result
 
 
 @torch.compiler.disable
 def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
     view: Any = attachment.here
-    call, given = attachment.current(fresh=False), view.given(inputs)
+    call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
     call.outcomes, call.notes, call.watch = [], (), None
-    if not given and call.encoded is None:
+    if not encoder_inputs and call.encoded is None:
         return inputs
     ids, real = _prompts(view, inputs)
-    placed = _placed(view, call, given, ids.cpu())
+    placed = _placed(view, call, encoder_inputs, ids.cpu())
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
     kinds = row_kinds(ids.cpu(), real.cpu(), placed, answer)
     layout = attachment.layout(kinds)
-    whole = attachment.method.place is Place.DECODER or not layout.reduced()
-    if whole:
+    unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
+    if unreduced:
         attachment.arm(call, layout, inputs["input_ids"])
         if call.encoded is None:
             return inputs
-    features = _encoded(attachment, call, given, placed)
+    features = _encoded(attachment, call, encoder_inputs, placed)
     full = _assembled(view, inputs, ids, real, features)
-    if whole:
+    if unreduced:
         return _arguments(attachment, inputs, full, list(features), set())
-    tiles = [one for own in features.values() for one in own.tiles]
+    tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     out = attachment.reduce(call, full, layout, tiles, fingerprints(*_once(ids, real, kinds.picture.to(ids.device))))
     if real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
-    return _arguments(attachment, inputs, out, list(features), {name for own in given.values() for name in own})
+    return _arguments(
+        attachment, inputs, out, list(features), {name for arguments in encoder_inputs.values() for name in arguments}
+    )
 
 
-def _placed(view: "HfModel", call: "Call", given: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
+def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
     """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
     if call.encoded is not None:
         return [Placed("image", view.placeholder("image"), [picture.rows for picture in call.encoded])]
-    return [Placed(name, view.placeholder(name), view.pictures(name, own, ids)) for name, own in given.items()]
+    return [
+        Placed(name, view.placeholder(name), view.pictures(name, inputs, ids))
+        for name, inputs in encoder_inputs.items()
+    ]
 
 
 def _encoded(
-    attachment: "Attachment", call: "Call", given: dict[str, dict[str, Any]], placed: list[Placed]
+    attachment: "Attachment", call: "Call", encoder_inputs: dict[str, dict[str, Any]], placed: list[Placed]
 ) -> dict[str, "Features"]:
     """Features of every modality, encoded now or before."""
     view: Any = attachment.here
     if call.encoded is not None:
         return {"image": view.together([picture.features for picture in call.encoded])}
-    return {own.modality: view.encode(attachment, own.modality, given[own.modality], own.pictures) for own in placed}
+    return {
+        group.modality: view.encode(attachment, group.modality, encoder_inputs[group.modality], group.pictures)
+        for group in placed
+    }
 
 
 def _once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,13 +192,13 @@ def _assembled(
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
     embeds = view.module.get_input_embeddings()(ids)
     planes: list[Tensor] = []
-    for modality, own in features.items():
-        here = (ids == view.placeholder(modality))[..., None]
-        embeds = embeds.masked_scatter(here, own.tokens.to(embeds.device, embeds.dtype))
-        planes = planes or [torch.zeros_like(embeds) for _ in own.planes]
+    for modality, modality_features in features.items():
+        at_placeholder = (ids == view.placeholder(modality))[..., None]
+        embeds = embeds.masked_scatter(at_placeholder, modality_features.tokens.to(embeds.device, embeds.dtype))
+        planes = planes or [torch.zeros_like(embeds) for _ in modality_features.planes]
         planes = [
-            plane.masked_scatter(here, more.to(plane.device, plane.dtype))
-            for plane, more in zip(planes, own.planes, strict=True)
+            plane.masked_scatter(at_placeholder, more.to(plane.device, plane.dtype))
+            for plane, more in zip(planes, modality_features.planes, strict=True)
         ]
     channels = {"ids": Channel(ids, _padding(view), Rule.SOURCE)}
     channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in TYPES if inputs.get(name) is not None}
@@ -201,27 +209,30 @@ def _assembled(
 
 
 def _arguments(
-    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, modalities: list[str], used: set[str]
+    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, modalities: list[str], used_names: set[str]
 ) -> dict[str, Any]:
     """The arguments for the reduced prompts, without those the encoders have used."""
     view: Any = attachment.here
     values = {name: channel.values for name, channel in out.channels.items()}
     planes = [value for name, value in values.items() if name.startswith("plane ")]
-    ids, left = values["ids"], {name: value for name, value in inputs.items() if name not in used}
-    left.pop("position_ids", None)
-    left |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
-    left |= {"input_ids": ids, "attention_mask": out.real.long()}
+    ids, arguments = values["ids"], {name: value for name, value in inputs.items() if name not in used_names}
+    arguments.pop("position_ids", None)
+    arguments |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
+    arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
     if view.keeps_positions or attachment.method.positions == "keep":
-        left |= view.placing(inputs, out.positions, out.real)
+        arguments |= view.placing(inputs, out.positions, out.real)
     elif inputs.get("position_ids") is not None:
-        left["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)
+        arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)
     encoded = {}
     for modality in modalities:
-        here = (ids == view.placeholder(modality)) & out.real
-        filled = here.any(1).tolist()
-        own = [[part[row][here[row]] for row, has in enumerate(filled) if has] for part in (out.embeds, *planes)]
-        encoded[modality] = view.output(own[0], own[1:])
-    return {**left, "mm_encoder_outputs": encoded}
+        at_placeholder = (ids == view.placeholder(modality)) & out.real
+        filled = at_placeholder.any(1).tolist()
+        parts = [
+            [part[row][at_placeholder[row]] for row, has_rows in enumerate(filled) if has_rows]
+            for part in (out.embeds, *planes)
+        ]
+        encoded[modality] = view.output(parts[0], parts[1:])
+    return {**arguments, "mm_encoder_outputs": encoded}
 
 
 def _contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -231,8 +242,8 @@ def _contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:
     lists = [name for name in lists if isinstance(encoded[name].pooler_output, list)]
     if not lists:
         return kwargs
-    made = {name: view.output(torch.cat(encoded[name].pooler_output)[None], []) for name in lists}
-    return {**kwargs, "mm_encoder_outputs": {**encoded, **made}}
+    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], []) for name in lists}
+    return {**kwargs, "mm_encoder_outputs": {**encoded, **tensors}}
 
 
 def _filled(cache: Any) -> int:
@@ -241,8 +252,8 @@ def _filled(cache: Any) -> int:
 
 
 def _padding(view: "HfModel") -> int:
-    found = view.module.config.get_text_config().pad_token_id
-    return 0 if found is None else int(found)
+    token_id = view.module.config.get_text_config().pad_token_id
+    return 0 if token_id is None else int(token_id)
 
 
 def _setting(attachment: "Attachment", kwargs: dict[str, Any], name: str) -> Any:
@@ -257,5 +268,5 @@ def _names(function: Any) -> tuple[str, ...]:
 
 
 def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name."""
+    """All arguments by name, positional ones among them."""
     return {**dict(zip(_names(function), args, strict=False)), **kwargs}

@@ -36,26 +36,26 @@ class SmolVLM(Shuffled):
         """The language side."""
         return LlamaDecoder(self.inner.text_model)
 
-    def tiles(self, given: dict[str, Any]) -> Tensor:
+    def tiles(self, inputs: dict[str, Any]) -> Tensor:
         """Tiles that are no padding."""
-        pixels: Tensor = given["pixel_values"].flatten(0, 1)
+        pixels: Tensor = inputs["pixel_values"].flatten(0, 1)
         return pixels[(pixels != 0).flatten(1).any(1)]
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Tiles up to the whole view."""
-        mask = given.get("pixel_attention_mask")
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """A picture is its tiles, the last of which shows the whole of it."""
+        mask = inputs.get("pixel_attention_mask")
         if mask is not None:
-            own = mask.flatten(0, 1).flatten(1).bool()
-            if bool((own.any(1) & ~own.all(1)).any()):
+            patch_mask = mask.flatten(0, 1).flatten(1).bool()
+            if bool((patch_mask.any(1) & ~patch_mask.all(1)).any()):
                 raise OptionError(
                     "pixel_attention_mask: pictures that fill a tile in part are not adapted, since the tower's "
                     "attention masks patches. Let the processor resize or split pictures"
                 )
-        size, found = self.tower.tokens, []
-        own_runs = runs(ids, self.placeholder(modality))
-        last = {row: int(ids[row, start - 1]) for row, start, _ in own_runs}
+        size, pictures = self.tower.tokens, []
+        tile_runs = runs(ids, self.placeholder(modality))
+        last = {row: int(ids[row, start - 1]) for row, start, _ in tile_runs}
         waiting = 0
-        for row, start, length in own_runs:
+        for row, start, length in tile_runs:
             if length != size:
                 raise OptionError(
                     f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
@@ -63,6 +63,6 @@ class SmolVLM(Shuffled):
                 )
             waiting += 1
             if int(ids[row, start - 1]) == last[row]:
-                found.append(whole_tiles(waiting, size))
+                pictures.append(whole_tiles(waiting, size))
                 waiting = 0
-        return found
+        return pictures

@@ -29,36 +29,40 @@ class LlavaNext(Llava):
 
     @property
     def most_tiles(self) -> int:
-        """The base view, and the largest grid there is."""
+        """One for the base view, and those of the largest grid there is."""
         config = self.module.config
         size = config.vision_config.image_size
         return 1 + max((height // size) * (width // size) for height, width in config.image_grid_pinpoints)
 
-    def counts(self, given: dict[str, Any]) -> list[int]:
+    def counts(self, inputs: dict[str, Any]) -> list[int]:
         """Tiles of each picture."""
-        config, room = self.module.config, import_module(type(self.inner).__module__)
-        pins, size = config.image_grid_pinpoints, config.vision_config.image_size
-        return [room.image_size_to_num_patches(one, pins, size) for one in given["image_sizes"]]
+        config, family_module = self.module.config, import_module(type(self.inner).__module__)
+        pinpoints, size = config.image_grid_pinpoints, config.vision_config.image_size
+        return [
+            family_module.image_size_to_num_patches(image_size, pinpoints, size) for image_size in inputs["image_sizes"]
+        ]
 
-    def packing(self, given: dict[str, Any]) -> dict[str, Any]:
+    def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """More arguments of the model's packing."""
         return {"vision_feature_select_strategy": self.module.config.vision_feature_select_strategy}
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Tiles as they are packed."""
-        sizes, newline = given["image_sizes"].cpu(), torch.full((3,), NEWLINE)
-        found = []
-        for index, count in enumerate(self.counts(given)):
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """The rows of every picture, in the order in which the model packs its tiles."""
+        sizes, newline = inputs["image_sizes"].cpu(), torch.full((3,), NEWLINE)
+        pictures = []
+        for index, count in enumerate(self.counts(inputs)):
             size, columns = sizes[index : index + 1], self._columns(sizes[index])
             places = [self._coordinates(count, columns)]
-            packed, _ = self.inner.pack_image_features(places, size, image_newline=newline, **self.packing(given))
-            found.append(self._rows(packed[0], count, columns))
-        return found
+            packed, _ = self.inner.pack_image_features(places, size, image_newline=newline, **self.packing(inputs))
+            pictures.append(self._rows(packed[0], count, columns))
+        return pictures
 
     def _columns(self, size: Tensor) -> int:
         """Tiles in a row of the grid of a picture of this size."""
-        config, room = self.module.config, import_module(type(self.inner).__module__)
-        shape = room.get_anyres_image_grid_shape(size, config.image_grid_pinpoints, config.vision_config.image_size)
+        config, family_module = self.module.config, import_module(type(self.inner).__module__)
+        shape = family_module.get_anyres_image_grid_shape(
+            size, config.image_grid_pinpoints, config.vision_config.image_size
+        )
         return int(shape[1])
 
     def _coordinates(self, tiles: int, columns: int) -> Tensor:
@@ -78,23 +82,23 @@ class LlavaNext(Llava):
         token = torch.where(view < 0, -1, row % side * side + column % side)
         return Rows(tile, token, tiles)
 
-    def pixels(self, modality: str, given: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
         """Tiles without the padding behind those of smaller pictures."""
         if modality == "video":
-            return given["pixel_values_videos"].flatten(0, 1)
-        pixels: Tensor = given["pixel_values"]
+            return inputs["pixel_values_videos"].flatten(0, 1)
+        pixels: Tensor = inputs["pixel_values"]
         if pixels.ndim == 4:
             return pixels
-        return torch.cat([own[: rows.tiles] for own, rows in zip(pixels, pictures, strict=True)])
+        return torch.cat([picture_tiles[: rows.tiles] for picture_tiles, rows in zip(pixels, pictures, strict=True)])
 
-    def pack(self, modality: str, given: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
-        """The model's own packing."""
+    def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
+        """Tiles [t, N, D] of each picture, packed by the model itself: [n, D] each."""
         newline: Any = self.inner.image_newline
         packed, _ = self.inner.pack_image_features(
-            projected, given["image_sizes"], image_newline=newline, **self.packing(given)
+            projected, inputs["image_sizes"], image_newline=newline, **self.packing(inputs)
         )
-        found: list[Tensor] = packed
-        return found
+        tokens: list[Tensor] = packed
+        return tokens
 
 
 class _WithVideos(LlavaNext):
@@ -106,27 +110,27 @@ class _WithVideos(LlavaNext):
         """Tokens in a row of a frame, and the patches each token is made of [N, m]."""
         raise NotImplementedError
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
-        """Frame after frame."""
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """The rows of a video are those of its frames, one frame after the other."""
         if modality != "video":
-            return super().pictures(modality, given, ids)
-        count, frames = given["pixel_values_videos"].shape[:2]
+            return super().pictures(modality, inputs, ids)
+        count, frames = inputs["pixel_values_videos"].shape[:2]
         rows = whole_tiles(frames, len(self.pooled()[1]))
-        behind = torch.full((self.newlines,), -1)
-        return [Rows(torch.cat((rows.tile, behind)), torch.cat((rows.token, behind)), frames)] * count
+        newline_rows = torch.full((self.newlines,), -1)
+        return [Rows(torch.cat((rows.tile, newline_rows)), torch.cat((rows.token, newline_rows)), frames)] * count
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """Frames have a grid and members of their own."""
         if modality != "video":
-            return super().encode(attachment, modality, given, pictures)
+            return super().encode(attachment, modality, inputs, pictures)
         if acts_inside(attachment.method):
             raise OptionError(
                 f"{type(attachment.method).__name__} acts inside the vision tower, and this model pools the patches of "
                 "a video behind it: take a method that acts behind the tower"
             )
-        found = super().encode(attachment, modality, given, pictures)
+        features = super().encode(attachment, modality, inputs, pictures)
         side, members = self.pooled()
-        return found._replace(tiles=[one._replace(side=side, members=members) for one in found.tiles])
+        return features._replace(tiles=[picture._replace(side=side, members=members) for picture in features.tiles])
 
 
 class LlavaNextVideo(_WithVideos):
@@ -144,18 +148,18 @@ class LlavaOnevision(_WithVideos):
     tensors = frozenset({"video"})
     newlines = 1
 
-    def counts(self, given: dict[str, Any]) -> list[int]:
+    def counts(self, inputs: dict[str, Any]) -> list[int]:
         """Pictures are tiled only where a prompt has a single one."""
-        alone = given.get("batch_num_images")
-        found = super().counts(given)
-        if alone is None:
-            return found
-        tiled = [int(count) == 1 for count in alone for _ in range(int(count))]
-        return [count if own else 1 for count, own in zip(found, tiled, strict=True)]
+        picture_counts = inputs.get("batch_num_images")
+        counts = super().counts(inputs)
+        if picture_counts is None:
+            return counts
+        tiled = [int(count) == 1 for count in picture_counts for _ in range(int(count))]
+        return [count if is_tiled else 1 for count, is_tiled in zip(counts, tiled, strict=True)]
 
-    def packing(self, given: dict[str, Any]) -> dict[str, Any]:
+    def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Pictures of more than so many tiles are resized."""
-        return {"vision_aspect_ratio": given.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
+        return {"vision_aspect_ratio": inputs.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
 
     def pooled(self) -> tuple[int, Tensor]:
         """The four patches that bilinear resizing looks at."""

@@ -91,23 +91,23 @@ class ShuffledTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
+        """What the products of queries and keys of a block are multiplied with."""
         scale: float = getattr(self.blocks[block], self._attention).scale
         return scale
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Queries and keys of one block, and the output of another."""
-        own = getattr(self.blocks[attention], self._attention)
-        found, heads = [], own.num_heads
-        query, key = (getattr(own, name) for name in self._names)
+        attending = getattr(self.blocks[attention], self._attention)
+        taps, heads = [], attending.num_heads
+        query, key = (getattr(attending, name) for name in self._names)
         if Need.ATTENTION in needs:
-            found.append(Tap(query, lambda output: {"query": split_heads(output, heads)}))
-            found.append(Tap(key, lambda output: {"key": split_heads(output, heads)}))
+            taps.append(Tap(query, lambda output: {"query": split_heads(output, heads)}))
+            taps.append(Tap(key, lambda output: {"key": split_heads(output, heads)}))
         if Need.FEATURES in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"features": _first(output)[:, self.classes :]}))
+            taps.append(Tap(self.blocks[features], lambda output: {"features": _first(output)[:, self.classes :]}))
         if Need.CLASS_FEATURE in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"class_feature": _first(output)[:, 0]}))
-        return found
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": _first(output)[:, 0]}))
+        return taps
 
 
 def squares(side: int, stride: int) -> Tensor:

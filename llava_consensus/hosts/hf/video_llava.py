@@ -24,14 +24,14 @@ class TwoTowers:
 
     def __init__(self, inner: Any) -> None:
         self._towers = [LlavaTower(inner, module) for module in (inner.video_tower, inner.image_tower)]
-        one = self._towers[0]
-        self.tokens, self.side, self.classes, self.offers = one.tokens, one.side, one.classes, one.offers
-        self.blocks, self.feature_block = one.blocks, one.feature_block
-        self.scale, self.project, self.encode = one.scale, one.project, one.encode
+        tower = self._towers[0]
+        self.tokens, self.side, self.classes, self.offers = tower.tokens, tower.side, tower.classes, tower.offers
+        self.blocks, self.feature_block = tower.blocks, tower.feature_block
+        self.scale, self.project, self.encode = tower.scale, tower.project, tower.encode
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Of both towers, one of which runs at a time."""
-        return [tap for one in self._towers for tap in one.taps(needs, features, attention)]
+        return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
 
 
 class VideoLlava(Llava):
@@ -44,29 +44,29 @@ class VideoLlava(Llava):
         """Both towers."""
         return TwoTowers(self.inner)
 
-    def given(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Pixels of pictures have had two names."""
-        found = super().given(inputs)
-        if "pixel_values_images" in found.get("image", {}):
-            own = found["image"]
-            own.setdefault("pixel_values", own["pixel_values_images"])
-        return found
+    def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """As of any model; pixels of pictures given as `pixel_values_images` are there as `pixel_values` too."""
+        by_modality = super().encoder_inputs(inputs)
+        if "pixel_values_images" in by_modality.get("image", {}):
+            image_inputs = by_modality["image"]
+            image_inputs.setdefault("pixel_values", image_inputs["pixel_values_images"])
+        return by_modality
 
-    def pictures(self, modality: str, given: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A picture has its patches, a frame its class token in front of them."""
         patches = self.tower.tokens
         if modality == "image":
-            return super().pictures(modality, given, ids)
-        count, frames = given["pixel_values_videos"].shape[:2]
+            return super().pictures(modality, inputs, ids)
+        count, frames = inputs["pixel_values_videos"].shape[:2]
         rows = whole_tiles(frames, patches + 1)
         return [Rows(rows.tile, rows.token - 1, frames)] * count
 
-    def pixels(self, modality: str, given: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
         """Pictures, or the frames of all clips."""
-        pixels: Tensor = given["pixel_values"] if modality == "image" else given["pixel_values_videos"].flatten(0, 1)
+        pixels: Tensor = inputs["pixel_values"] if modality == "image" else inputs["pixel_values_videos"].flatten(0, 1)
         return pixels
 
-    def encode(self, attachment: "Attachment", modality: str, given: dict[str, Any], pictures: list[Rows]) -> Features:
-        """By the tower of the modality."""
-        given = {name: value for name, value in given.items() if name != "pixel_values_images"}
-        return super().encode(attachment, modality, given, pictures)
+    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+        """The model's own encoder, which takes the tower of the modality."""
+        inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
+        return super().encode(attachment, modality, inputs, pictures)

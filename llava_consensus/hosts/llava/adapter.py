@@ -75,8 +75,8 @@ class LlavaModel:
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """The official function, and `generate`, which makes a call of its own."""
-        own = partial(generate, attachment)
-        return {PREPARE: partial(prepare, attachment), "generate": wraps(type(self.module).generate)(own)}
+        entrance = partial(generate, attachment)
+        return {PREPARE: partial(prepare, attachment), "generate": wraps(type(self.module).generate)(entrance)}
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
@@ -94,8 +94,8 @@ class LlavaModel:
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
                 "a class token among the patches is no candidate"
             )
-        kept = method.positions == "keep" and method.place is not Place.DECODER
-        if kept and int(transformers.__version__.split(".")[0]) < 5:
+        keeps = method.positions == "keep" and method.place is not Place.DECODER
+        if keeps and int(transformers.__version__.split(".")[0]) < 5:
             raise OptionError(
                 f"positions=keep needs transformers >= 5: "
                 f"generate() of {transformers.__version__} does not advance given positions"

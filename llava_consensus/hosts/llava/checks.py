@@ -40,8 +40,8 @@ def tower_beside(path: str) -> dict[str, str]:
     if not folder.is_dir():
         return {}
     name = _config(folder).get("mm_vision_tower", "")
-    beside = folder / Path(name).name
-    return {"mm_vision_tower": str(beside)} if name and (beside / "config.json").is_file() else {}
+    tower = folder / Path(name).name
+    return {"mm_vision_tower": str(tower)} if name and (tower / "config.json").is_file() else {}
 
 
 def check_sizes(path: str) -> None:
@@ -52,21 +52,23 @@ def check_sizes(path: str) -> None:
     if not folder.is_dir():
         return
     config = _config(folder)
-    wrong = [f"{name}={config.get(name)!r}" for name in SIZES if not _is_size(config.get(name))]
-    if wrong:
-        raise DataError(f"{folder / 'config.json'}: {', '.join(wrong)} must be whole numbers of at least 1. {MEND}")
+    wrong_sizes = [f"{name}={config.get(name)!r}" for name in SIZES if not _is_size(config.get(name))]
+    if wrong_sizes:
+        raise DataError(
+            f"{folder / 'config.json'}: {', '.join(wrong_sizes)} must be whole numbers of at least 1. {MEND}"
+        )
     tower = config.get("mm_vision_tower")
     if not isinstance(tower, str) or not tower:
         raise DataError(
             f"{folder / 'config.json'}: mm_vision_tower={tower!r} must name a vision tower: this is no LLaVA. {MEND}"
         )
     vocabulary, width, inner, layers, _ = (config[name] for name in SIZES)
-    least = (vocabulary * width + layers * (2 * width**2 + 3 * width * inner)) // 2  # bytes, of 4-bit numbers
-    stored = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind) if file.is_file())
-    if stored < least:
+    least_bytes = (vocabulary * width + layers * (2 * width**2 + 3 * width * inner)) // 2  # bytes, of 4-bit numbers
+    stored_bytes = sum(file.stat().st_size for kind in WEIGHTS for file in folder.glob(kind) if file.is_file())
+    if stored_bytes < least_bytes:
         raise DataError(
-            f"model={path!r} cannot be loaded: config.json describes a model of at least {least:,} bytes, the weight "
-            f"files ({', '.join(WEIGHTS)}) have {stored:,}. {MEND}"
+            f"model={path!r} cannot be loaded: config.json describes a model of at least {least_bytes:,} bytes, the "
+            f"weight files ({', '.join(WEIGHTS)}) have {stored_bytes:,}. {MEND}"
         )
 
 

@@ -71,14 +71,14 @@ class LlavaHost(HarnessHost):
         from llava.mm_utils import process_images
 
         pixels = [process_images([image], self.image_processor, self.model.config)[0] for image in images]
-        tiles = [one if one.ndim == 4 else one[None] for one in pixels]
+        tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         with self.attachment() as attachment, attachment.call():
-            found = attachment.encode(batch, [len(own) for own in tiles])
-        own = attachment.method, attachment.budget
+            encoded = attachment.encode(batch, [len(picture) for picture in tiles])
+        attached = attachment.method, attachment.budget
         return [
-            Encoded(part, one.ndim == 4, image.size, *own)
-            for image, one, part in zip(images, pixels, found, strict=True)
+            Encoded(part, picture.ndim == 4, image.size, *attached)
+            for image, picture, part in zip(images, pixels, encoded, strict=True)
         ]
 
     @torch.inference_mode()
@@ -91,16 +91,16 @@ class LlavaHost(HarnessHost):
         """
         with self.attachment() as attachment:
             check_batch(attachment, encoded, prompts)
-            ids = [self.prompt_ids(prompt, len(own)) for prompt, own in zip(prompts, encoded, strict=True)]
+            ids = [self.prompt_ids(prompt, len(pictures)) for prompt, pictures in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
             for rows in self._groups(attachment, encoded, ids):
-                found = self._answer_group(
+                group_answers = self._answer_group(
                     attachment,
                     [encoded[row] for row in rows],
                     [ids[row] for row in rows],
                     [prompts[row] for row in rows],
                 )
-                answers.update(zip(rows, found, strict=True))
+                answers.update(zip(rows, group_answers, strict=True))
         return [answers[row] for row in range(len(prompts))]
 
     def _answer_group(
@@ -108,40 +108,40 @@ class LlavaHost(HarnessHost):
     ) -> list[Answer]:
         """Answers of prompts that are asked together; several questions about one picture share the work on it."""
         shared = self._share(attachment, encoded)
-        pictures = [one for own in (encoded[:1] if shared else encoded) for one in own]
+        pictures = [picture for row_pictures in (encoded[:1] if shared else encoded) for picture in row_pictures]
         questions = [prompt.text for prompt in prompts]
-        given = {"encoded": [one.tiles for one in pictures] or None, "questions": questions, "settings": LEFT}
-        with attachment.call(**given) as call:
+        fields = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions, "settings": LEFT}
+        with attachment.call(**fields) as call:
             ask = self._ask_shared if shared else self._ask
             texts = ask(pictures, ids, prompts[0])
         places = [0 if shared else place for place in range(len(ids))]
-        own = [[one for one in call.outcomes if one.row == place] for place in places]
-        read = prefills(call.cache, [text_rows(row) for row in ids], own)
+        row_outcomes = [[outcome for outcome in call.outcomes if outcome.row == place] for place in places]
+        row_prefills = prefills(call.cache, [text_rows(row) for row in ids], row_outcomes)
         return [
-            answer_of(call, place, text, prefill, self._beyond(len(row) - len(seen), call, place))
-            for place, text, row, seen, prefill in zip(places, texts, ids, encoded, read, strict=True)
+            answer_of(call, place, text, prefill, self._beyond(len(row) - len(row_pictures), call, place))
+            for place, text, row, row_pictures, prefill in zip(places, texts, ids, encoded, row_prefills, strict=True)
         ]
 
     def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
         """Whether these prompts are about one and the same picture, whose cache they can share."""
-        same = all(len(own) == 1 and own[0] is encoded[0][0] for own in encoded)
-        return same and len(encoded) >= SHARED and not attachment.reads_prompts
+        same_picture = all(len(pictures) == 1 and pictures[0] is encoded[0][0] for pictures in encoded)
+        return same_picture and len(encoded) >= SHARED and not attachment.reads_prompts
 
     def _groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
         by picture.
         """
-        bare = [row for row, own in enumerate(encoded) if not own]
-        seeing = [row for row, own in enumerate(encoded) if own]
+        bare = [row for row, pictures in enumerate(encoded) if not pictures]
+        seeing = [row for row, pictures in enumerate(encoded) if pictures]
         if attachment.reads_prompts:
             return [rows for rows in (seeing, bare) if rows]
-        found: dict[Any, list[int]] = {}
+        by_picture: dict[Any, list[int]] = {}
         for row in seeing:
             front = tuple(ids[row][: image_place(ids[row])].tolist())
-            found.setdefault((tuple(map(id, encoded[row])), front), []).append(row)
-        shared = [rows for rows in found.values() if len(rows) >= SHARED and len(encoded[rows[0]]) == 1]
-        rest = sorted(set(seeing) - {row for rows in shared for row in rows})
-        return [rows for rows in (*shared, rest, bare) if rows]
+            by_picture.setdefault((tuple(map(id, encoded[row])), front), []).append(row)
+        shared = [rows for rows in by_picture.values() if len(rows) >= SHARED and len(encoded[rows[0]]) == 1]
+        unshared = sorted(set(seeing) - {row for rows in shared for row in rows})
+        return [rows for rows in (*shared, unshared, bare) if rows]
 
     def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
@@ -149,7 +149,7 @@ class LlavaHost(HarnessHost):
         output = self.model.generate(
             ids,
             images=self._blank(pictures) if pictures else None,
-            image_sizes=[one.size for one in pictures],
+            image_sizes=[picture.size for picture in pictures],
             attention_mask=mask,
             **self.generation(prompt),
         )
@@ -174,8 +174,8 @@ class LlavaHost(HarnessHost):
     def _blank(self, encoded: list[Encoded]) -> Any:
         """Pictures without pixels, of the shape the official function looks at."""
         device, dtype = self.model.device, self.model.dtype
-        blank = [torch.empty(len(one.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for one in encoded]
-        return blank if any(one.tiled for one in encoded) else torch.cat(blank)
+        blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
+        return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
 
     def _beyond(self, words: int, call: Call, row: int) -> tuple[str, ...]:
         """A note on a prompt of more rows than the model was made for, of which `words` are text: it is answered, but

@@ -35,25 +35,27 @@ def load_own_tower(path: str, model: Any) -> None:
         DataError: where the checkpoint has none, or they are not those of this tower.
     """
     tower = model.get_vision_tower().vision_tower
-    wanted = tower.state_dict()
-    bare = not any(name.startswith("vision_model.") for name in wanted)  # transformers 5 has one level less
-    found = {name.removeprefix("vision_model.") if bare else name: values for name, values in _tensors(_folder(path))}
-    found = {name: values for name, values in found.items() if name in wanted or not name.endswith("position_ids")}
-    missing, surplus = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    tower_state = tower.state_dict()
+    bare = not any(name.startswith("vision_model.") for name in tower_state)  # transformers 5 has one level less
+    tensors = {name.removeprefix("vision_model.") if bare else name: values for name, values in _tensors(_folder(path))}
+    tensors = {
+        name: values for name, values in tensors.items() if name in tower_state or not name.endswith("position_ids")
+    }
+    missing, surplus = sorted(tower_state.keys() - tensors.keys()), sorted(tensors.keys() - tower_state.keys())
     missing = [name for name in missing if not name.endswith("position_ids")]
-    shapes = [name for name in found.keys() & wanted.keys() if found[name].shape != wanted[name].shape]
+    shapes = [name for name in tensors.keys() & tower_state.keys() if tensors[name].shape != tower_state[name].shape]
     if missing or surplus or shapes:
         raise DataError(
             f"model={path!r}: config.json says that its vision tower was trained ({FLAG}), but the tower's weights do "
             f"not fit: {len(missing)} missing, {len(surplus)} left over, {len(shapes)} of another shape "
             f"({', '.join([*missing, *surplus, *shapes][:SHOWN])}). Fetch the whole checkpoint again"
         )
-    tower.load_state_dict(found, strict=False)
+    tower.load_state_dict(tensors, strict=False)
     setattr(model.config, FLAG, True)
 
 
 def _folder(path: str) -> Path:
-    """Where a checkpoint's files lie; of a hub name, the copy in the cache."""
+    """The folder of a checkpoint's files; for a hub name, the one of its copy in the cache."""
     folder = Path(path)
     if folder.is_dir():
         return folder

@@ -31,7 +31,7 @@ Official = Callable[..., tuple[Any, ...]]
 
 
 class Arguments(NamedTuple):
-    """Of the official function, in its own order."""
+    """The arguments of the official function, in its own order."""
 
     input_ids: Tensor
     position_ids: Tensor | None
@@ -79,56 +79,56 @@ def generate(attachment: "Attachment", *args: Any, **kwargs: Any) -> Any:
 @torch.compiler.disable
 def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Takes the place of the official function on this instance: same arguments, same six results."""
-    given, model = Arguments(*args, **kwargs), attachment.here.module
+    arguments, model = Arguments(*args, **kwargs), attachment.here.module
     official: Official = getattr(type(model), PREPARE)
-    step = given.input_ids.shape[1] == 1
+    step = arguments.input_ids.shape[1] == 1
     call = attachment.current(fresh=not step)
-    if model.get_vision_tower() is None or given.images is None or step:
-        return official(model, *given)
-    watch = Stopwatch(given.input_ids.device)
+    if model.get_vision_tower() is None or arguments.images is None or step:
+        return official(model, *arguments)
+    watch = Stopwatch(arguments.input_ids.device)
     cuts = attachment.method.place is Place.DECODER
     with watch.time("layout"):
         config = changed(model.config, call.settings, {} if cuts else {LIMIT: None})
-        layout = attachment.layout(row_kinds(official, model, given, config))
+        layout = attachment.layout(row_kinds(official, model, arguments, config))
     if layout.reduced() and not cuts:
         call.watch = watch
-        return _reduced(attachment, call, official, given, layout)
-    own: dict[str, Any] = {"config": changed(model.config, call.settings)} if call.settings else {}
+        return _reduced(attachment, call, official, arguments, layout)
+    replaced: dict[str, Any] = {"config": changed(model.config, call.settings)} if call.settings else {}
     if call.encoded is not None or acts_inside(attachment.method):
-        own["encode_images"] = lambda pixels: joined(attachment.encode(pixels, given.tiles))
-    result = official(View(model, **own) if own else model, *given)
+        replaced["encode_images"] = lambda pixels: joined(attachment.encode(pixels, arguments.tiles))
+    result = official(View(model, **replaced) if replaced else model, *arguments)
     attachment.arm(call, layout, result[4], limit=None if cuts else getattr(model.config, LIMIT, None))
     return result
 
 
 def _reduced(
-    attachment: "Attachment", call: "Call", official: Official, given: Arguments, layout: Layout
+    attachment: "Attachment", call: "Call", official: Official, arguments: Arguments, layout: Layout
 ) -> tuple[Any, ...]:
     """The six results after the visual rows of the full sequence were reduced. Truncation judges the reduced length."""
     model: Any = attachment.here.module
     tiles: list[Tiles] = []
 
     def encode(pixels: Tensor) -> Tensor:
-        tiles.extend(attachment.encode(pixels, given.tiles))
+        tiles.extend(attachment.encode(pixels, arguments.tiles))
         return joined(tiles)
 
     config = changed(model.config, call.settings, {LIMIT: None})
-    _, _, _, cache, embeds, labels = official(View(model, config=config, encode_images=encode), *given)
+    _, _, _, cache, embeds, labels = official(View(model, config=config, encode_images=encode), *arguments)
     real = layout.real.to(embeds.device)
     channels = {} if labels is None else {"labels": Channel(labels, IGNORE, Rule.BLANK)}
     full = Sequence(embeds, real, (real.cumsum(1) - 1).clamp_min(0), channels)
     limit = getattr(changed(model.config, call.settings), LIMIT, None)
-    out = attachment.reduce(call, full, layout, tiles, prompt_fingerprints(given), limit)
+    out = attachment.reduce(call, full, layout, tiles, prompt_fingerprints(arguments), limit)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
     positions: Tensor | None = out.positions
     if attachment.method.positions == "renumber":
-        positions = _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, given.position_ids)
-    mask = _like(out.real, given.attention_mask)
+        positions = _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, arguments.position_ids)
+    mask = _like(out.real, arguments.attention_mask)
     return None, positions, mask, cache, out.embeds, out.channels["labels"].values if channels else None
 
 
-def row_kinds(official: Official, model: Any, given: Arguments, config: Any) -> RowKinds:
+def row_kinds(official: Official, model: Any, arguments: Arguments, config: Any) -> RowKinds:
     """What every assembled row will be, from the official function itself called on a stand-in of one channel, in which
     text is 0, a newline -1, and patches are numbered from 1 over all tiles.
     """
@@ -149,13 +149,13 @@ def row_kinds(official: Official, model: Any, given: Arguments, config: Any) -> 
         get_model=lambda: inner,
         get_vision_tower=lambda: tower,
     )
-    ids = given.input_ids.cpu()
-    mask = torch.ones_like(ids) if given.attention_mask is None else given.attention_mask.cpu()
-    targets = None if given.labels is None else given.labels.cpu()
-    found = official(stand_in, ids, None, mask, None, targets, given.without_pixels, given.image_sizes)
-    _, _, real, _, rows, labels = found
+    ids = arguments.input_ids.cpu()
+    mask = torch.ones_like(ids) if arguments.attention_mask is None else arguments.attention_mask.cpu()
+    targets = None if arguments.labels is None else arguments.labels.cpu()
+    results = official(stand_in, ids, None, mask, None, targets, arguments.without_pixels, arguments.image_sizes)
+    _, _, real, _, rows, labels = results
     answer = None if labels is None else labels != IGNORE
-    return _kinds(rows[..., 0].long(), real.bool(), given.tiles, tower.num_patches, answer)
+    return _kinds(rows[..., 0].long(), real.bool(), arguments.tiles, tower.num_patches, answer)
 
 
 def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: Tensor | None) -> RowKinds:
@@ -173,23 +173,23 @@ def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: T
 
 def joined(tiles: list[Tiles]) -> Tensor:
     """Projected tokens of all pictures, tile by tile: [T, N, D]."""
-    return torch.cat([one.projected for one in tiles])
+    return torch.cat([picture.projected for picture in tiles])
 
 
-def prompt_fingerprints(given: Arguments) -> Tensor:
+def prompt_fingerprints(arguments: Arguments) -> Tensor:
     """A number for each prompt of the batch, the same wherever padding stands: int64 [R]."""
-    ids, mask = given.input_ids, given.attention_mask
+    ids, mask = arguments.input_ids, arguments.attention_mask
     return fingerprints(ids, torch.ones_like(ids) if mask is None else mask)
 
 
 def changed(config: Any, *changes: Any) -> Any:
     """A copy of a configuration with changes; the original is never written to."""
-    own = copy.copy(config)
+    altered = copy.copy(config)
     for name, value in ((name, value) for part in changes for name, value in part.items()):
-        setattr(own, name, value)
-    return own
+        setattr(altered, name, value)
+    return altered
 
 
-def _like(values: Tensor, given: Tensor | None) -> Tensor | None:
+def _like(values: Tensor, argument: Tensor | None) -> Tensor | None:
     """None where the caller gave None, else the values in the caller's dtype: what the official function does."""
-    return None if given is None else values.to(given.dtype)
+    return None if argument is None else values.to(argument.dtype)

@@ -19,7 +19,9 @@ def read_shape(model: Any, text: int = 0) -> Shape:
     vision = tower.vision_tower.config
     heads, layer = config.num_attention_heads, tower.select_layer
     projector = getattr(model.get_model(), "mm_projector", None)
-    linear = [one for one in projector.modules() if isinstance(one, nn.Linear)] if projector is not None else []
+    linear = (
+        [module for module in projector.modules() if isinstance(module, nn.Linear)] if projector is not None else []
+    )
     return Shape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -36,7 +38,7 @@ def read_shape(model: Any, text: int = 0) -> Shape:
         patch_values=getattr(vision, "num_channels", 3) * vision.patch_size**2,
         text=text,
         tiles=most_tiles(config, vision.image_size),
-        projector=sum(one.in_features * one.out_features for one in linear),
+        projector=sum(module.in_features * module.out_features for module in linear),
         number_bytes=model.dtype.itemsize,
         feature_blocks=layer + vision.num_hidden_layers + 1 if layer < 0 else layer,
         **_text_side(Path(tower.vision_tower_name)),

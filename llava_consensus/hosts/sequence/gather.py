@@ -44,24 +44,24 @@ class Source:
         return self.tiles[self.layout.pictures[unit.picture].source]
 
     def _side(self, unit: Unit) -> int:
-        own = self._tiles(unit).side
-        return self.tower.side if own is None else own
+        side = self._tiles(unit).side
+        return self.tower.side if side is None else side
 
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
         device, pictures = self.full.embeds.device, self.layout.pictures
         row = torch.tensor([pictures[unit.picture].row for unit in units], device=device)
         columns = torch.stack([unit.places for unit in units]).to(device)
-        used, tile = self._tiles_of(units)
-        parts = {name: self._part(name, used) for name in self._names()}
+        used_tiles, tile = self._tiles_of(units)
+        parts = {name: self._part(name, used_tiles) for name in self._names()}
         fingerprint = parts.pop("fingerprint", None)
         query, key = parts.pop("query", None), parts.pop("key", None)
         attention = None
         if query is not None and key is not None:
             attention = VisionAttention(query, key, self.tower.scale(self.attention), self.tower.classes)
         tile = tile.to(device)
-        own = self._tiles(units[0]).members
-        members = self.tower.members if own is None else own
+        tile_members = self._tiles(units[0]).members
+        members = self.tower.members if tile_members is None else tile_members
         return VisualTokens(
             projected=self.full.embeds[row[:, None], columns],
             tile=tile,
@@ -74,10 +74,10 @@ class Source:
             columns=columns,
             attention=attention,
             project=self.tower.project if Need.PROJECTOR in self.method.needs else None,
-            clip=self._clip(used),
+            clip=self._clip(used_tiles),
             probe=self._probe(units[0]),
             fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ self.prompts.to(device)[row],
-            whole=self._whole(used) if Need.WHOLE_PICTURES in self.method.needs else None,
+            whole=self._whole(used_tiles) if Need.WHOLE_PICTURES in self.method.needs else None,
             **parts,
         )
 
@@ -89,20 +89,22 @@ class Source:
             pictures = sorted({unit.picture for unit in units})
             sources = [self.layout.pictures[picture].source for picture in pictures]
             sizes = [len(self.tiles[source].projected) for source in sources]
-            used = [(picture, tile) for picture, size in zip(pictures, sizes, strict=True) for tile in range(size)]
+            used_tiles = [
+                (picture, tile) for picture, size in zip(pictures, sizes, strict=True) for tile in range(size)
+            ]
         else:
-            used = sorted({(unit.picture, tile) for unit in units for tile in unit.tile.unique().tolist()})
-        known = torch.tensor([picture * _MOST + tile for picture, tile in used])
-        asked = torch.stack([unit.tile + unit.picture * _MOST for unit in units])
-        return used, torch.searchsorted(known, asked)
+            used_tiles = sorted({(unit.picture, tile) for unit in units for tile in unit.tile.unique().tolist()})
+        tile_keys = torch.tensor([picture * _MOST + tile for picture, tile in used_tiles])
+        token_keys = torch.stack([unit.tile + unit.picture * _MOST for unit in units])
+        return used_tiles, torch.searchsorted(tile_keys, token_keys)
 
     def _names(self) -> list[str]:
         return list(self.tiles[0].parts) if self.tiles else []
 
-    def _part(self, name: str, used: list[tuple[int, int]]) -> Tensor:
+    def _part(self, name: str, used_tiles: list[tuple[int, int]]) -> Tensor:
         """One part of these tiles: [U, ...]."""
         device = self.full.embeds.device
-        values = [self.tiles[self.layout.pictures[picture].source].parts[name][tile] for picture, tile in used]
+        values = [self.tiles[self.layout.pictures[picture].source].parts[name][tile] for picture, tile in used_tiles]
         return torch.stack(values).to(device)
 
     def _probe(self, unit: Unit) -> TextProbe | None:
@@ -112,7 +114,7 @@ class Source:
         none = self.probe.rows[:, :0]
         return self.probe._replace(query=self.probe.query[:, :, :0], rows=none, row_mask=self.probe.row_mask[:, :0])
 
-    def _clip(self, used: list[tuple[int, int]]) -> ClipSides | None:
+    def _clip(self, used_tiles: list[tuple[int, int]]) -> ClipSides | None:
         """Patches and question of these tiles."""
         if self.clip is None:
             return None
@@ -121,21 +123,21 @@ class Source:
         for tiles in self.tiles:
             start.append(start[-1] + len(tiles.projected))
         device = self.clip.patches.device
-        place = torch.tensor([start[pictures[picture].source] + tile for picture, tile in used], device=device)
-        row = torch.tensor([pictures[picture].row for picture, _ in used], device=device)
+        place = torch.tensor([start[pictures[picture].source] + tile for picture, tile in used_tiles], device=device)
+        row = torch.tensor([pictures[picture].row for picture, _ in used_tiles], device=device)
         return ClipSides(self.clip.patches[place], self.clip.text[row], self.clip.real[row])
 
-    def _whole(self, used: list[tuple[int, int]]) -> WholePictures:
-        """Of these tiles their picture, and which of their tokens are in the sequence."""
+    def _whole(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
+        """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
         device, layout = self.full.embeds.device, self.layout
-        present = torch.zeros(len(used), self.tiles[0].projected.shape[1], dtype=torch.bool)
-        for place, (picture, tile) in enumerate(used):
-            one = layout.pictures[picture]
+        present = torch.zeros(len(used_tiles), self.tiles[0].projected.shape[1], dtype=torch.bool)
+        for place, (index, tile) in enumerate(used_tiles):
+            picture = layout.pictures[index]
             kinds = layout.kinds
-            mine = (kinds.picture[one.row] == one.source) & (kinds.tile[one.row] == tile)
-            token = kinds.token[one.row][mine]
+            in_tile = (kinds.picture[picture.row] == picture.source) & (kinds.tile[picture.row] == tile)
+            token = kinds.token[picture.row][in_tile]
             present[place, token[token >= 0]] = True
-        return WholePictures(torch.tensor([picture for picture, _ in used], device=device), present.to(device))
+        return WholePictures(torch.tensor([picture for picture, _ in used_tiles], device=device), present.to(device))
 
 
 _MOST = 1 << 20  # tiles of a picture

@@ -22,11 +22,11 @@ class Group(NamedTuple):
 
 def lengths(layout: Layout, groups: list[Group]) -> list[int]:
     """Real rows of each sequence after the reduction; known from shapes, nothing waits for the device."""
-    found: list[int] = layout.real.sum(1).tolist()
+    counts: list[int] = layout.real.sum(1).tolist()
     for units, reduction in groups:
         for unit in units:
-            found[layout.pictures[unit.picture].row] -= len(unit.places) - reduction.tokens.shape[1]
-    return found
+            counts[layout.pictures[unit.picture].row] -= len(unit.places) - reduction.tokens.shape[1]
+    return counts
 
 
 def outcomes(layout: Layout, groups: list[Group]) -> list[PictureOutcome]:
@@ -36,8 +36,8 @@ def outcomes(layout: Layout, groups: list[Group]) -> list[PictureOutcome]:
     for units, reduction in groups:
         for index, unit in enumerate(units):
             after[unit.picture] += reduction.tokens.shape[1] - len(unit.places)
-            own = [value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction]
-            parts[unit.picture].append((unit.part, Reduction._make(own)))
+            fields = [value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction]
+            parts[unit.picture].append((unit.part, Reduction._make(fields)))
     return [
         PictureOutcome(
             picture.row, picture.before, after[i], picture.structural, tuple(sorted(parts[i], key=lambda part: part[0]))
@@ -53,7 +53,7 @@ def inserts(full: Sequence, layout: Layout, groups: list[Group], order: str) -> 
     dropped = torch.zeros(rows, width, dtype=torch.bool)
     longest = max(reduction.tokens.shape[1] for _, reduction in groups) + 1
     stride = 3 * (longest * (1 + max(unit.part for unit in layout.units)) + 1)
-    used = [0] * rows
+    slot_counts = [0] * rows
     slot_row: list[int] = []
     slot_column: list[int] = []
     keys: list[Tensor] = []
@@ -63,13 +63,13 @@ def inserts(full: Sequence, layout: Layout, groups: list[Group], order: str) -> 
             row, count = layout.pictures[unit.picture].row, group.reduction.tokens.shape[1]
             dropped[row, unit.places] = True
             slot_row += [row] * count
-            slot_column += range(used[row], used[row] + count)
-            used[row] += count
+            slot_column += range(slot_counts[row], slot_counts[row] + count)
+            slot_counts[row] += count
         for name, value in _values(full, layout, group).items():
             values[name].append(value.flatten(0, 1))
         keys.append(_sort_keys(layout, group, device, (order, stride, longest)).flatten())
     slot = (torch.tensor(slot_row, device=device), torch.tensor(slot_column, device=device))
-    size = max(used)
+    size = max(slot_counts)
     filled = {}
     for name, channel in full.everything().items():
         blank = channel.values.new_full((rows, size, *channel.values.shape[2:]), channel.blank)
@@ -83,18 +83,18 @@ def _values(full: Sequence, layout: Layout, group: Group) -> dict[str, Tensor]:
     device, reduction = full.embeds.device, group.reduction
     place = _source_places(group, device)
     row = torch.tensor([layout.pictures[unit.picture].row for unit in group.units], device=device)
-    found = {"embeds": reduction.tokens}
+    values = {"embeds": reduction.tokens}
     for name, channel in full.everything().items():
         if name == "embeds":
             continue
         if channel.rule is Rule.BLANK:
-            found[name] = channel.values.new_full((*place.shape, *channel.values.shape[2:]), channel.blank)
+            values[name] = channel.values.new_full((*place.shape, *channel.values.shape[2:]), channel.blank)
         elif channel.rule is Rule.SOURCE:
-            found[name] = channel.values[row[:, None], place]
+            values[name] = channel.values[row[:, None], place]
         else:
             columns = torch.stack([unit.places for unit in group.units]).to(device)
-            found[name] = _means(channel.values[row[:, None], columns], reduction)
-    return found
+            values[name] = _means(channel.values[row[:, None], columns], reduction)
+    return values
 
 
 def _means(values: Tensor, reduction: Reduction) -> Tensor:
@@ -106,8 +106,8 @@ def _means(values: Tensor, reduction: Reduction) -> Tensor:
     flat = values.flatten(2) if values.ndim > 2 else values[..., None]
     count = member.sum(-1, keepdim=True)
     mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
-    own = rows_of(values, reduction.source.clamp_min(0))
-    return torch.where(wide(count[..., 0] == 1, own), own, mean)
+    source_values = rows_of(values, reduction.source.clamp_min(0))
+    return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
 
 
 def _source_places(group: Group, device: torch.device) -> Tensor:
@@ -132,9 +132,9 @@ def _sort_keys(layout: Layout, group: Group, device: torch.device, scheme: tuple
         first, last = int(unit.places[0]), int(unit.places[-1])
         heads = picture.end * stride + unit.part * longest + 1
         tails = heads + block
-        alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
-        own = [first * stride - longest, 0, last * stride + block + 1] if alone else [heads, 0, tails]
-        bases.append([*own, tails])
+        stands_alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
+        zones = [first * stride - longest, 0, last * stride + block + 1] if stands_alone else [heads, 0, tails]
+        bases.append([*zones, tails])
     zone = reduction.zone
     if zone is None:
         merged = torch.arange(slots, device=device) >= reduction.kept.shape[1]
@@ -151,12 +151,12 @@ def with_pictures(full: Sequence, layout: Layout) -> Sequence:
 
 def picture_rows(layout: Layout) -> Tensor:
     """Which picture of the layout every visual token belongs to, else -1: [R, S]."""
-    kinds, own = layout.kinds, torch.full(layout.real.shape, -1)
+    kinds, numbers = layout.kinds, torch.full(layout.real.shape, -1)
     for index, picture in enumerate(layout.pictures):
-        own[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
-    return own
+        numbers[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
+    return numbers
 
 
-def counted(found: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
+def counted(outcomes: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
     """The outcomes with the visual tokens that are left in the sequences [R, S]. Waits for the device."""
-    return [one._replace(after=int((picture == index).sum())) for index, one in enumerate(found)]
+    return [outcome._replace(after=int((picture == index).sum())) for index, outcome in enumerate(outcomes)]

@@ -92,10 +92,10 @@ class Layout:
         """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets, and equal in what
         `by` says of them.
         """
-        found: dict[tuple[object, ...], list[Unit]] = defaultdict(list)
+        groups: dict[tuple[object, ...], list[Unit]] = defaultdict(list)
         for unit in self.reduced():
-            found[len(unit.places), unit.tiles, unit.budget, by(unit)].append(unit)
-        return list(found.values())
+            groups[len(unit.places), unit.tiles, unit.budget, by(unit)].append(unit)
+        return list(groups.values())
 
 
 def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) -> Layout:
@@ -115,15 +115,15 @@ def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) ->
         for source in kinds.picture[row].unique().tolist():
             if source < 0:
                 continue
-            mine = kinds.picture[row] == source
-            places = (mine & (kinds.token[row] >= 0)).nonzero()[:, 0]
+            in_picture = kinds.picture[row] == source
+            places = (in_picture & (kinds.token[row] >= 0)).nonzero()[:, 0]
             if not len(places):
                 continue
-            end = int(mine.nonzero()[-1])
+            end = int(in_picture.nonzero()[-1])
             text = (words[row] & (places_all > end)).nonzero()[:, 0]
-            own = partial(budgets, video=source in kinds.videos)
-            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], own)
-            pictures.append(Picture(source, row, len(places), int(mine.sum()) - len(places), end, text))
+            picture_budgets = partial(budgets, video=source in kinds.videos)
+            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], picture_budgets)
+            pictures.append(Picture(source, row, len(places), int(in_picture.sum()) - len(places), end, text))
     return Layout(kinds, asked, pictures, units)
 
 

@@ -41,8 +41,11 @@ class Sequence:
 
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""
-        own = {"embeds": Channel(self.embeds, 0, Rule.BLANK), "positions": Channel(self.positions, 0, Rule.SOURCE)}
-        return {**own, **self.channels}
+        base_channels = {
+            "embeds": Channel(self.embeds, 0, Rule.BLANK),
+            "positions": Channel(self.positions, 0, Rule.SOURCE),
+        }
+        return {**base_channels, **self.channels}
 
     def with_values(self, real: Tensor, values: dict[str, Tensor]) -> "Sequence":
         """The same channels with other values, blank wherever a row is padding."""

@@ -44,34 +44,34 @@ class ClipBlocks:
         self.embeddings, self.kernel = inner.embeddings, getattr(module.config, "_attn_implementation", "eager")
 
     def scale(self, block: int) -> float:
-        """Of the attention of a block."""
-        own: Any = self.blocks[block]
-        scale: float = own.self_attn.scale
+        """What the products of queries and keys of a block are multiplied with."""
+        module: Any = self.blocks[block]
+        scale: float = module.self_attn.scale
         return scale
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Projections of queries and keys of one block, and the output of another."""
-        own: Any = self.blocks[attention]
-        heads, found = own.self_attn.num_heads, []
+        attending: Any = self.blocks[attention]
+        heads, taps = attending.self_attn.num_heads, []
         if Need.ATTENTION in needs:
-            found.append(Tap(own.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
-            found.append(self.key_tap(attention))
+            taps.append(Tap(attending.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
+            taps.append(self.key_tap(attention))
         if Need.FEATURES in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"features": _states(output)[:, self.classes :]}))
+            taps.append(Tap(self.blocks[features], lambda output: {"features": _states(output)[:, self.classes :]}))
         if Need.CLASS_FEATURE in needs:
-            found.append(Tap(self.blocks[features], lambda output: {"class_feature": _states(output)[:, 0]}))
-        return found
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": _states(output)[:, 0]}))
+        return taps
 
     def parts(self, block: int) -> BlockParts:
         """The parts of a block."""
-        own: Any = self.blocks[block]
-        return BlockParts(own.layer_norm1, own.self_attn, own.layer_norm2, own.mlp)
+        module: Any = self.blocks[block]
+        return BlockParts(module.layer_norm1, module.self_attn, module.layer_norm2, module.mlp)
 
     def key_tap(self, block: int) -> Tap:
         """Where the keys [T, H, t, d] of a block are read."""
-        own: Any = self.blocks[block]
-        heads = own.self_attn.num_heads
-        return Tap(own.self_attn.k_proj, lambda output: {"key": split_heads(output, heads)})
+        module: Any = self.blocks[block]
+        heads = module.self_attn.num_heads
+        return Tap(module.self_attn.k_proj, lambda output: {"key": split_heads(output, heads)})
 
     def attend(self, block: int, hidden: Tensor, bias: Tensor | None) -> Tensor:
         """Output of a block's own attention on normed states [T, t, D_v], with `bias` [T, t] added to the logits of

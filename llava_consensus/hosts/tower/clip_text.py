@@ -40,12 +40,12 @@ class ClipText:
         try:
             with without_unused_report():
                 self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval()
-                sight: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
+                clip_model: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
                 self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
         self._text.to(device)
-        self.projection = sight.visual_projection.float().to(device)
+        self.projection = clip_model.visual_projection.float().to(device)
         self._length: int = config.text_config.max_position_embeddings
 
     def embed(self, question: str) -> Tensor:
@@ -62,7 +62,7 @@ class ClipText:
         """Embeddings of the patches of all tiles [T, n, P] (the tower's features behind its last norm), and of the
         question of each row [R, M, P].
         """
-        features = torch.cat([one.parts["features"] for one in tiles])
+        features = torch.cat([picture.parts["features"] for picture in tiles])
         patches = self.projection(tower.last_norm(features).float())
         texts = [self.embed(question) for question in questions]
         real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]

@@ -82,12 +82,14 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
 def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]]:
     """Shadows and hooks of what a method inside the tower replaces and reads; none for other methods."""
     if attachment.method.place is Place.PICTURE:
-        own = tower.embeddings
-        return [Shadow(own, "forward", partial(_embed, attachment, own.forward))], []
+        embeddings = tower.embeddings
+        return [Shadow(embeddings, "forward", partial(_embed, attachment, embeddings.forward))], []
     if attachment.method.place is not Place.TOWER:
         return [], []
     blocks = list(enumerate(tower.blocks[: tower.feature_block + 1]))
-    shadows = [Shadow(own, "forward", partial(_merge_inside, attachment, index, own.forward)) for index, own in blocks]
+    shadows = [
+        Shadow(block, "forward", partial(_merge_inside, attachment, index, block.forward)) for index, block in blocks
+    ]
     taps = [tower.key_tap(index) for index, _ in blocks]
     return shadows, [tap.module.register_forward_hook(partial(_keep_key, attachment, tap)) for tap in taps]
 
@@ -102,11 +104,11 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
     """
     order, projected, slots = [], [], []
     for count in sorted(set(tokens)):
-        own = [place for place, value in enumerate(tokens) if value == count]
-        every = len(own) == len(tokens)
-        part, slot = _encode(method, call, tower, pixels if every else pixels[own], count)
-        order += own
-        projected.append(part)
+        places = [place for place, budget in enumerate(tokens) if budget == count]
+        all_tiles = len(places) == len(tokens)
+        part_projected, slot = _encode(method, call, tower, pixels if all_tiles else pixels[places], count)
+        order += places
+        projected.append(part_projected)
         slots.append(slot)
     if len(projected) == 1:
         return projected[0], slots[0]
@@ -115,7 +117,7 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
 
 
 def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The same for tiles of one budget."""
+    """What `run_inside` returns, for tiles that all have the budget `count`."""
     if count >= tower.tokens:
         projected = tower.encode(pixels)
         return projected, torch.arange(tower.tokens, device=projected.device).expand(projected.shape[:2])

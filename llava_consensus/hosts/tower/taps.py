@@ -54,12 +54,12 @@ def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: 
     call = calls.current(attachment)
     if call is None or call.parts is None:
         return
-    found = tap.read(output)
-    if found.keys() & call.parts.keys():
+    parts = tap.read(output)
+    if parts.keys() & call.parts.keys():
         raise RuntimeError(
             "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
         )
-    call.parts |= {name: value.detach() for name, value in found.items()}
+    call.parts |= {name: value.detach() for name, value in parts.items()}
 
 
 def split_heads(states: Tensor, heads: int) -> Tensor:
