@@ -236,16 +236,6 @@ def _write_into(path: Path, data: bytes) -> None:
         os.close(file)
 
 
-def _write_to_device(path: Path, data: bytes) -> None:
-    """Writes to a device or a pipe as it is; a pipe without a reader is refused at once."""
-    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    try:
-        os.set_blocking(file, True)
-        _write_all(file, data)
-    finally:
-        os.close(file)
-
-
 def _write_all(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]

@@ -53,6 +53,44 @@ class HarnessHost:
                 if guest and not self._guests:
                     attachment.detach()
 
+    @torch.inference_mode()
+    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
+        """Greedy answers to one prompt about each list of encoded pictures, in left-padded batches.
+
+        Raises:
+            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
+                method than the one that is attached.
+        """
+        with self.attachment() as attachment:
+            check_batch(attachment, encoded, prompts)
+            ids = [self.prompt_ids(prompt, len(pictures)) for prompt, pictures in zip(prompts, encoded, strict=True)]
+            answers: dict[int, Answer] = {}
+            for rows in self.groups(attachment, encoded, ids):
+                group_answers = self.answer_group(
+                    attachment,
+                    [encoded[row] for row in rows],
+                    [ids[row] for row in rows],
+                    [prompts[row] for row in rows],
+                )
+                answers.update(zip(rows, group_answers, strict=True))
+        return [answers[row] for row in range(len(prompts))]
+
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+        """Token ids [L] of a prompt, with one placeholder for each picture, on the CPU."""
+        raise NotImplementedError
+
+    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+        """Rows that are answered together: all with pictures, and all without."""
+        seeing = [row for row, pictures in enumerate(encoded) if pictures]
+        bare = [row for row, pictures in enumerate(encoded) if not pictures]
+        return [rows for rows in (seeing, bare) if rows]
+
+    def answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+    ) -> list[Answer]:
+        """Answers of prompts that are asked together."""
+        raise NotImplementedError
+
     def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Ids and mask [R, L] of rows padded on the left."""
         width = max(len(row) for row in rows)

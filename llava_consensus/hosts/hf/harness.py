@@ -18,7 +18,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.decoder.cache import prefills
-from llava_consensus.hosts.harness import HarnessHost, answer_of, check_batch
+from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.hf.host import HfHost, check_version, view_of
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.rows import Rows
@@ -60,7 +60,7 @@ class ProcessorHost(HfHost, HarnessHost):
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
-        return self._text_rows(self._ids(prompt, pictures))
+        return self._text_rows(self.prompt_ids(prompt, pictures))
 
     @torch.inference_mode()
     def encode(self, images: list[Image.Image]) -> list[Encoded]:
@@ -100,45 +100,21 @@ class ProcessorHost(HfHost, HarnessHost):
             for index, rows in enumerate(pictures)
         ]
 
-    @torch.inference_mode()
-    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded pictures, in one left-padded batch.
-
-        Raises:
-            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
-                method than the one that is attached.
-        """
-        with self.attachment() as attachment:
-            check_batch(attachment, encoded, prompts)
-            seeing = [row for row, pictures in enumerate(encoded) if pictures]
-            bare = [row for row, pictures in enumerate(encoded) if not pictures]
-            answers: dict[int, Answer] = {}
-            for rows in (seeing, bare):
-                if rows:
-                    group_pictures, group_prompts = [encoded[row] for row in rows], [prompts[row] for row in rows]
-                    answers.update(
-                        zip(rows, self._answer_group(attachment, group_pictures, group_prompts), strict=True)
-                    )
-        return [answers[row] for row in range(len(prompts))]
-
-    def _answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]
+    def answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together."""
-        prompt_ids = [
-            self._ids(prompt, len(row_pictures)) for prompt, row_pictures in zip(prompts, encoded, strict=True)
-        ]
-        full_ids = [self._expanded(ids, row_pictures) for ids, row_pictures in zip(prompt_ids, encoded, strict=True)]
-        ids, mask = self.pad(full_ids)
+        """Answers of prompts that are asked together, in one left-padded batch."""
+        full_ids = [self._expanded(row_ids, pictures) for row_ids, pictures in zip(ids, encoded, strict=True)]
+        padded, mask = self.pad(full_ids)
         pictures = [picture for row_pictures in encoded for picture in row_pictures]
         with attachment.call(encoded=pictures or None, questions=[prompt.text for prompt in prompts]) as call:
-            output = self.model.generate(input_ids=ids, attention_mask=mask, **self.generation(prompts[0]))
-        texts = self.decode(output[:, ids.shape[1] :])
-        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(prompt_ids))]
-        row_prefills = prefills(call.cache, [self._text_rows(row) for row in prompt_ids], outcomes)
+            output = self.model.generate(input_ids=padded, attention_mask=mask, **self.generation(prompts[0]))
+        texts = self.decode(output[:, padded.shape[1] :])
+        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(ids))]
+        row_prefills = prefills(call.cache, [self._text_rows(row_ids) for row_ids in ids], outcomes)
         return [answer_of(call, row, text, row_prefills[row]) for row, text in enumerate(texts)]
 
-    def _ids(self, prompt: Prompt, pictures: int) -> Tensor:
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Ids [L] of a prompt by the model's own chat template, one placeholder for each picture."""
         content = [{"type": "image"}] * pictures + [{"type": "text", "text": prompt.text}]
         turns = [{"role": "user", "content": content}]
@@ -156,7 +132,7 @@ class ProcessorHost(HfHost, HarnessHost):
         content = [{"type": "image"}, {"type": "text", "text": "What?"}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         expected = self.processor(images=[image], text=text, return_tensors="pt").input_ids[0]
-        ids = self._ids(Prompt("What?"), 1)
+        ids = self.prompt_ids(Prompt("What?"), 1)
         if int((ids == self.view.placeholder("image")).sum()) == 1:
             expanded = self._expanded(ids, self.encode([image]))
             if torch.equal(expanded, expected):

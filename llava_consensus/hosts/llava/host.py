@@ -17,7 +17,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.cache import prefills
-from llava_consensus.hosts.harness import HarnessHost, answer_of, check_batch
+from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.llava.adapter import LlavaModel
 from llava_consensus.hosts.llava.loading import load_official
 from llava_consensus.hosts.llava.prepare import PREPARE
@@ -81,29 +81,7 @@ class LlavaHost(HarnessHost):
             for image, picture, part in zip(images, pixels, encoded, strict=True)
         ]
 
-    @torch.inference_mode()
-    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
-        """Greedy answers to one prompt about each list of encoded pictures, in left-padded batches.
-
-        Raises:
-            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
-                method than the one that is attached.
-        """
-        with self.attachment() as attachment:
-            check_batch(attachment, encoded, prompts)
-            ids = [self.prompt_ids(prompt, len(pictures)) for prompt, pictures in zip(prompts, encoded, strict=True)]
-            answers: dict[int, Answer] = {}
-            for rows in self._groups(attachment, encoded, ids):
-                group_answers = self._answer_group(
-                    attachment,
-                    [encoded[row] for row in rows],
-                    [ids[row] for row in rows],
-                    [prompts[row] for row in rows],
-                )
-                answers.update(zip(rows, group_answers, strict=True))
-        return [answers[row] for row in range(len(prompts))]
-
-    def _answer_group(
+    def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together; several questions about one picture share the work on it."""
@@ -127,14 +105,14 @@ class LlavaHost(HarnessHost):
         same_picture = all(len(pictures) == 1 and pictures[0] is encoded[0][0] for pictures in encoded)
         return same_picture and len(encoded) >= SHARED and not attachment.reads_prompts
 
-    def _groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
         by picture.
         """
+        if attachment.reads_prompts:
+            return super().groups(attachment, encoded, ids)
         bare = [row for row, pictures in enumerate(encoded) if not pictures]
         seeing = [row for row, pictures in enumerate(encoded) if pictures]
-        if attachment.reads_prompts:
-            return [rows for rows in (seeing, bare) if rows]
         by_picture: dict[Any, list[int]] = {}
         for row in seeing:
             front = tuple(ids[row][: image_place(ids[row])].tolist())
