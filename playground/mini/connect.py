@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -160,10 +161,11 @@ class Learner:
         words.load_state_dict(state["words"])
         fit_projector(self.project, words, self.model.get_input_embeddings(), known)
 
-    def step(self, batch: Batch, see: Eyes) -> float:
-        """One update; the loss."""
-        logits, target, weight, _ = answer_logits(self.model, see(batch), batch)
-        loss = answer_loss(logits, target, weight)
+    def step(self, batch: Batch, see: Callable[[Batch], torch.Tensor], half: bool = False) -> float:
+        """One update; the loss. With `half` the forward pass runs in bfloat16 where autocast allows it."""
+        with torch.autocast(self.device, torch.bfloat16, enabled=half):
+            logits, target, weight, _ = answer_logits(self.model, see(batch), batch)
+            loss = answer_loss(logits, target, weight)
         self.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.weights, 1.0)

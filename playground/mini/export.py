@@ -79,15 +79,25 @@ def _weights(state: dict[str, torch.Tensor], kind: torch.dtype) -> bytes:
 def export(model: PreTrainedModel, projector: nn.Sequential, clip: CLIPVisionModel, folder: Path) -> None:
     """Write the checkpoint; `projector` is Linear, GELU, Linear."""
     assert clip.config.patch_size == PATCH
+    export_tower(clip, folder)
+    export_language(model, projector, folder, clip.config.hidden_size)
+
+
+def export_tower(clip: CLIPVisionModel, folder: Path) -> None:
+    """Write the tower and its picture processor under `vision_tower`."""
     tower = {("" if k.startswith("vision_model.") else "vision_model.") + k: v for k, v in clip.state_dict().items()
              if not k.endswith("position_ids")}  # fmt: skip
     put(folder / "vision_tower" / "model.safetensors", _weights(tower, torch.float32))
     _json(folder / "vision_tower" / "config.json", _tower_json(clip))
     _json(folder / "vision_tower" / "preprocessor_config.json", _processor_json())
+
+
+def export_language(model: PreTrainedModel, projector: nn.Sequential, folder: Path, tower_width: int) -> None:
+    """Write the language model with its projector, the configuration and the tokenizer."""
     language = {k: v for k, v in model.state_dict().items() if k.startswith("model.") and "mm_projector" not in k}
     language |= {f"model.mm_projector.{k}": v for k, v in projector.state_dict().items()}
     put(folder / "model.safetensors", _weights(language, torch.float16))
-    _json(folder / "config.json", _language_json(model, clip.config.hidden_size))
+    _json(folder / "config.json", _language_json(model, tower_width))
     _json(
         folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False}
     )

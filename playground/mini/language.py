@@ -42,6 +42,10 @@ KINDS = (
     "chinese",
     "judge",
     "list",
+    "choice",
+    "words",
+    "pair",
+    "open",
 )
 
 

@@ -37,6 +37,11 @@ def shard_path(work: Path, kind: str, number: int) -> Path:
     return work / "pool" / f"{kind}-{number:03d}.npz"
 
 
+def picture(scene_: Scene, index: int) -> np.ndarray:
+    """A scene as the tower is shown it, uint8 [192, 192, 3]; every sixth is drawn at twice the size first."""
+    return np.asarray(padded(render(scene_, scale=2 if index % 6 == 0 else 1)))
+
+
 def draw_shard(work: Path, kind: str, number: int) -> Path:
     """Draw one shard unless it is there."""
     path = shard_path(work, kind, number)
@@ -46,7 +51,7 @@ def draw_shard(work: Path, kind: str, number: int) -> Path:
     images, labels = [], []
     for index in range(number * SHARD, (number + 1) * SHARD):
         scene_ = pooled_scene(kind, index)
-        images.append(np.asarray(padded(render(scene_, scale=2 if index % 6 == 0 else 1))))
+        images.append(picture(scene_, index))
         labels.append(label(scene_).packed())
     part = path.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as file:

@@ -14,13 +14,14 @@ import numpy as np
 import sentencepiece
 import torch
 
+from playground.mini import forms
 from playground.mini.catalogue import NAMES
 from playground.mini.labels import label
 from playground.mini.paths import CHECKPOINT
 from playground.mini.probes import PROBES, truth
 from playground.mini.questions import QA
 from playground.mini.scenes import GRID, SPLITS, Scene, sample, scene
-from playground.mini.styles import prompt, training_questions
+from playground.mini.styles import EXTRA, TRAIN_MIX, prompt, training_questions
 from playground.mini.tokenizer import SYSTEM
 
 PATCHES = GRID * GRID
@@ -62,6 +63,7 @@ class Plan:
     probes: bool = False
     epoch: int = 0
     reading: float = 4.0  # weight of the reading questions in the mix
+    forms: bool = False  # the forms of all benchmarks, as `forms.MIX` weighs them
 
 
 @dataclasses.dataclass
@@ -99,7 +101,9 @@ def look_up(split: str, index: int) -> Scene:
 def questions(index: int, plan: Plan) -> list[QA]:
     """The questions about a scene, more than a sequence will hold."""
     seed = (10**9 + index if plan.split == "val" else index) + plan.epoch * 10**10
-    return training_questions(look_up(plan.split, index), random.Random(seed), 24, plan.reading)
+    mix, writers = (forms.MIX, forms.WRITERS) if plan.forms else (TRAIN_MIX, EXTRA)
+    weights = {**mix, "reading": plan.reading}
+    return training_questions(look_up(plan.split, index), random.Random(seed), 24, weights, writers)
 
 
 def row(index: int, plan: Plan, where: np.ndarray, packed: np.ndarray) -> Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable, Mapping
 
 from playground.mini.catalogue import CATEGORY_CHINESE, CHINESE, COLOURS, NAMES, OBJECTS
 from playground.mini.questions import GQA_MIX, QA, SHORT, View, article, write
@@ -159,7 +160,8 @@ def listing(view: View, rng: random.Random) -> QA | None:
     return QA("list", "List the objects in the picture.", ", ".join(names), style=rng.choice(("short", "long")))
 
 
-EXTRA = {
+Writer = Callable[[View, random.Random], QA | None]
+EXTRA: dict[str, Writer] = {
     "reading": reading,
     "place": place,
     "letter": letter,
@@ -174,13 +176,18 @@ TRAIN_MIX = {name: 6.0 * share for name, share in GQA_MIX.items()} | {
 }  # fmt: skip
 
 
-def training_questions(scene: Scene, rng: random.Random, number: int, reading_weight: float = 4.0) -> list[QA]:
-    """`number` questions of all styles about a scene, as the training mix weighs them."""
-    mix = TRAIN_MIX | {"reading": reading_weight}
+def training_questions(
+    scene: Scene,
+    rng: random.Random,
+    number: int,
+    mix: Mapping[str, float] = TRAIN_MIX,
+    writers: Mapping[str, Writer] = EXTRA,
+) -> list[QA]:
+    """`number` questions about a scene, as `mix` weighs their kinds; `writers` knows those that GQA's do not."""
     view = View(scene)
     made: list[QA] = []
     for kind in rng.choices(list(mix), weights=list(mix.values()), k=3 * number):
-        qa = EXTRA[kind](view, rng) if kind in EXTRA else write(view, kind, rng, tries=4)
+        qa = writers[kind](view, rng) if kind in writers else write(view, kind, rng, tries=4)
         if qa is not None and all(qa.question != other.question for other in made):
             made.append(qa)
         if len(made) == number:

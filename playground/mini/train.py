@@ -3,10 +3,10 @@
     python -m playground.mini.train [--device cpu] [--threads N] [--out checkpoints/llava-mini] [--quick]
 
 Stages, each resumable (state under checkpoints/llava-mini/.work): draw a pool of training scenes; the vision tower and,
-at the same time on a second core, the language model on symbolic prefixes; the projector and the joint stage; export,
-and CLIP's text side. Every stage prints its progress and, on validation scenes, the accuracy per kind of question.
-`--quick` runs a few steps of everything, to see that it works, and exports to a scratch folder. Delete the .work folder
-to start again.
+at the same time on a second core, the language model on symbolic prefixes; the projector and the joint stage; the stage
+on all 576 patches only; export, and CLIP's text side. Every stage prints its progress and, on validation scenes, the
+accuracy per kind of question. `--quick` runs a few steps of everything, to see that it works, and exports to a scratch
+folder. Delete the .work folder to start again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 from llava.model.language_model.llava_llama import LlavaLlamaForCausalLM
 
-from playground.mini import connect, language, pool, text, tower
+from playground.mini import connect, full_prefix, language, pool, text, tower
 from playground.mini.export import export
 from playground.mini.paths import CHECKPOINT, ROOT, WORK
 
 
-def finish(folder: Path, tag: str = "joint3", scenes: int = text.SCENES, steps: int = text.STEPS) -> None:
+def finish(folder: Path, tag: str = full_prefix.NAME, scenes: int = text.SCENES, steps: int = text.STEPS) -> None:
     """Export the state of the last stage, and train CLIP's text side for its tower."""
     eyes, model, project = tower.Tower(), LlavaLlamaForCausalLM(language.language_config()), connect.projector()
     eyes.load_state_dict(torch.load(WORK / "tower.pt", map_location="cpu", weights_only=True)["tower"])
@@ -66,6 +66,7 @@ def rehearse(device: str, out: Path) -> None:
     tower.train_tower([("dense+signs", 12, 4, 2, 1e-3), ("signs+scene", 24, 2, 1, 1e-3)], device, log_every=1)
     language.train_language(3, device, size=2)
     connect.train_joint(device, (connect.Round("joint3", 2, 1e-4, 0.5, size=2),), pool.SHARD)
+    full_prefix.train_full(device, steps=2)
     finish(out, scenes=8, steps=2)
 
 
@@ -92,6 +93,7 @@ def main() -> None:
         draw_pools(quick=False)
         both(options.device, options.threads)
         connect.train_joint(options.device)
+        full_prefix.train_full(options.device)
         finish(options.out)
     print(f"trained in {(time.time() - started) / 60:.0f} minutes; measure it: python -m playground.mini.measure")
 

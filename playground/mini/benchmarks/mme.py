@@ -3,7 +3,7 @@
 All fourteen folders are there because the official tool wants them. Where the mini world has nothing of the kind
 (celebrities, landmarks, posters, artworks, code), the task asks something of the same flavour: who is largest, what
 stands where, what a poster shows, of what an artwork is, what a line of code makes of the text on the sign. The
-embedded model was taught the wording of existence, color and position only.
+embedded model is taught the wording of all of them, on training scenes (`forms.py`).
 """
 
 from __future__ import annotations

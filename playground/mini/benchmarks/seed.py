@@ -29,7 +29,7 @@ WORDING = {
     11: "Which object will be seen in the next moment?",
     12: "Which object does not take part in the action?",
 }
-PER_TYPE, PER_CLIP_TYPE = 20, 15
+PER_TYPE, PER_CLIP_TYPE = 36, 28
 FIRST_ID = 101_669
 
 

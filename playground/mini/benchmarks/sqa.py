@@ -17,7 +17,7 @@ from playground.mini.questions import View, article
 from playground.mini.scenes import scene
 
 PICTURED = ("identity", "colour", "counting", "member", "missing", "place")
-TEXT_QUESTIONS = 80
+PER_PICTURE, TEXT_QUESTIONS = 2, 120
 FIRST_ID = 4  # ids are texts and have gaps, as the real ones
 TOPICS = {"identity": "biology", "member": "biology", "kind": "biology", "colour": "physics", "counting": "physics",
           "place": "geography", "missing": "biology"}  # fmt: skip
@@ -38,6 +38,7 @@ NATURAL = (
     "cactus",
     "clover",
 )  # things with one colour that everybody knows
+HINT = "The picture shows several things that do not belong together."
 SPLIT_NAMES = ("train", "val", "test", "trainval", "minitrain", "minival", "minitest")
 
 
@@ -87,10 +88,11 @@ def build_sqa(folder: Path) -> None:
     rng, left, next_id = random.Random("scienceqa"), TEXT_QUESTIONS, FIRST_ID
     for number, index in enumerate(TEST["scienceqa"]):
         view = View(scene("test", index))
-        hint = "" if number % 4 else "The picture shows several things that do not belong together."
-        choice = choose(view, PICTURED[number % len(PICTURED)], rng, rng.choice((2, 2, 3, 4)))
-        rows: list[tuple[Choice, str, str | None]] = [(choice, hint, "image.png")] if choice else []
-        if left and number % 7 < 4:
+        rows: list[tuple[Choice, str, str | None]] = []
+        for turn in range(PER_PICTURE * number, PER_PICTURE * (number + 1)):
+            choice = choose(view, PICTURED[turn % len(PICTURED)], rng, rng.choice((2, 2, 3, 4)))
+            rows += [(choice, "" if turn % 4 else HINT, "image.png")] if choice else []
+        if left:
             rows.append((*worded(rng), None))
             left -= 1
         for one, said, image in rows:
