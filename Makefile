@@ -2,7 +2,7 @@
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
-# what is measured
+# what is measured; TOKENS=64 is a number for each picture, TOKENS=0.1 a share of its own
 TOKENS ?= 64
 METHOD ?= consensusdrop
 HOST ?= llava
@@ -16,19 +16,26 @@ ARGS ?=
 ANSWERS ?=
 BENCH ?=
 METHODS ?=
+CASES ?= 1000
+NAME ?=
+BY ?= disagreement
+PHOTOGRAPHS ?=
 
 # how it is set up
 PYTHON3 ?= python3
 VENV := .venv
 PINNED := .venv-pinned
 PYTHON := $(VENV)/bin/python
-LLAVA := llava-torch==1.2.2.post1
+LOCKED := pip install -q --no-deps --require-hashes
+UV ?= uv
+LOCK := $(UV) pip compile -q --universal --python-version 3.10 --generate-hashes --no-header --no-annotate --no-emit-index-url
 READY := $(VENV)/.ready
 PINNED_READY := $(PINNED)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
+RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-pinned data style test test-pinned sweep tables bench demo train-mini clean FORCE
+.PHONY: help setup setup-pinned lock data style test test-pinned fuzz sweep tables bench ablation table study paper figures examples gallery ledger demo train-mini clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -36,25 +43,33 @@ help:  ## this list
 
 setup: $(READY)  ## the venv: official LLaVA on current transformers; made once, mended when requirements change
 
-$(READY): pyproject.toml requirements/main.txt requirements/dev.txt
+$(READY): pyproject.toml requirements/main.lock requirements/llava.lock requirements/lmms-eval.lock
 	@echo "setting up $(VENV): a few minutes the first time"
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 	$(PYTHON) -m pip install -q torch==2.13.0
-	$(PYTHON) -m pip install -q -r requirements/main.txt -r requirements/dev.txt
-	$(PYTHON) -m pip install -q --no-deps $(LLAVA)
+	$(PYTHON) -m $(LOCKED) -r requirements/main.lock
+	$(PYTHON) -m $(LOCKED) -r requirements/llava.lock -r requirements/lmms-eval.lock
 	$(PYTHON) -m pip install -q --no-deps -e .
 	@touch $@
 
 setup-pinned: $(PINNED_READY)  ## the second venv: LLaVA's own pins
 
-$(PINNED_READY): pyproject.toml requirements/pinned.txt
+$(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock
 	@echo "setting up $(PINNED): a few minutes the first time"
 	test -x $(PINNED)/bin/python || $(PYTHON3) -m venv $(PINNED)
 	$(PINNED)/bin/python -m pip install -q torch==2.13.0
-	$(PINNED)/bin/python -m pip install -q -r requirements/pinned.txt
-	$(PINNED)/bin/python -m pip install -q --no-deps $(LLAVA)
+	$(PINNED)/bin/python -m $(LOCKED) -r requirements/pinned.lock
+	$(PINNED)/bin/python -m $(LOCKED) -r requirements/llava.lock
 	$(PINNED)/bin/python -m pip install -q --no-deps -e .
 	@touch $@
+
+lock:  ## exact versions and hashes of all requirements but torch, whose builds differ: needs uv
+	echo torch > requirements/.torch
+	$(LOCK) --excludes requirements/.torch requirements/main.txt requirements/dev.txt -o requirements/main.lock
+	$(LOCK) --excludes requirements/.torch requirements/pinned.txt -o requirements/pinned.lock
+	$(LOCK) --no-deps requirements/llava.txt -o requirements/llava.lock
+	$(LOCK) --no-deps requirements/lmms-eval.txt -o requirements/lmms-eval.lock
+	rm requirements/.torch
 
 $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	rm -rf $(HF_MINI) $(HF_MINI).new
@@ -75,13 +90,44 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: sweep  ## every run of the results table on MODEL, then the table in README.md and docs/results.md
+tables: sweep  ## every run of the results table on MODEL, then the tables in docs/results.md
 	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
-		$(patsubst %,--summary %,$(wildcard README.md)) $(patsubst %,--write %,$(wildcard docs/results.md))
+		$(patsubst %,--write %,$(wildcard docs/results.md))
 
-bench: data  ## time, cache and memory of every method on MODEL, interleaved in one process
-	$(PYTHON) eval_scripts/bench.py --model $(MODEL) --images $(DATA)/eval/gqa/data/images --tokens $(TOKENS) \
-		--out $(OUT)/bench.json $(ARGS)
+bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b --operations"
+	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
+		$(if $(METHODS),--methods "$(METHODS)") \
+		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
+
+ablation: data  ## an ablation of the paper beside its numbers: make ablation NAME=alpha|temperature|recovery|anchors|score
+	$(if $(NAME),$(CLI) ablation $(NAME) $(RUN) $(ARGS),$(error which one? make ablation NAME=alpha))
+
+table: data  ## a main table of the paper beside its numbers: make table NAME=t1
+	$(if $(NAME),$(CLI) table $(NAME) $(RUN) $(ARGS),$(error which one? make table NAME=t1))
+
+study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
+	$(CLI) study $(RUN) $(ARGS)
+
+paper: data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
+	$(CLI) paper $(RUN) $(ARGS)
+	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
+	$(MAKE) figures OUT=$(OUT)
+
+figures: $(READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
+	@mkdir -p $(OUT)
+	$(CLI) figures --out $(OUT) $(ARGS)
+	$(CLI) claims --out $(OUT)
+
+examples: data  ## pictures on which both signals disagree: make examples BENCH=gqa TOKENS=128 BY=disagreement|gained|lost|questions
+	$(CLI) examples --model $(MODEL) --data $(DATA) --out $(OUT) --by $(BY) $(if $(BENCH),--benchmark $(BENCH)) \
+		$(if $(LIMIT),--limit $(LIMIT)) $(if $(filter command line environment,$(origin TOKENS)),--tokens $(TOKENS)) $(ARGS)
+
+gallery: $(READY)  ## what methods keep of your own photographs: make gallery PHOTOGRAPHS=folder TOKENS=64
+	$(if $(PHOTOGRAPHS),@$(CLI) gallery $(PHOTOGRAPHS) --model $(MODEL) --tokens $(TOKENS) --to $(OUT)/gallery \
+		$(if $(METHODS),--methods "$(METHODS)") $(ARGS),$(error whose pictures? make gallery PHOTOGRAPHS=folder))
+
+ledger: $(READY)  ## published results, every budget by one account: make ledger ARGS="--sort average"
+	$(CLI) ledger $(ARGS)
 
 demo: data  ## one question about one mini picture, with a picture of what was kept
 	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)
@@ -96,6 +142,9 @@ style: $(READY)  ## ruff and mypy
 
 test: data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto $(ARGS)
+
+fuzz: $(READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
+	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto tests/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python -m pytest -n auto $(ARGS)
