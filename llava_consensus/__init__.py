@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Budget": "reduction.budget",
+    "Share": "reduction.budget",
     "Reduction": "reduction.tokens",
     "VisualTokens": "reduction.tokens",
     "METHODS": "methods",
@@ -35,7 +36,12 @@ def __getattr__(name: str) -> Any:
 
 
 def attach(
-    model: Any, method: str = "consensusdrop", tokens: int = 64, merged: int | None = None, **options: Any
+    model: Any,
+    method: str = "consensusdrop",
+    tokens: int | float = 64,
+    merged: int | None = None,
+    host_options: dict[str, str] | None = None,
+    **options: Any,
 ) -> "Attachment":
     """Makes one model instance answer from `tokens` visual tokens; detach with `.detach()` or by leaving a `with`
     block.
@@ -43,15 +49,16 @@ def attach(
     Args:
         model: a loaded model of a class some host adapts (`HOSTS`).
         method: name in `METHODS`.
-        tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model.
+        tokens: T, visual tokens handed to the language model for one image; N or more is the unpatched model. A
+            fraction in (0, 1), such as 0.1, is that share of each picture's own tokens.
         merged: M of them, merged; None is the paper's share.
+        host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
         OptionError: for an unknown name or a value outside its bound.
     """
     from llava_consensus.hosts import wrap
     from llava_consensus.methods import make
-    from llava_consensus.reduction.budget import Budget
+    from llava_consensus.reduction.budget import budget
 
-    chosen, budget = make(method, **options), Budget(tokens, merged)
-    return wrap(model).attach(chosen, budget)
+    return wrap(model, host_options).attach(make(method, **options), budget(tokens, merged))

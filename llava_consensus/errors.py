@@ -37,6 +37,12 @@ class MissingDependency(ConsensusError, ImportError):
     """An optional package is absent: names the pip line to type."""
 
 
+class Interrupted(ConsensusError):
+    """Ctrl-C or a signal that asks to stop: everything is stored, and the same command goes on."""
+
+    exit_code = 130
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
     """An error for a name that is in no registry, with near misses and all that exists."""
     names = sorted(known)

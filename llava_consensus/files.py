@@ -257,6 +257,8 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise DataError(f"missing file: {path}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: no file can have that name ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -2,74 +2,39 @@
 imported when it is used.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.files import read_json
-from llava_consensus.hosts.checkpoints import DTYPES, check_checkpoint
+from llava_consensus.hosts.catalogue import CLIPS, HOSTS, HostEntry, adapting, classes, tower_named
+from llava_consensus.hosts.checkpoints import Checkpoint, find
+from llava_consensus.hosts.loading import Loading
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
 
-__all__ = ["HOSTS", "Answer", "Attachment", "Encoded", "Host", "HostEntry", "Prompt", "check", "load", "wrap"]
-
-
-class HostEntry(NamedTuple):
-    """A host: its package, which has `host.wrap`, `host.load` and `checks.check`, the model classes it adapts, one line
-    about it, and where a package has several families, the one that is meant as `file:class`.
-    """
-
-    package: str
-    classes: tuple[str, ...]
-    line: str
-    view: str = ""
-
-
-HF = "llava_consensus.hosts.hf"
-
-
-HOSTS: dict[str, HostEntry] = {
-    "llava": HostEntry(
-        "llava_consensus.hosts.llava",
-        ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
-        "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
-    ),
-    "llava-hf": HostEntry(
-        HF, ("LlavaForConditionalGeneration",), "LLaVA 1.5 in transformers, CLIP and SigLIP towers", "llava:Llava"
-    ),
-    "llava-next": HostEntry(
-        HF, ("LlavaNextForConditionalGeneration",), "LLaVA-NeXT (1.6) in transformers: tiles", "tiled:LlavaNext"
-    ),
-    "qwen2.5-vl": HostEntry(
-        HF, ("Qwen2_5_VLForConditionalGeneration",), "Qwen2.5-VL: pictures of any size, videos", "qwen_vl:QwenVL"
-    ),
-    "qwen3-vl": HostEntry(
-        HF, ("Qwen3VLForConditionalGeneration",), "Qwen3-VL: pictures of any size, videos", "qwen_vl:QwenVL"
-    ),
-    "internvl": HostEntry(
-        HF, ("InternVLForConditionalGeneration",), "InternVL 2.5 / 3 in transformers: tiles", "internvl:InternVL"
-    ),
-    "smolvlm": HostEntry(
-        HF,
-        ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-        "SmolVLM and Idefics3: tiles with text between them",
-        "smolvlm:SmolVLM",
-    ),
-    "llava-onevision": HostEntry(
-        HF, ("LlavaOnevisionForConditionalGeneration",), "LLaVA-OneVision: tiles, videos", "tiled:LlavaOnevision"
-    ),
-    "llava-next-video": HostEntry(
-        HF, ("LlavaNextVideoForConditionalGeneration",), "LLaVA-NeXT-Video: tiles, videos", "tiled:LlavaNextVideo"
-    ),
-    "gemma-3": HostEntry(HF, ("Gemma3ForConditionalGeneration",), "Gemma 3: methods behind the tower", "gemma3:Gemma3"),
-    "video-llava": HostEntry(
-        HF, ("VideoLlavaForConditionalGeneration",), "Video-LLaVA: pictures, clips", "video_llava:VideoLlava"
-    ),
-}
-DEFAULT = "llava"  # for checkpoints that do not say which class they are of
+__all__ = [
+    "CLIPS",
+    "HOSTS",
+    "Answer",
+    "Attachment",
+    "Checkpoint",
+    "Encoded",
+    "Host",
+    "HostEntry",
+    "Loading",
+    "Prompt",
+    "check",
+    "find",
+    "load",
+    "name_of",
+    "pinned",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -80,81 +45,134 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{submodule}"), name)
 
 
-def wrap(model: Any) -> "Host":
+def wrap(model: Any, host_options: Mapping[str, str] | None = None) -> "Host":
     """The host of a model that is already loaded, compiled or not.
 
+    Args:
+        model: of a class some host adapts.
+        host_options: see `HostEntry`; the default for each that is left out.
     Raises:
-        OptionError: for a model class no host adapts.
+        OptionError: for a model class no host adapts, or an option that its host does not have.
     """
     model = getattr(model, "_orig_mod", model)
-    names = {cls.__name__ for cls in type(model).__mro__}
-    for entry in HOSTS.values():
-        if names & set(entry.classes):
-            host_module = import_module(f"{entry.package}.host")
-            host: Host = host_module.wrap(model, entry.view) if entry.view else host_module.wrap(model)
-            return host
-    raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {_classes()}")
+    names = [cls.__name__ for cls in type(model).__mro__]
+    entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
+    if entry is None:
+        raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {classes()}")
+    chosen = _chosen(entry, type(model).__name__, host_options)
+    host: Host = import_module(f"{entry.package}.host").wrap(model, *_view(entry), chosen)
+    return host
 
 
-def load(model: str, device: str = "auto", dtype: str = "auto") -> "Host":
+def load(model: str, loading: Loading | None = None, host_options: Mapping[str, str] | None = None) -> "Host":
     """Loads a checkpoint folder or hub name with the official loader of its package.
 
     Args:
         model: local folder or `owner/name`.
-        device: `auto` | `cpu` | `cuda` | `cuda:N`.
-        dtype: `auto` (the official loader's on CUDA, float32 on the CPU) | `float32` | `float16` | `bfloat16`.
+        loading: how; None is as on any machine.
+        host_options: see `HostEntry`; the default for each that is left out.
     Raises:
-        ConsensusError: for a model that is not there or not of a kind any host adapts.
+        ConsensusError: for a model that is not there or not of a kind any host adapts, or an option that its host does
+            not have.
     """
-    check_checkpoint(model)
-    entry = _entry(model)
-    host_module = import_module(f"{entry.package}.host")
-    host: Host = (
-        host_module.load(model, device, dtype, entry.view) if entry.view else host_module.load(model, device, dtype)
-    )
+    loading = pinned(model, loading or Loading())
+    loading.check_packages()
+    checkpoint = find(model, loading.revision)
+    entry = _entry(checkpoint, loading)
+    chosen = _chosen(entry, model, host_options)
+    checkpoint.files()
+    load_host = import_module(f"{entry.package}.loading").load
+    host: Host = load_host(str(checkpoint.folder), loading, *_view(entry), chosen)
     return host
 
 
-def check(model: str, conversation: str | None = None, dtype: str = "auto", *, videos: bool = False) -> dict[str, Any]:
+def pinned(model: str, loading: Loading) -> Loading:
+    """How a model is loaded, with nothing left open: the device of this machine, and of a model of the hub the commit.
+
+    Raises:
+        ConsensusError: for a device or a model that is not there.
+    """
+    return replace(loading.resolved(), revision=find(model, loading.revision).commit)
+
+
+def check(
+    model: str,
+    conversation: str | None = None,
+    loading: Loading | None = None,
+    *,
+    videos: bool = False,
+    host_options: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Checks what can be known of a model without its weights.
 
     Args:
         model: local folder or `owner/name`.
         conversation: template of the prompt; None is the host's own.
-        dtype: see `load`.
+        loading: how it will be loaded.
         videos: whether the questions are about videos, for which a host may have a template of its own.
+        host_options: see `HostEntry`.
     Returns:
-        What belongs in the description of a run beside these arguments, the host's defaults filled in.
+        What belongs in the description of a run beside these arguments: the host's defaults filled in, under
+        `host_options` those that are not the default, and under `videos` whether videos are shown as clips.
     Raises:
-        ConsensusError: for a folder that is no checkpoint, a class no host adapts, or a name the host does not know.
+        ConsensusError: for a folder that is no checkpoint, a class no host adapts, or a name or option the host does
+            not know.
     """
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    check_checkpoint(model)
-    description: dict[str, Any] = import_module(f"{_entry(model).package}.checks").check(model, conversation, videos)
-    return description
+    loading = loading or Loading()
+    loading.check_packages()
+    checkpoint = find(model, loading.revision)
+    entry = _entry(checkpoint, loading)
+    chosen = _chosen(entry, model, host_options)
+    changed = {name: value for name, value in chosen.items() if value != entry.defaults[name]}
+    checks = import_module(f"{entry.package}.checks")
+    description: dict[str, Any] = checks.check(str(checkpoint.folder), conversation, videos, chosen)
+    clips = {"videos": CLIPS} if videos and entry.clips else {}
+    return {**description, **clips, **({"host_options": changed} if changed else {})}
 
 
-def _entry(model: str) -> HostEntry:
-    """The host of a checkpoint, by the class its configuration names."""
-    file = Path(model).expanduser() / "config.json"
-    architectures = _architectures(file) if file.is_file() else []
-    for entry in HOSTS.values():
-        if set(architectures) & set(entry.classes):
-            return entry
-    if architectures:
-        raise OptionError(
-            f"model {model!r} is a {architectures[0]}, which no host adapts. Adapted classes: {_classes()}"
-        )
-    return HOSTS[DEFAULT]
+def name_of(model: str, loading: Loading | None = None) -> str:
+    """The name in HOSTS of the host that adapts a model.
+
+    Raises:
+        ConsensusError: for a folder that is no checkpoint, or a class no host adapts.
+    """
+    loading = loading or Loading()
+    entry = _entry(find(model, loading.revision), loading)
+    return next(name for name, known in HOSTS.items() if known is entry)
 
 
-def _architectures(file: Path) -> list[str]:
-    architectures = read_json(file, "Fetch the checkpoint again", dict).get("architectures") or []
+def _chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    """Every option of a host: as given, or its default. OptionError for what the host of `model` does not have."""
+    given = given or {}
+    for name, value in given.items():
+        if value not in entry.options.get(name, ()):
+            known = ", ".join(f"{option}={'|'.join(values)}" for option, values in entry.options.items())
+            raise OptionError(f"host option {name}={value}: the host of {model} knows {known or 'no options'}")
+    return {**entry.defaults, **given}
+
+
+def _view(entry: HostEntry) -> tuple[str, ...]:
+    return (entry.view,) if entry.view else ()
+
+
+def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
+    """The host of a checkpoint, from its configuration."""
+    file = checkpoint.folder / "config.json"
+    config = read_json(file, "Fetch the checkpoint again", dict)
+    architectures, kind = config.get("architectures") or [], config.get("model_type")
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise DataError(f"{file}: architectures={architectures!r} must be a list of names. Fetch the checkpoint again")
-    return architectures
-
-
-def _classes() -> str:
-    return ", ".join(name for entry in HOSTS.values() for name in entry.classes)
+    if not architectures and not kind:
+        raise DataError(f"{file}: neither architectures nor model_type says what it is. Fetch the checkpoint again")
+    entry = adapting(architectures, kind, tower_named(config))
+    if entry is None:
+        raise OptionError(
+            f"model {checkpoint.name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
+            f"adapts. Adapted: {', '.join(dict.fromkeys(kind for entry in HOSTS.values() for kind in entry.types))}"
+        )
+    if entry.remote and not loading.trust_remote_code:
+        raise OptionError(
+            f"model {checkpoint.name!r} is run by code that its authors publish beside it and that is no part of this "
+            "project: read it, then say --trust-remote-code"
+        )
+    return entry

@@ -10,7 +10,7 @@ several threads never meet. The class of the model is never touched.
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,28 +23,31 @@ from llava_consensus.hosts.base import Model, Tiles, Tower
 from llava_consensus.hosts.call import Call, Caller
 from llava_consensus.hosts.decoder.cache import cached_layers
 from llava_consensus.hosts.decoder.hooks import DecoderHooks
+from llava_consensus.hosts.remembered import Remembered
 from llava_consensus.hosts.sequence.gather import Source, probe_text
 from llava_consensus.hosts.sequence.insert import (
     Group,
     counted,
     inserts,
-    lengths,
     outcomes,
     picture_rows,
+    planned,
     with_pictures,
 )
-from llava_consensus.hosts.sequence.layout import Layout, RowKinds, read_layout
+from llava_consensus.hosts.sequence.layout import Layout, RowKinds, content, copied, read_layout
 from llava_consensus.hosts.sequence.splice import Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.hosts.shares import Shares
 from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
 from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fingerprint, install_taps
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.hosts.tower.unread import skip_unread
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.stopwatch import Stopwatch
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
+STRUCTURES = 64  # of prompts, that are remembered
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
@@ -55,14 +58,15 @@ class Attachment(Caller, Shares):
     Args:
         model: a host's view of the model.
         method: what reduces.
-        budget: of one picture.
+        budget: of one picture, a number of tokens or a share of those it has.
     Raises:
         OptionError: for a method this model has no parts for, or a model that has a method already.
     """
 
-    def __init__(self, model: Model, method: Method, budget: Budget) -> None:
+    def __init__(self, model: Model, method: Method, budget: Budget | Share) -> None:
         self.model, self.method, self.budget = model, method, budget
         self.active = False
+        self.structures = Remembered(STRUCTURES)  # of prompts, with all that follows from them alone
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
         self._warned = False
@@ -87,12 +91,14 @@ class Attachment(Caller, Shares):
             shadows, handles = install_inside(self, tower)
             self._shadows += shadows
             self._handles += handles
+            self._shadows += skip_unread(self, tower)
         if self.method.place is Place.DECODER:
             self.decoder = DecoderHooks(self)
             self._handles += self.decoder.install(self.model.decoder)
             self._shadows += self.decoder.shadows(self.model.decoder)
         for name, entrance in self.model.entrances(self).items():
-            self._shadows.append(Shadow(module, name, entrance))
+            owner, _, attribute = name.rpartition(".")
+            self._shadows.append(Shadow(module.get_submodule(owner), attribute, entrance))
 
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
@@ -108,11 +114,12 @@ class Attachment(Caller, Shares):
                 f"{type(self.method).__name__} needs {', '.join(missing_needs)}, which the vision side of "
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
-        self._attention_block(tower)
+        self.attention_block(tower)
         if acts_inside(self.method):
             check_inside(tower, self.method, [*self.tile_tokens(1), *self.tile_tokens(self.model.most_tiles)])
 
-    def _attention_block(self, tower: Tower) -> int:
+    def attention_block(self, tower: Tower) -> int:
+        """The vision block whose queries and keys the method reads."""
         features = chosen_block(tower, self.method.vision_layer)
         return attending_block(tower, features, self.method.blocks_ahead)
 
@@ -154,7 +161,7 @@ class Attachment(Caller, Shares):
         """Sizes of the cache behind the first forward of a call."""
         call, cache = calls.current(self), getattr(output, "past_key_values", None)
         if call is not None and call.scoped and cache is not None and not call.cache:
-            call.cache = cached_layers(cache)
+            call.cache = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
@@ -191,9 +198,17 @@ class Attachment(Caller, Shares):
         finally:
             call.parts = None
 
-    def layout(self, kinds: RowKinds) -> Layout:
-        """Where the pictures of assembled sequences stand, and what of them is reduced."""
-        return read_layout(kinds, self.budgets, self.method.answer_rows)
+    def layout(self, kinds: RowKinds, structure: Hashable = None) -> Layout:
+        """Where the pictures of assembled sequences stand, and what of them is reduced. Remembered: most prompts have
+        the structure of one before.
+
+        Args:
+            kinds: what every row is.
+            structure: equal for equal kinds, where the host knows such a key; else they are compared themselves.
+        """
+        answer_rows, drops_newlines = self.method.answer_rows, self.method.newlines == "drop"
+        key = ("layout", structure or content(kinds), self.model.most_tiles)
+        return self.structures.get(key, lambda: read_layout(copied(kinds), self.budgets, answer_rows, drops_newlines))
 
     def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:
         """Reports the pictures of a call that stay as they are, `limit` being the rows that are left of a longer
@@ -204,23 +219,36 @@ class Attachment(Caller, Shares):
             left = picture_rows(layout).where(layout.real.cumsum(1) <= limit, -1)
             call.outcomes = counted(call.outcomes, left)
 
-    def arm(self, call: Call, layout: Layout, embeds: Tensor, limit: int | None = None) -> None:
+    @property
+    def cuts_by_tower(self) -> bool:
+        """Whether the method cuts between decoder layers by what the vision tower says."""
+        return self.decoder is not None and bool(self.method.needs)
+
+    def arm(
+        self, call: Call, layout: Layout, embeds: Tensor, tiles: "list[Tiles] | None" = None, limit: int | None = None
+    ) -> None:
         """Reports pictures that stay as they are; sequences [R, S, D] that a method between decoder layers will cut
-        while they are read are announced to it.
+        while they are read are announced to it, with the tiles of each picture where it reads the tower.
         """
         self.pass_by(call, layout, limit)
         if self.decoder is not None:
-            self.decoder.arm(call, layout, self.budget, embeds)
+            self.decoder.arm(call, layout, embeds, tiles or [])
 
     def reduce(
-        self, call: Call, full: Sequence, layout: Layout, tiles: list[Tiles], prompts: Tensor, limit: int | None = None
+        self,
+        call: Call,
+        full: Sequence,
+        layout: Layout,
+        tiles: list[Tiles],
+        prompts: Tensor | None,
+        limit: int | None = None,
     ) -> Sequence:
         """The sequences with their visual tokens reduced, padded on the right; the call has the outcomes.
 
         Args:
             full: as the language model would have read them.
             tiles: of each picture of the call.
-            prompts: [R] int64 fingerprint of each row's prompt.
+            prompts: [R] int64 fingerprint of each row's prompt; None where the method does not ask for it.
             limit: rows that are left of a longer sequence, as the host truncates.
         """
         watch = call.watch = call.watch or Stopwatch(full.embeds.device)
@@ -233,7 +261,7 @@ class Attachment(Caller, Shares):
             probing = Need.PROBE in self.method.needs
             with watch.time("probe"):
                 probe = probe_text(full, layout, model.decoder) if probing else None
-            block = self._attention_block(model.tower)
+            block = self.attention_block(model.tower)
             source = Source(full, layout, tiles, model.tower, block, self.method, prompts, probe, clip)
             groups = []
             for units in source.groups():
@@ -241,10 +269,11 @@ class Attachment(Caller, Shares):
                     tokens = source.tokens(units)
                 groups.append(Group(units, _timed(self.method, tokens, units[0].budget)))
         with watch.time("splice"):
-            call.outcomes, sizes = outcomes(layout, groups), lengths(layout, groups)
-            truncated = limit is not None and max(sizes) > limit
+            call.outcomes = outcomes(layout, groups)
+            slots, keys = planned(full, layout, groups, self.method.order)
+            truncated = limit is not None and max(slots.lengths) > limit
             full = with_pictures(full, layout) if truncated else full
-            out = splice(full, *inserts(full, layout, groups, self.method.order), sizes)
+            out = splice(full, inserts(full, groups, keys), slots)
             if truncated and limit is not None:
                 out = cut(out, limit)
                 call.outcomes = counted(call.outcomes, out.channels["picture"].values)

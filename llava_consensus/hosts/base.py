@@ -6,17 +6,30 @@ A host adapts one family of models. What is true of any model stands in `attachm
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Need, Reduction
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+EXPERTS = "experts"  # channel of sequences for an `ExpertDecoder`
+
+
+class Clip(NamedTuple):
+    """Frames of a video that are shown as one video."""
+
+    frames: "tuple[Image, ...]"
+    places: tuple[int, ...]  # of the frames in the video, ascending
+    length: int  # frames of the video
+    rate: float | None = None  # frames a second; None where the file does not say
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class Tiles(NamedTuple):
     parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], slot [T, N], ...: see `Tap`
     side: int | None = None  # tokens in a row of a tile, and the block rows of each token, of this picture; None: those
     members: Tensor | None = None  # of the tower, see there
+    class_is_token: bool = False  # whether the class token of each tile is a token, its first one
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +62,7 @@ class Encoded:
     tiled: bool  # several tiles of one picture, as against one square
     size: tuple[int, int]  # width and height of the picture in pixels
     method: Method  # it was encoded for
-    budget: Budget
+    budget: Budget | Share
 
 
 class PictureOutcome(NamedTuple):
@@ -60,6 +74,7 @@ class PictureOutcome(NamedTuple):
     structural: int  # newline tokens, which are never candidates
     reductions: tuple[tuple[int, Reduction], ...]  # (tile, its reduction, one unit) for every unit that was reduced
     entering: tuple[int, ...] = ()  # visual tokens that entered each decoder layer, where that differs by layer
+    origin: tuple[Tensor, Tensor] | None = None  # [before] tile, and token of that tile, of each visual token
 
 
 class Prefill(NamedTuple):
@@ -153,6 +168,16 @@ class Decoder(Protocol):
         ...
 
 
+class ExpertDecoder(Decoder, Protocol):
+    """A decoder that projects the rows of pictures by other weights than those of words. Its sequences have a channel
+    `EXPERTS`.
+    """
+
+    def choosing(self, experts: Tensor) -> Decoder:
+        """The decoder for sequences in which rows that are not 0 in `experts` [R, S] are read by the visual weights."""
+        ...
+
+
 class CutDecoder(Decoder, Protocol):
     """A decoder that methods can cut between its layers."""
 
@@ -200,7 +225,9 @@ class Model(Protocol):
         ...
 
     def entrances(self, attachment: Any) -> dict[str, Callable[..., Any]]:
-        """Functions that take the place of the module's own while a method is attached, by name."""
+        """Functions that take the place of the module's own while a method is attached, by name; those of a module
+        inside of it by their path.
+        """
         ...
 
 
@@ -209,12 +236,16 @@ class Host(Protocol):
 
     visual_tokens: int  # of one picture, or of one tile of it
 
-    def attach(self, method: Method, budget: Budget) -> Any:
+    def attach(self, method: Method, budget: Budget | Share) -> Any:
         """An `Attachment`: a context manager with `outcomes`, `milliseconds()` and `detach()`."""
         ...
 
-    def encode(self, images: "list[Image]") -> list[Encoded]:
-        """Pictures through the vision tower, for the method that is attached."""
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        ...
+
+    def encode(self, pictures: "list[Image | Clip]") -> list[Encoded]:
+        """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
         ...
 
     def shape(self, text: int = 0) -> Shape:
@@ -223,6 +254,12 @@ class Host(Protocol):
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        ...
+
+    def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture. Models that read pictures from files
+        find it in the folder.
+        """
         ...
 
     def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:

@@ -36,6 +36,7 @@ class Call:
     parts: dict[str, Tensor] | None = None  # taken from the tower while it runs
     inside: Any = None  # of a method inside the tower: its state while the tower runs
     cache: "list[CachedLayer]" = field(default_factory=list)  # sizes of the cache that the prefill left
+    prepared: Any = None  # of the host's entrance, for functions of the model further in
     armed: "Armed | None" = None  # a sequence that is about to be read and cut
     forward: "CutForward | Step | None" = None  # of the decoder, under way
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
@@ -76,6 +77,7 @@ def scope(call: Call) -> Iterator[Call]:
         yield call
     finally:
         call.active, call.forward, call.armed, call.parts, call.inside = False, None, None, None, None
+        call.prepared = None
 
 
 def called(model: nn.Module) -> nn.Module:

@@ -1,17 +1,55 @@
-"""What a user may name as a model, checked before weights load: `check_checkpoint("owner/name")`; and what of
-transformers' own reports on loading nobody needs to read.
+"""What a user may name as a model, and where its files are: `find("owner/name")`; and what of transformers' own reports
+on loading nobody needs to read.
 """
 
 import contextlib
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.hosts import hub
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
+OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
+
+
+class Checkpoint(NamedTuple):
+    """Where a model's files are."""
+
+    name: str  # as the user named it
+    folder: Path
+    commit: str | None = None  # of a model of the hub
+
+    def files(self) -> list[Path]:
+        """What can change answers, downloaded where it is not here; a vision tower in a folder below included.
+
+        Raises:
+            DataError: for a model of the hub whose weights cannot be had.
+        """
+        if self.commit:
+            hub.fetch(self.name, self.folder)
+            return hub.weights(self.folder)
+        found = (*self.folder.glob("[!.]*"), *self.folder.glob("[!.]*/[!.]*"))
+        return sorted(path for path in found if path.suffix in SUFFIXES)
+
+
+def find(model: str, revision: str | None = None) -> Checkpoint:
+    """A model's folder with its configuration; of a model of the hub no weights are downloaded yet.
+
+    Raises:
+        DataError: for a model that is not there.
+        OptionError: for a revision of a folder.
+    """
+    check_checkpoint(model)
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = hub.snapshot(model, revision)
+        return Checkpoint(model, folder, folder.name)
+    if revision is not None:
+        raise OptionError(f"revision={revision!r}: {model} is a folder, and only models of the hub have revisions")
+    return Checkpoint(model, folder)
 
 
 def check_checkpoint(model: str) -> None:
@@ -21,14 +59,14 @@ def check_checkpoint(model: str) -> None:
         if not (folder / "config.json").is_file():
             raise DataError(f"model {model!r}: the folder has no config.json, so it is no checkpoint.{_checkpoints()}")
         return
-    local = model.startswith((".", "/", "~")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
-    if folder.exists() or local or not HUB_NAME.fullmatch(model):
+    local = model.startswith((".", "/", "~", f"{OWN}/")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
+    if folder.exists() or local or not hub.NAME.fullmatch(model):
         raise DataError(f"model {model!r}: no such folder.{_checkpoints()} A model of the hub is named owner/name")
 
 
 def _checkpoints() -> str:
-    folders = sorted(str(path.parent) for path in Path("checkpoints").glob("*/config.json"))
-    return f" Here are: {', '.join(folders)}." if folders else " There are none in checkpoints/ either."
+    folders = sorted(str(path.parent) for path in Path(OWN).glob("*/config.json"))
+    return f" Here are: {', '.join(folders)}." if folders else f" There are none in {OWN}/ either."
 
 
 @contextlib.contextmanager

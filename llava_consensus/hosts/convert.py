@@ -1,4 +1,5 @@
-"""A LLaVA-1.5 checkpoint in the layout of Hugging Face's `LlavaForConditionalGeneration`, and back.
+"""A LLaVA checkpoint in the layout of Hugging Face, and back: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
+`LlavaNextForConditionalGeneration`.
 
     llava-consensus convert checkpoints/llava-mini OUT
 
@@ -6,11 +7,10 @@ Tensors are read one at a time and written shard by shard; each is hashed when i
 was written. The Hugging Face layout has one word more, `<image>`, which stands for a visual token and is never
 generated. The prompt's template is taken from the official package. The small files of the official checkpoint go along
 in a folder `official`, by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that
-read the question by its text side.
+read the question by its text side, and so does one in whose place the checkpoint has a tower of its own.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -24,20 +24,20 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError
 from llava_consensus.files import read_json, write_json
-from llava_consensus.hosts.llava.checks import CONVERSATION, tower_beside
+from llava_consensus.hosts.converted import MEND, SQUARE, TILED, configuration, generation, write_processor
+from llava_consensus.hosts.llava.checks import tower_beside
+from llava_consensus.hosts.llava.own_tower import FLAG
 
-MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights
-IMAGE = "<image>"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PARTS = (  # official name, Hugging Face name, longest first
     ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
     ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
     ("model.vision_tower.vision_tower.", "vision_tower."),
+    ("model.image_newline", "image_newline"),
     ("model.", "language_model.model."),
     ("lm_head.", "language_model.lm_head."),
 )
-CLASS = "LlavaForConditionalGeneration"
 SIGHT = "vision_model."  # the vision side of a CLIP model
 OFFICIAL = "official"  # folder of what the official layout needs to come back
 Rename = Callable[[str, Tensor], tuple[str, Tensor]]  # name and values as read -> as written; no name: left out
@@ -47,7 +47,7 @@ def convert(source: Path, out: Path) -> str:
     """Writes the checkpoint of one layout in the other; returns a line about what was written.
 
     Args:
-        source: folder of an official LLaVA-1.5 checkpoint, or of one that this function wrote.
+        source: folder of an official LLaVA checkpoint, or of one that this function wrote.
         out: folder that is not there yet.
     Raises:
         DataError: for a folder that is neither, an `out` that exists, or a tensor that was not written as it was read.
@@ -58,11 +58,14 @@ def convert(source: Path, out: Path) -> str:
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
     config = read_json(file, MEND, dict)
-    backwards = CLASS in config.get("architectures", [])
+    backwards = bool({SQUARE, TILED} & set(config.get("architectures", [])))
     if not backwards and not any(name.startswith("LlavaLlama") for name in config.get("architectures", [])):
         raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
     if not backwards and config.get("mm_projector_type") != "mlp2x_gelu":
         raise DataError(f"{source}: mm_projector_type={config.get('mm_projector_type')!r} must be 'mlp2x_gelu'")
+    merge_type = config.get("mm_patch_merge_type")
+    if not backwards and config.get("image_aspect_ratio") == "anyres" and merge_type != "spatial_unpad":
+        raise DataError(f"{source}: mm_patch_merge_type={merge_type!r} must be 'spatial_unpad', as in LLaVA 1.6")
     out.mkdir(parents=True)
     count = _to_official(source, out) if backwards else _to_hugging_face(source, out, config)
     return f"{count} tensors, every one read back and equal: {out}"
@@ -82,14 +85,17 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
         return (f"vision_tower.{name}" if name.startswith(SIGHT) else ""), values
 
+    own_tower = bool(config.get(FLAG))
     weights: list[tuple[Path, Rename]] = [(path, rename) for path in _weight_files(source)]
-    written = _write([*weights, *((path, of_tower) for path in _weight_files(tower))], out)
-    write_json(out / "config.json", _config(config, read_json(tower / "config.json", MEND, dict), vocabulary))
-    write_json(out / "generation_config.json", _generation(source) | {"suppress_tokens": [vocabulary]})
-    _write_processor(source, tower, out, config)
+    weights += [] if own_tower else [(path, of_tower) for path in _weight_files(tower)]
+    written = _write(weights, out)
+    tower_config = read_json(tower / "config.json", MEND, dict)
+    write_json(out / "config.json", configuration(config, tower_config, vocabulary))
+    write_json(out / "generation_config.json", generation(source) | {"suppress_tokens": [vocabulary]})
+    write_processor(source, tower, out, config)
     _copy_small_files(source, out / OFFICIAL)
     _copy_small_files(tower, out / OFFICIAL / tower.name)
-    if "text_config" in read_json(tower / "config.json", MEND, dict):
+    if own_tower or "text_config" in tower_config:
         for path in _weight_files(tower):
             shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
     return written
@@ -100,21 +106,21 @@ def _to_official(source: Path, out: Path) -> int:
     if not (official / "config.json").is_file():
         raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
     config = read_json(official / "config.json", MEND, dict)
-    tower = out / Path(config["mm_vision_tower"]).name
+    tower, own_tower = out / Path(config["mm_vision_tower"]).name, bool(config.get(FLAG))
     back = tuple((hf_part, official_part) for official_part, hf_part in PARTS)
 
     def of_language(name: str, values: Tensor) -> tuple[str, Tensor]:
-        name = "" if name.startswith("vision_tower.") else _renamed(name, back)
+        name = "" if name.startswith("vision_tower.") and not own_tower else _renamed(name, back)
         return name, values[: config["vocab_size"]] if name in (EMBEDDING, HEAD) else values
 
     def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
         return (name.removeprefix("vision_tower.") if name.startswith(f"vision_tower.{SIGHT}") else ""), values
 
     def beside_sight(name: str, values: Tensor) -> tuple[str, Tensor]:
-        return ("" if name.startswith(SIGHT) else name), values
+        return ("" if name.startswith(SIGHT) and not own_tower else name), values
 
     files = _weight_files(source)
-    sides: list[tuple[Path, Rename]] = [(path, of_tower) for path in files]
+    sides: list[tuple[Path, Rename]] = [] if own_tower else [(path, of_tower) for path in files]
     sides += [(path, beside_sight) for path in sorted((official / tower.name).glob("*.safetensors"))]
     _copy_small_files(official, out)
     _copy_small_files(official / tower.name, tower)
@@ -188,85 +194,3 @@ def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
 def _digest(values: Tensor) -> str:
     raw = values.reshape(-1).view(torch.uint8)
     return hashlib.sha256(f"{tuple(values.shape)} {values.dtype}".encode() + raw.numpy().tobytes()).hexdigest()
-
-
-def _config(config: dict[str, Any], tower: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The configuration of the whole model, from those of the language model and the tower."""
-    vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
-    patches = (vision["image_size"] // vision["patch_size"]) ** 2
-    language = {
-        name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))
-    }
-    text = language | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary + 1}
-    return {
-        "architectures": [CLASS],
-        "model_type": "llava",
-        "image_token_index": vocabulary,
-        "image_seq_length": patches,
-        "projector_hidden_act": "gelu",
-        "vision_feature_layer": config["mm_vision_select_layer"],
-        "vision_feature_select_strategy": "default" if config["mm_vision_select_feature"] == "patch" else "full",
-        "tie_word_embeddings": config.get("tie_word_embeddings", False),
-        "torch_dtype": config.get("torch_dtype", "float32"),
-        "text_config": text,
-        "vision_config": vision,
-    }
-
-
-def _generation(source: Path) -> dict[str, Any]:
-    file = source / "generation_config.json"
-    settings: dict[str, Any] = read_json(file, MEND, dict) if file.is_file() else {}
-    return settings
-
-
-def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> None:
-    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts."""
-    import transformers
-
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
-    settings = read_json(tower / "preprocessor_config.json", MEND, dict)
-    keys = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
-    pads = config.get("image_aspect_ratio") == "pad"
-    images = transformers.LlavaImageProcessor(
-        **{name: settings[name] for name in keys if name in settings}, do_pad=pads
-    )
-    processor = transformers.LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=read_json(tower / "config.json", MEND, dict).get("vision_config", {}).get("patch_size", 14),
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        image_token=IMAGE,
-        chat_template=chat_template(),
-    )
-    processor.save_pretrained(out)
-
-
-# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line.
-TEMPLATE = """
-{{ FRONT }}
-{%- for message in messages -%}
-{%- set pictures = message['content'] | selectattr('type', 'equalto', 'image') | list -%}
-{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
-{%- if message['role'] == 'user' -%}
-{{ USER + ': ' + IMAGE * (pictures | length) + ('\\n' if pictures else '') + texts + AFTER_USER }}
-{%- else -%}
-{{ ASSISTANT + ': ' + texts + AFTER_ANSWER }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ ASSISTANT + ':' }}{%- endif -%}
-"""
-
-
-def chat_template() -> str:
-    """The template of LLaVA-1.5's prompts for Hugging Face's processors, with the words of the official package."""
-    from llava.conversation import conv_templates
-
-    turns = conv_templates[CONVERSATION]
-    words = {"AFTER_ANSWER": turns.sep2, "AFTER_USER": turns.sep, "FRONT": turns.system + turns.sep}
-    words |= {"ASSISTANT": turns.roles[1], "USER": turns.roles[0], "IMAGE": IMAGE}
-    template = TEMPLATE.strip()
-    for name, text in words.items():  # longer names that hold shorter ones come first
-        template = template.replace(name, json.dumps(text))
-    return template

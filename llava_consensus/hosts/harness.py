@@ -1,6 +1,7 @@
 """What hosts share when the harness asks them: who has a method on the model, padded batches, accounted answers."""
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
 from llava_consensus.hosts.call import Call
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 
 COUNTS = ("before", "after", "structural")
@@ -30,9 +31,13 @@ class HarnessHost:
         self._guests = 0  # callers that use the model without a method
         self._door = threading.Lock()
 
-    def attach(self, method: Method, budget: Budget) -> Attachment:
+    def attach(self, method: Method, budget: Budget | Share) -> Attachment:
         """Attaches a method to this model instance; a context manager, or call `.detach()`."""
         raise NotImplementedError
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        return 0
 
     @contextmanager
     def attachment(self) -> Iterator[Attachment]:
@@ -63,7 +68,7 @@ class HarnessHost:
         """
         with self.attachment() as attachment:
             check_batch(attachment, encoded, prompts)
-            ids = [self.prompt_ids(prompt, len(pictures)) for prompt, pictures in zip(prompts, encoded, strict=True)]
+            ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]
             answers: dict[int, Answer] = {}
             for rows in self.groups(attachment, encoded, ids):
                 group_answers = self.answer_group(
@@ -74,6 +79,10 @@ class HarnessHost:
                 )
                 answers.update(zip(rows, group_answers, strict=True))
         return [answers[row] for row in range(len(prompts))]
+
+    def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
+        """Token ids [L] of a prompt about these encoded pictures, on the CPU."""
+        return self.prompt_ids(prompt, len(pictures))
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Token ids [L] of a prompt, with one placeholder for each picture, on the CPU."""
@@ -132,8 +141,15 @@ def check_batch(attachment: Attachment, encoded: list[list[Encoded]], prompts: l
             )
 
 
-def answer_of(call: Call, row: int, text: str, prefill: Prefill, notes: tuple[str, ...] = ()) -> Answer:
-    """One row's text with the account of its tokens."""
+def answer_of(call: Call, row: int, text: str, prefill: Prefill, limit: int | None = None) -> Answer:
+    """One row's text with the account of its tokens, and a note where its prompt has more rows than the `limit`
+    positions the model was made for: it is answered, but from places never seen in training, or, where a checkpoint of
+    official LLaVA sets `tokenizer_model_max_length`, cut there by the official code.
+    """
     outcomes = tuple(outcome for outcome in call.outcomes if outcome.row == row)
     before, after, structural = (sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS)
-    return Answer(text.strip(), before, after, structural, call.notes + notes, outcomes, prefill)
+    notes = call.notes
+    if limit is not None and prefill.text + max(prefill.entering, default=after) > limit:
+        notes += (f"prompt longer than the {limit} positions of the model",)
+        warnings.warn(f"{notes[-1]}: take fewer tokens per image", stacklevel=2)  # Python says it once
+    return Answer(text.strip(), before, after, structural, notes, outcomes, prefill)

@@ -2,7 +2,7 @@
 
 from llava_consensus.hosts.base import Model
 from llava_consensus.hosts.tower.inside import acts_inside
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 
 
@@ -11,21 +11,23 @@ class Shares:
 
     model: Model
     method: Method
-    budget: Budget
+    budget: Budget | Share
 
     def budgets(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
         """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
-        picture of this model can have; the frames of a video share all of it. A budget of all its tokens leaves a
-        picture as it is.
+        picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
+        divided over its own tiles. A budget of all its tokens leaves a picture as it is.
         """
         tower, method = self.model.tower, self.method
         if acts_inside(method) and tower is not None:
             available = tiles * tower.tokens  # known before the sequence is
-        if not method.reduces or self.budget.tokens >= available:
+        budget = self.budget.of(available)
+        if not method.reduces or budget.tokens >= available:
             return [Budget(max(available, 1))]
         if tiles == 1 or method.tile_budget == "global":
-            return [self.budget]
-        return self.budget.share(tiles if video else max(tiles, self.model.most_tiles))[:tiles]
+            return [budget]
+        own_tiles = video or isinstance(self.budget, Share)
+        return budget.share(tiles if own_tiles else max(tiles, self.model.most_tiles))[:tiles]
 
     def tile_tokens(self, tiles: int) -> list[int]:
         """Budget of each tile of a picture, for methods inside the tower."""
@@ -39,4 +41,4 @@ class Shares:
         """Whether what is left of a picture depends on the question asked about it."""
         tower = self.model.tower
         most_tokens = self.model.most_tiles * (tower.tokens if tower is not None else 0)
-        return self.method.reduces and self.budget.tokens < most_tokens and self.method.reads_prompt
+        return self.method.reduces and self.budget.of(most_tokens).tokens < most_tokens and self.method.reads_prompt

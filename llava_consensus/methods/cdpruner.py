@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite, within
@@ -103,18 +103,18 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
 
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
-    size = kernel.shape[1]
-    unexplained = torch.diagonal(kernel, dim1=1, dim2=2).clone()
+    size, device = kernel.shape[1], kernel.device
+    rows, offset = kernel.flatten(0, 1), torch.arange(len(kernel), device=device)[:, None] * size
+    unexplained = torch.diagonal(kernel, dim1=1, dim2=2)  # -inf for what is chosen
     factor = kernel.new_zeros(len(kernel), count, size)
-    chosen = torch.empty(len(kernel), count, dtype=torch.long, device=kernel.device)
+    chosen: list[Tensor] = []  # [B, 1] each
     for step in range(count):
-        index = unexplained.argmax(1)
-        chosen[:, step] = index
-        place = index[:, None, None]
-        column = factor[:, :step].gather(2, place.expand(-1, step, 1))  # [B, step, 1]
-        row = kernel.gather(1, place.expand(-1, 1, size))[:, 0] - (column * factor[:, :step]).sum(1)
-        remainder = unexplained.gather(1, index[:, None])
+        index, known = unexplained.argmax(1, keepdim=True), factor[:, :step]
+        chosen.append(index)
+        column = known.gather(2, index[..., None].expand(-1, step, 1))  # [B, step, 1]
+        row = embedding(index + offset, rows)[:, 0] - (column * known).sum(1)
+        remainder = unexplained.gather(1, index)
         row = torch.where(remainder > 0, row / remainder.clamp_min(torch.finfo(row.dtype).tiny).sqrt(), 0.0)
         factor[:, step] = row
-        unexplained = (unexplained - row.square()).scatter(1, chosen[:, : step + 1], -torch.inf)
-    return chosen
+        unexplained = (unexplained - row.square()).scatter_(1, index, -torch.inf)
+    return torch.cat(chosen, dim=1)

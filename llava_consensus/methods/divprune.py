@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite
@@ -42,14 +42,12 @@ def spread_out(points: Tensor, count: int) -> Tensor:
     """Places of `count` tokens of [B, N, D] in the order they are chosen: [B, count]. Ties go to the lower place."""
     direction = normalize(ensure_finite("projected tokens", points).float(), dim=-1)
     distance = 1.0 - direction @ direction.transpose(1, 2)  # [B, N, N]
-    chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
     itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
-    nearest = distance.masked_fill(itself, torch.inf).amin(2)  # to the nearest other token, then to the nearest chosen
-    available = torch.ones_like(nearest, dtype=torch.bool)
-    for step in range(count):
-        index = nearest.masked_fill(~available, -torch.inf).argmax(1, keepdim=True)  # [B, 1]
-        chosen[:, step : step + 1] = index
-        available = available.scatter(1, index, False)
-        row = distance.gather(1, index[..., None].expand(-1, 1, distance.shape[2]))[:, 0]
-        nearest = torch.minimum(nearest, row) if step else row
-    return chosen
+    rows, offset = distance.flatten(0, 1), torch.arange(len(points), device=points.device)[:, None] * points.shape[1]
+    chosen = [distance.masked_fill(itself, torch.inf).amin(2).argmax(1, keepdim=True)]  # [B, 1] each
+    nearest = torch.full_like(distance[:, 0], torch.inf)  # to the nearest chosen token; -inf for these themselves
+    while len(chosen) < count:
+        row = embedding(chosen[-1] + offset, rows)[:, 0]  # [B, N]
+        nearest = torch.minimum(nearest, row).scatter_(1, chosen[-1], -torch.inf)
+        chosen.append(nearest.argmax(1, keepdim=True))
+    return torch.cat(chosen, dim=1)

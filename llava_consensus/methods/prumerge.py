@@ -133,7 +133,7 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     keys = attention.key.float().transpose(1, 2).flatten(2)  # [U, C + N, H d]
     query = attention.query[:, :, : classes or None].float().transpose(1, 2).flatten(2)
     weights = torch.softmax(query @ keys.transpose(1, 2) * keys.shape[-1] ** -0.5, dim=-1)
-    return ensure_finite("vision saliency", weights[..., classes:].mean(1)), keys[:, classes:]
+    return ensure_finite("vision saliency", weights[..., attention.first :].mean(1)), keys[:, attention.first :]
 
 
 def outliers(saliency: Tensor) -> Tensor:

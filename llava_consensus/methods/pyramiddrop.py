@@ -6,14 +6,15 @@ official ratios 1/2, 1/4, 1/8 are the geometric schedule n, n l, n l^2, n l^3 wi
 stay after the last cut (`count=kept`; 72 of 576 is the official schedule), or T is the mean over layers (`count=eq`;
 nothing below a quarter of n can be). What differs from the official code: batches with padding and several pictures
 work, and the keys of the ranking layer are the only extra projection. In models of fewer than 32 layers the cuts stand
-at the same quarters, rounded.
+at the same quarters, rounded. The official lists of layers and ratios can be given as they are, `layers="8 16 24"` and
+`ratios="0.5 0.25 0.125"`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.checks import choose, numbers
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, scaled
 from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.stopwatch import Stopwatch
@@ -27,11 +28,16 @@ class PyramidDrop(InDecoder):
 
     Args:
         count: `kept` (T tokens after the last cut) | `eq` (T is the mean over layers of the tokens entering them).
+        layers: the first layer, from 0, that sees fewer tokens, for each cut; empty: the published ones.
+        ratios: what each cut leaves of the picture's tokens, for as many cuts; T then only says whether to reduce at
+            all. Empty: what T makes of them.
     Raises:
         OptionError: for a value outside its bound.
     """
 
     count: str = "kept"
+    layers: str = ""
+    ratios: str = ""
 
     title: ClassVar[str] = "PyramidDrop"
     attention: ClassVar[str] = "own"
@@ -39,19 +45,40 @@ class PyramidDrop(InDecoder):
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("count", self.count, ("kept", "eq"))
+        cuts, ratios = numbers("layers", self.layers, whole=True), numbers("ratios", self.ratios)
+        if cuts != sorted(set(cuts)):
+            raise OptionError(f"layers={self.layers!r} must ascend")
+        if ratios != sorted(ratios, reverse=True) or any(not 0 < ratio <= 1 for ratio in ratios):
+            raise OptionError(f"ratios={self.ratios!r} must be numbers in (0, 1] that do not grow")
+        if ratios and len(ratios) != len(cuts or CUTS):
+            raise OptionError(f"ratios={self.ratios!r}: {len(ratios)} for {len(cuts or CUTS)} cuts: give one for each")
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """Cuts with counts truncated to whole numbers, as the official code does.
 
         Raises:
-            OptionError: for a mean the layers before the first cut exceed already.
+            OptionError: for a mean the layers before the first cut exceed already, or a layer the model does not have.
         """
-        cuts = scaled(CUTS, layers)
+        cuts = self._cuts(layers)
+        ratios = numbers("ratios", self.ratios)
+        if ratios:
+            return [Cut(cut, max(1, int(available * ratio))) for cut, ratio in zip(cuts, ratios, strict=True)]
         share = self._share(tokens, available, cuts, layers)
         counts = [max(1, int(available * share**power + 1e-6)) for power in range(1, len(cuts) + 1)]
         if self.count == "kept":
             counts[-1] = tokens
         return [Cut(cut, kept) for cut, kept in zip(cuts, counts, strict=True)]
+
+    def _cuts(self, layers: int) -> tuple[int, ...]:
+        """The first layer behind each cut."""
+        cuts = tuple(int(cut) for cut in numbers("layers", self.layers, whole=True))
+        if not cuts:
+            return scaled(CUTS, layers)
+        if not 1 <= cuts[0] <= cuts[-1] < layers:
+            raise OptionError(
+                f"layers={self.layers!r} must be in 1..{layers - 1}: the model has {layers} decoder layers"
+            )
+        return cuts
 
     def _share(self, tokens: int, available: int, cuts: tuple[int, ...], layers: int) -> float:
         """l: what each cut leaves of what entered it."""

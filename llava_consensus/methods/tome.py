@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean
+from llava_consensus.reduction.checks import boolean, choose
 from llava_consensus.reduction.merging import Bag, merge, pair
 from llava_consensus.reduction.method import InTower
 from llava_consensus.reduction.shape import Shape
@@ -24,18 +24,22 @@ class ToMe(InTower):
     """Merge the most similar patches inside every vision block until T are left.
 
     Args:
+        rate: `constant` (as many patches merge in every block) | `decreasing` (the authors' other schedule: from twice
+            the mean in the first block to none in the last).
         proportional: attend to a merged token in proportion to the patches in it; off is the authors' option for models
             trained with merging.
     Raises:
-        OptionError: for a value that is not a bool.
+        OptionError: for a value outside its bound.
     """
 
+    rate: str = "constant"
     proportional: bool = True
 
     title: ClassVar[str] = "ToMe"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose("rate", self.rate, ("constant", "decreasing"))
         boolean("proportional", self.proportional)
 
     @property
@@ -52,6 +56,8 @@ class ToMe(InTower):
         Raises:
             OptionError: for a budget that so many blocks cannot reach.
         """
+        if self.rate == "decreasing":
+            return self._decreasing(tokens, patches, blocks)
         counts: list[int] = []
         left = tokens  # patches behind the block
         for before in range(blocks, 0, -1):
@@ -64,6 +70,29 @@ class ToMe(InTower):
                 f"give at least {least}, or use tome_post"
             )
         return counts[::-1]
+
+    def _decreasing(self, tokens: int, patches: int, blocks: int) -> list[int]:
+        """The authors' list for the largest whole r that merges no more than is wanted, from 2 r to 0, and the rest one
+        each from the first block on; what a block cannot merge goes to the next.
+
+        Raises:
+            OptionError: for a budget that cannot be reached so.
+        """
+        wanted, last = patches - tokens, max(blocks - 1, 1)
+        lists = ([int(2 * r - 2 * r * block / last) for block in range(blocks)] for r in range(wanted, -1, -1))
+        counts = next(one for one in lists if sum(one) <= wanted)
+        each, more = divmod(wanted - sum(counts), blocks)
+        left, owed = patches, 0
+        for block in range(blocks):
+            owed += counts[block] + each + (block < more)
+            counts[block] = min(owed, left // 2)
+            left, owed = left - counts[block], owed - counts[block]
+        if owed:
+            raise OptionError(
+                f"tokens={tokens}: a decreasing schedule of {blocks} vision blocks cannot merge {patches} patches to "
+                "so few, as a block halves them at most: give more, or take rate=constant"
+            )
+        return counts
 
     def bias(self, bag: Bag) -> Tensor | None:
         """Logarithm of the sizes, added to the logits of each key: [U, t]."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import embedding_bag, normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite, within
@@ -70,19 +70,34 @@ class VisPruner(ReadsTower):
 
 
 def thin(similarity: Tensor, count: int) -> Tensor:
-    """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]."""
-    left = torch.arange(similarity.shape[1], device=similarity.device).expand(len(similarity), -1)
-    while left.shape[1] > count > 0:
-        left = thin_once(similarity, left, left.shape[1] - count)
-    return left[:, :count]
+    """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]. Once half of the
+    tokens have left, they are looked at no more.
+    """
+    device = similarity.device
+    tokens = torch.arange(similarity.shape[1], device=device).expand(len(similarity), -1)  # that are looked at
+    while tokens.shape[1] > count > 0:
+        size = tokens.shape[1]
+        to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)  # [B R, R]
+        first = torch.arange(len(tokens), device=device)[:, None] * size  # row of each list's first token
+        left, enough = torch.arange(size, device=device).expand_as(tokens), max(count, size // 2)
+        while left.shape[1] > enough:
+            left = thin_once(to_each, first, left, left.shape[1] - count)
+        tokens = tokens.gather(1, left)
+        similarity = pick(pick(similarity, left).transpose(1, 2), left).transpose(1, 2)
+    return tokens[:, :count]
 
 
-def thin_once(similarity: Tensor, left: Tensor, surplus: int) -> Tensor:
-    """One round: [B, R, R], [B, L] -> [B, L - r], r = min(8, surplus, places of the even half). The even places that
-    stay come first, most similar ones ahead; the odd places follow as they were.
+def thin_once(to_each: Tensor, first: Tensor, left: Tensor, surplus: int) -> Tensor:
+    """One round: [B, L] -> [B, L - r], r = min(8, surplus, places of the even half). The even places that stay come
+    first, most similar ones ahead; the odd places follow as they were.
+
+    Args:
+        to_each: [B R, R] similarity of all tokens to one of them, list by list.
+        first: [B, 1] row of the first token of each list.
+        left: [B, L] the tokens of each list.
+        surplus: how many are too many.
     """
     even, odd = left[:, ::2], left[:, 1::2]
-    rows = similarity.gather(1, even[..., None].expand(-1, -1, similarity.shape[2]))
-    nearest = rows.gather(2, odd[:, None].expand(-1, even.shape[1], -1)).amax(-1)  # [B, even places]
+    nearest = embedding_bag(odd + first, to_each, mode="max").gather(1, even)  # [B, even places]
     stays = rank(nearest)[:, min(ROUND, surplus) :]
     return torch.cat((even.gather(1, stays), odd), dim=1)

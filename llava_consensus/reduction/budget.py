@@ -1,6 +1,10 @@
-"""The budget: how many visual tokens the language model is handed for one image."""
+"""The budget: how many visual tokens the language model is handed for one image, as a number or as a share of its own.
+
+`budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of either is the budget of a picture of N tokens.
+"""
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from llava_consensus.errors import OptionError
 
@@ -33,6 +37,10 @@ class Budget:
                 f"merged={self.merged} must be in 0..{self.tokens}: merged tokens are part of tokens={self.tokens}"
             )
 
+    def of(self, available: int) -> "Budget":
+        """The budget of a picture of `available` tokens: a number of tokens is the same for all."""
+        return self
+
     def split(self, available: int) -> tuple[int, int]:
         """K and M for a unit of `available` tokens; M is clamped to what is left after K, K to what there is."""
         merged = (40 * self.tokens + 128) // 256 if self.merged is None else self.merged
@@ -52,3 +60,54 @@ class Budget:
             for tile in range(parts)
         ]
         return [Budget(tile_tokens, tile_merged) for tile_tokens, tile_merged in zip(tokens, merged, strict=True)]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of each picture's own visual tokens; of a video, of those of all its frames.
+
+    Args:
+        share: in (0, 1). M follows from the tokens it comes to by the paper's split.
+    Raises:
+        OptionError: for a share outside its bound.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise OptionError(
+                f"tokens={self.share!r}: a share must be above 0 and below 1. A whole number counts tokens (1 is one "
+                "token), and all tokens are --method full"
+            )
+
+    def of(self, available: int) -> Budget:
+        """The budget of a picture of `available` tokens: its share, rounded half up, at least one token."""
+        exact = Fraction(str(self.share)) * available + Fraction(1, 2)
+        return Budget(max(1, int(exact)))
+
+
+def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
+    """A whole number of tokens, or a fraction as a share of each picture's own.
+
+    Raises:
+        OptionError: for a value outside its bound, or `merged` beside a share.
+    """
+    if not isinstance(tokens, float):
+        return Budget(tokens, merged)
+    if merged is not None:
+        raise OptionError(
+            f"merged={merged} beside tokens={tokens}: with a share the merged tokens follow from the paper's split. "
+            "Leave merged out, or give tokens as a whole number"
+        )
+    return Share(tokens)
+
+
+def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":
+    """Budgets in the order of tables: numbers from many to few, then shares."""
+    return sorted(budgets, key=lambda one: (isinstance(one, Share), -amount(one)))
+
+
+def amount(budget: Budget | Share) -> int | float:
+    """The number or the share, as it was given."""
+    return budget.share if isinstance(budget, Share) else budget.tokens

@@ -1,5 +1,7 @@
 """Checks that end in a clear error: values of options, and numbers that must be finite. Torch only."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,13 +38,26 @@ def whole_or_none(name: str, value: object, meaning: str) -> None:
         raise OptionError(f"{name}={value!r} must be a whole number, {meaning}, or left out")
 
 
+def numbers(name: str, text: object, whole: bool = False) -> list[float]:
+    """The numbers of a text such as `8 16 24`, or of one number. OptionError for anything else."""
+    try:
+        found = [float(word) for word in str(text).split()]
+    except ValueError:
+        found = [float("nan")]
+    if not all(math.isfinite(number) and (not whole or number.is_integer()) for number in found):
+        kind = "whole numbers" if whole else "numbers"
+        raise OptionError(f"{name}={text!r} must be {kind} with spaces between them, such as '8 16 24'")
+    return found
+
+
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
-    """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it."""
-    is_finite = torch.isfinite(values).all()
+    """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it, and
+    what it finds ends the program later with the same words.
+    """
     message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
-    if values.device.type == "cpu":
-        if not is_finite:
-            raise NonFiniteError(message)
-    else:
+    is_finite = torch.isfinite(values).all()
+    try:
         torch._assert_async(is_finite, message)
+    except RuntimeError as error:
+        raise NonFiniteError(message) from error
     return values

@@ -6,8 +6,9 @@ visual tokens still there, n the ones they began with, L query rows, W length of
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.scap import rotate
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import TextProbe
+from llava_consensus.reduction.tokens import TextProbe, VisualTokens
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
 
@@ -50,6 +51,8 @@ class DecoderView(NamedTuple):
     visual_inputs: Tensor  # [P, n, D] the picture's tokens as they entered layer 0
     text_inputs: Tensor  # [P, L, D] the asked rows as they entered layer 0
     norm: Callable[[Tensor], Tensor]  # the decoder's final norm
+    tower: VisualTokens | None = None  # what the method's `needs` name of the vision tower, of the picture's n tokens
+    memory: dict[str, Tensor] | None = None  # of these pictures; found again at their next cut
 
 
 class Chosen(NamedTuple):
@@ -58,6 +61,7 @@ class Chosen(NamedTuple):
     kept: Tensor  # [P, K] ascending
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
     centres: Tensor | None = None  # [P, M] the dropped token each of them stands for
+    measures: Mapping[str, Tensor] = MappingProxyType({})  # [P, ...] numbers about this choice, for the record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ over the M sampling steps.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import embedding, normalize, one_hot
 
 from llava_consensus.reduction.checks import choose, ensure_finite
 
@@ -19,7 +19,7 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
 
     Args:
         features: [B, R, D_v] of the tokens not kept, in ascending index order.
-        count: M, at most R.
+        count: M, from 1 to R.
         start: `first` | `salient` (highest saliency, which must then be given) | `mean` (farthest from the mean
             feature).
         saliency: [B, R] fused saliency of the same tokens.
@@ -28,15 +28,15 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
     """
     choose("fps_start", start, STARTS)
     points = normalize(ensure_finite("features of the vision tower", features).float(), dim=-1)  # [B, R, D_v]
+    rows, offset = points.flatten(0, 1), torch.arange(len(points), device=points.device)[:, None] * points.shape[1]
     nearest = points.new_full(points.shape[:2], -torch.inf)  # cosine to the nearest anchor so far
-    chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
-    for step in range(count):
-        index = nearest.argmin(1) if step else _first_anchor(points, start, saliency)  # [B]
-        chosen[:, step] = index
-        anchor = points.gather(1, index[:, None, None].expand(-1, 1, points.shape[2]))  # [B, 1, D_v]
+    chosen = [_first_anchor(points, start, saliency)]  # [B, 1] each
+    while len(chosen) < count:
+        anchor = embedding(chosen[-1] + offset, rows)  # [B, 1, D_v]
         nearest = torch.maximum(nearest, (points * anchor).sum(-1))
-        nearest = nearest.scatter(1, index[:, None], torch.inf)  # an anchor is never chosen again
-    return chosen.sort(dim=1).values
+        nearest = nearest.scatter_(1, chosen[-1], torch.inf)  # an anchor is never chosen again
+        chosen.append(nearest.argmin(1, keepdim=True))
+    return torch.cat(chosen, dim=1).sort(dim=1).values
 
 
 def assign(keys: Tensor, anchors: Tensor) -> Tensor:
@@ -63,11 +63,11 @@ def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = 
 
 
 def _first_anchor(points: Tensor, start: str, saliency: Tensor | None) -> Tensor:
-    """Where sampling starts: [B]."""
+    """Where sampling starts: [B, 1]."""
     if start == "first":
-        return torch.zeros(len(points), dtype=torch.long, device=points.device)
+        return torch.zeros(len(points), 1, dtype=torch.long, device=points.device)
     if start == "mean":
-        return (points - points.mean(1, keepdim=True)).square().sum(-1).argmax(1)
+        return (points - points.mean(1, keepdim=True)).square().sum(-1).argmax(1, keepdim=True)
     if saliency is None:
         raise ValueError("fps_start='salient' needs the saliency of the tokens")
-    return saliency.argmax(1)
+    return saliency.argmax(1, keepdim=True)

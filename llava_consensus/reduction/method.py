@@ -54,6 +54,11 @@ class Method:
         return "renumber"
 
     @property
+    def newlines(self) -> str:
+        """What becomes of the newlines of a tiled picture that is reduced: `keep` or `drop`."""
+        return "keep"
+
+    @property
     def tile_budget(self) -> str:
         """`per_tile` (equal shares) or `global` (one ranking over all tiles of a picture)."""
         return "per_tile"
@@ -113,18 +118,22 @@ class Placed(Method):
         order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for some
             methods `official` (as their authors order the tokens).
         positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
+        newlines: of a tiled picture that is reduced: `keep` (outside the budget) | `drop`. Those of a picture that
+            stays as it is, and of videos, always stay.
     Raises:
         OptionError: for a value that is none of these.
     """
 
     order: str = "top_then_merged"
     positions: str = "renumber"
+    newlines: str = "keep"
 
     orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
 
     def __post_init__(self) -> None:
         choose("order", self.order, self.orders)
         choose("positions", self.positions, ("renumber", "keep"))
+        choose("newlines", self.newlines, ("keep", "drop"))
 
 
 @dataclass(frozen=True, kw_only=True)

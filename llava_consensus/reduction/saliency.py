@@ -21,7 +21,7 @@ def class_saliency(attention: VisionAttention) -> Tensor:
     if not attention.classes:
         return received_saliency(attention)
     weights = _attend(attention, slice(0, 1))  # [U, H, 1, 1 + N]
-    return ensure_finite("vision saliency", weights[:, :, 0, attention.classes :].mean(1))
+    return ensure_finite("vision saliency", weights[:, :, 0, attention.first :].mean(1))
 
 
 def received_saliency(attention: VisionAttention) -> Tensor:
@@ -29,15 +29,15 @@ def received_saliency(attention: VisionAttention) -> Tensor:
 
     Works through the queries in chunks: the largest tensor is [U, H, 64, C + N].
     """
-    classes, length = attention.classes, attention.query.shape[2]
-    patches = length - classes
+    first, length = attention.first, attention.query.shape[2]
+    patches = length - first
     received = attention.query.new_zeros(attention.query.shape[0], patches, dtype=torch.float32)
-    for start in range(classes, length, QUERY_CHUNK):
+    for start in range(first, length, QUERY_CHUNK):
         stop = min(start + QUERY_CHUNK, length)
-        weights = _attend(attention, slice(start, stop))[..., classes:].mean(1)  # [U, chunk, N]
-        diagonal = weights.diagonal(offset=start - classes, dim1=1, dim2=2)  # [U, chunk]
+        weights = _attend(attention, slice(start, stop))[..., first:].mean(1)  # [U, chunk, N]
+        diagonal = weights.diagonal(offset=start - first, dim1=1, dim2=2)  # [U, chunk]
         received += weights.sum(1)
-        received[:, start - classes : stop - classes] -= diagonal
+        received[:, start - first : stop - first] -= diagonal
     return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - 1, 1))
 
 

@@ -5,10 +5,12 @@ U distinct tiles seen by the vision tower, n rows a tile has in a vision block (
 of several), I prompts that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from llava_consensus.reduction.stopwatch import Stopwatch
@@ -34,10 +36,16 @@ class VisionAttention(NamedTuple):
     key: Tensor  # [U, H, C + n, d]
     scale: float
     classes: int  # C: class tokens in front of the patches, 0 or 1
+    class_is_token: bool = False  # whether the class token counts as a patch, the first one
+
+    @property
+    def first(self) -> int:
+        """Row of the first patch."""
+        return 0 if self.class_is_token else self.classes
 
     def patch_keys(self) -> Tensor:
         """Keys of the patches, mean over heads, in float32: [U, n, d]."""
-        return self.key[:, :, self.classes :].float().mean(1)
+        return self.key[:, :, self.first :].float().mean(1)
 
 
 class TextProbe(NamedTuple):
@@ -81,6 +89,7 @@ class VisualTokens(NamedTuple):
     tiles_per_unit: int = 1
     side: int = 0  # tokens in a row of a tile, 0 where they form no grid
     members: Tensor | None = None  # [N_tile, m] the block rows each token was made of; None: one row each, in order
+    pooling: Tensor | None = None  # [U, N_tile, n] share of each block row in each token, where a resampler made them
     slot: Tensor | None = None  # [U, N_tile] which merged token of its tile a patch is in, where a tower merged
     picture: Tensor | None = None  # [B] which picture of the call a unit belongs to
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
@@ -106,7 +115,11 @@ class VisualTokens(NamedTuple):
         return value
 
     def by_token(self, values: Tensor) -> Tensor:
-        """Rows of a tensor [U, n, ...] for each token of each tile, [U, N_tile, ...]; of several rows, their mean."""
+        """Rows of a tensor [U, n, ...] for each token of each tile, [U, N_tile, ...]: of several rows their mean, and
+        where a resampler made the tokens, the mean weighted by how much each looked at every row.
+        """
+        if self.pooling is not None and values.shape[1] == self.pooling.shape[2]:
+            return torch.einsum("utn,un...->ut...", self.pooling.float(), values.float())
         if self.members is None or values.shape[1] == len(self.members):
             return values
         return values[:, self.members].float().mean(2)
@@ -129,6 +142,7 @@ class Reduction(NamedTuple):
     fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where two saliencies are fused
     watch: Stopwatch | None = None  # how long each step took
     zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
+    measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 
 AHEAD, PLACE, AFTER, BEHIND = range(4)  # of its unit, where its source is, right after its unit, behind the picture

@@ -19,8 +19,10 @@ class CachedLayer(NamedTuple):
     length: int  # positions of each row, padding among them
 
 
-def cached_layers(cache: Any) -> list[CachedLayer]:
-    """Sizes of a cache of transformers 5 (`layers`), of 4.37 (`key_cache`) or of the older tuples."""
+def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
+    """Sizes of a cache of transformers 5 (`layers`), of 4.37 (`key_cache`) or of the older tuples, whose keys have
+    their positions along `axis`.
+    """
     pairs: list[tuple[Tensor, Tensor]]
     if hasattr(cache, "layers"):
         pairs = [(layer.keys, layer.values) for layer in cache.layers]
@@ -28,7 +30,7 @@ def cached_layers(cache: Any) -> list[CachedLayer]:
         pairs = list(zip(cache.key_cache, cache.value_cache, strict=True))
     else:
         pairs = [(layer[0], layer[1]) for layer in cache]
-    return [CachedLayer(key.nbytes + value.nbytes, key.shape[0], key.shape[-2]) for key, value in pairs]
+    return [CachedLayer(key.nbytes + value.nbytes, key.shape[0], key.shape[axis]) for key, value in pairs]
 
 
 def prefills(

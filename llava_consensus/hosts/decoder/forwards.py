@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome
+from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
 from llava_consensus.hosts.decoder.rows import (
     Group,
     Rows,
     columns_of,
     full_rows,
+    note_measures,
     outcome,
     put_back,
     seen_pictures,
     shorten,
     text_of,
 )
+from llava_consensus.hosts.decoder.tower import tower_source
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import wide
 from llava_consensus.reduction.decoder import Cut, DecoderView
@@ -42,10 +44,10 @@ class Hooks(Protocol):
 class Armed(NamedTuple):
     """A sequence that is about to be read, and what to do with it."""
 
-    tokens: int
     layout: Layout
     units: list[tuple[Unit, list[Cut]]]
     embeds: Callable[[], Tensor | None]  # dead once the sequence is gone
+    tiles: list[Tiles]  # of each picture, for methods that read the tower
 
 
 class Columns(NamedTuple):
@@ -74,7 +76,7 @@ class CutForward:
     ) -> None:
         self.hooks, self.call, self.layout, self.embeds, self.cache = hooks, call, armed.layout, embeds, cache
         self.method, self.decoder = hooks.method, hooks.attachment.here.decoder
-        self.watch, self.tokens = call.watch, armed.tokens
+        self.watch = call.watch
         check_window(self.decoder, armed.layout.real.shape[1])
         beams = len(embeds) // len(armed.layout.real)
         self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
@@ -83,9 +85,11 @@ class CutForward:
             for cut in picture.cuts:
                 self.cuts[cut.layer].append(index)
         positions = self.decoder.positions(kwargs, len(embeds), call.outer)
+        self.source = tower_source(hooks.attachment, armed, embeds[::beams], positions[::beams])
         self.rows: Rows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
         self.columns: dict[int, Columns] = {}
+        self.memories: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)  # of pictures cut together
         self.changes: dict[str, Any] = {}  # to the arguments of the layers since the last cut
 
     def wants(self, layer: int) -> bool:
@@ -123,9 +127,11 @@ class CutForward:
         for index in self.cuts[layer]:
             picture = self.seen[index]
             cut = next(cut for cut in picture.cuts if cut.layer == layer)
-            batches[len(picture.unit.places), picture.left, cut, index if method.adaptive else 0].append(index)
+            batches[
+                picture.unit.budget, len(picture.unit.places), picture.left, cut, index if method.adaptive else 0
+            ].append(index)
         groups = []
-        for (_, _, cut, _), indices in batches.items():
+        for (*_, cut, _), indices in batches.items():
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden)
             with torch.autocast(hidden.device.type, enabled=False):
@@ -136,6 +142,7 @@ class CutForward:
             for index in indices:
                 self.seen[index].merged = 0 if chosen.merged is None else chosen.merged.shape[1]
                 self.seen[index].left = chosen.kept.shape[1] + self.seen[index].merged
+            note_measures(self.seen, indices, chosen.measures)
         return hidden
 
     def _view(self, layer: int, cut: Cut, indices: list[int], hidden: Tensor) -> DecoderView:
@@ -153,7 +160,10 @@ class CutForward:
         embeds = self.embeds.detach()
         inputs = embeds[batch[:, None], visual_places], embeds[batch[:, None], text_places]
         states = hidden[batch[:, None], columns], hidden[batch[:, None], asked_columns]
-        return DecoderView(self.tokens, cut, *states, columns, probe, *inputs, decoder.norm)
+        units = [self.seen[index].unit for index in indices]
+        tower = None if self.source is None else self.source.tokens(units)
+        memory = self.memories[tuple(indices)]
+        return DecoderView(units[0].budget.tokens, cut, *states, columns, probe, *inputs, decoder.norm, tower, memory)
 
     @torch.no_grad()
     def _projected(self, layer: int, hidden: Tensor, asked_columns: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:

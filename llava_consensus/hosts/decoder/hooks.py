@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome
+from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
 from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.forwards import Armed, CutCache, CutForward, Step, fits
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -95,14 +94,15 @@ class DecoderHooks:
             for name, replacement in replacements.items()
         ]
 
-    def arm(self, call: Call, layout: Layout, budget: Budget, embeds: Tensor) -> None:
-        """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut.
+    def arm(self, call: Call, layout: Layout, embeds: Tensor, tiles: list[Tiles]) -> None:
+        """The next forward of this call over a sequence of this shape, while `embeds` [R, S, D] is alive, is cut. The
+        tiles of each picture are for methods that read the tower.
 
         Raises:
             OptionError: for a budget the method has no cuts for.
         """
-        units = [(unit, self.method.cuts(budget, len(unit.places), self.depth)) for unit in layout.reduced()]
-        call.armed = Armed(budget.tokens, layout, units, weakref.ref(embeds)) if units else None
+        units = [(unit, self.method.cuts(unit.budget, len(unit.places), self.depth)) for unit in layout.reduced()]
+        call.armed = Armed(layout, units, weakref.ref(embeds), tiles) if units else None
         call.watch = Stopwatch(embeds.device) if units else None
         call.outcomes = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.outcomes]
 

@@ -5,7 +5,8 @@ and nothing waits for it. Sequences are padded on the right from the first cut o
 behind the last layer. Letters: R rows of the batch, S full length, W current length, P pictures, v their tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class Seen:
     merged: int  # of them made at the last cut
     first: bool  # of the beams of one prompt: the one that is reported
     entering: list[int]  # visual tokens entering each layer so far
+    measures: dict[str, list[Tensor]] = field(default_factory=dict)  # what the method says of its choices, cut by cut
 
 
 class Rows(NamedTuple):
@@ -185,6 +187,13 @@ def _append(hidden: Tensor, channels: list[Tensor], added: list[list[Tensor]]) -
     return pool, longer
 
 
+def note_measures(seen: list[Seen], indices: list[int], measures: Mapping[str, Tensor]) -> None:
+    """What a method says of its choice at one cut, [P, ...] each, is kept with every picture."""
+    for name, values in measures.items():
+        for place, index in enumerate(indices):
+            seen[index].measures.setdefault(name, []).append(values[place].detach())
+
+
 def put_back(rows: Rows, hidden: Tensor) -> Tensor:
     """States at their places in the full sequence, zero where a token was dropped: [R, W, D] -> [R, S, D]."""
     full = hidden.new_zeros(hidden.shape[0], rows.size + 1, hidden.shape[2])
@@ -207,6 +216,7 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
         source[:, kept_count:],
         source,
         owner,
+        measures={name: torch.stack(values)[None] for name, values in seen_picture.measures.items()},
     )
     return PictureOutcome(
         picture.row,
@@ -215,4 +225,5 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
         picture.structural,
         ((0, reduction),),
         tuple(seen_picture.entering),
+        layout.origin(picture),
     )

@@ -44,6 +44,10 @@ class Gemma3(Shuffled):
         blocks = list(getattr(module, "vision_model", module).encoder.layers)
         return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
 
+    def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Which rows are tokens of pictures: they attend in both directions."""
+        return {"token_type_ids": (ids == self.placeholder("image")).long()}
+
     @property
     def decoder(self) -> CutDecoder:
         """The language side."""

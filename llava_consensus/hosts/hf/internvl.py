@@ -18,6 +18,8 @@ from llava_consensus.reduction.tokens import Need
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
+MOST_PATCHES = 12  # tiles of a picture, where no processor says another number
+
 
 class Shuffled(HfModel):
     """Equal tiles, each run of placeholders one or more of them."""
@@ -37,17 +39,20 @@ class Shuffled(HfModel):
                     "input_ids and pixels of one call of the model's own processor, and truncate nothing"
                 )
             pictures.append(whole_tiles(length // size, size))
+        return self.matching(inputs, pictures)
+
+    def matching(self, inputs: dict[str, Any], pictures: list[Rows]) -> list[Rows]:
+        """The pictures, which must have as many tiles as there are pixels of."""
+        count, placed = len(self.tiles(inputs)), sum(rows.tiles for rows in pictures)
+        if count != placed:
+            raise OptionError(
+                f"{count} tiles of pixels, and the prompts have placeholders for {placed}: pass input_ids and pixels "
+                "of one call of the model's own processor"
+            )
         return pictures
 
     def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder."""
-        count = len(self.tiles(inputs))
-        if count != sum(rows.tiles for rows in pictures):
-            raise OptionError(
-                f"{count} tiles of pixels, and the prompts have placeholders for "
-                f"{sum(rows.tiles for rows in pictures)}: pass input_ids and pixels of one call of "
-                "the model's own processor"
-            )
         output, parts = run_encoder(self, attachment, modality, inputs)
         if Need.FINGERPRINT in attachment.method.needs:
             parts["fingerprint"] = fingerprint(self.tiles(inputs))
@@ -59,6 +64,12 @@ class InternVL(Shuffled):
     """InternViT with a class token."""
 
     tensors = frozenset({"image"})
+
+    @property
+    def most_tiles(self) -> int:
+        """Those of the largest grid its processor makes, and the whole view."""
+        processor = self.image_processor
+        return 1 + int(MOST_PATCHES if processor is None else processor.max_patches)
 
     @property
     def tower(self) -> ShuffledTower:

@@ -2,8 +2,9 @@
 its blocks are, how block rows become tokens, and where the tokens of a picture stand.
 """
 
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,13 +38,19 @@ class HfModel:
 
     Args:
         module: the model.
+        options: of the host, all of them.
     """
 
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
+    oldest = (5, 0)  # the version of transformers from which on this family's encoders are as these hosts read them
+    tiled_alone = False  # whether a picture has tiles only where its prompt has no other
+    placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
+    image_processor: Any = None  # where the harness has one
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, options: Mapping[str, str]) -> None:
         self.module: Any = module
+        self.options = options
 
     @property
     def inner(self) -> Any:
@@ -65,6 +72,20 @@ class HfModel:
         """The most tiles a picture of this model can have."""
         return 1
 
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        return 0
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether pictures are laid out otherwise than the model and its processor do by themselves."""
+        return False
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What the image processor is told beside the picture."""
+        return {}
+
     def check(self, method: Method) -> None:
         """Raises OptionError for what this family cannot do."""
 
@@ -80,7 +101,9 @@ class HfModel:
 
     def of(self, module: Any) -> "HfModel":
         """The same view of a replica."""
-        return type(self)(module)
+        replica_view = copy.copy(self)
+        replica_view.module = module
+        return replica_view
 
     def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
         """`generate` and `forward` with the pictures reduced on their way."""
@@ -94,12 +117,16 @@ class HfModel:
         """Arguments of the encoder of each modality that there are pixels of."""
         by_modality = {}
         for modality in ("image", "video"):
-            encoder = getattr(self.inner, f"get_{modality}_features", None)
-            names = inspect.signature(encoder).parameters if encoder else ()
-            arguments = {name: inputs[name] for name in names if name != "kwargs" and inputs.get(name) is not None}
+            names = self.encoder_names(modality)
+            arguments = {name: inputs[name] for name in names if inputs.get(name) is not None}
             if any(name in arguments for name in PIXELS):
                 by_modality[modality] = arguments
         return by_modality
+
+    def encoder_names(self, modality: str) -> list[str]:
+        """Arguments that the encoder of a modality takes; none where there is no encoder."""
+        encoder = getattr(self.inner, f"get_{modality}_features", None)
+        return [name for name in inspect.signature(encoder).parameters if name != "kwargs"] if encoder else []
 
     def placeholder(self, modality: str) -> int:
         """Id of the tokens that stand for a modality."""
@@ -118,6 +145,10 @@ class HfModel:
         """Positions of the full prompts: [R, S], or [R, S, A] of A axes."""
         positions = inputs.get("position_ids")
         return (real.cumsum(1) - 1).clamp_min(0) if positions is None else positions.expand(ids.shape)
+
+    def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a processor gives with the ids [R, S] of prompts, apart from pixels, given the values of `placed_by`."""
+        return {}
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""

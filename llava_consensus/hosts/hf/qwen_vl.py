@@ -38,6 +38,7 @@ class QwenTower:
         self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most
         self.full: tuple[int, ...] = tuple(getattr(visual, "fullatt_block_indexes", range(len(self.blocks))))
         self.feature_block = len(self.blocks) - 1
+        self.reorders = hasattr(visual, "window_size")  # rows are in the order of the windows inside
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Never asked for: the model's own encoder runs, and hooks collect."""
@@ -76,6 +77,8 @@ class QwenVL(HfModel):
     """Qwen2.5-VL and Qwen3-VL."""
 
     keeps_positions = True
+    oldest = (5, 19)
+    placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
     @property
     def tower(self) -> QwenTower:
@@ -122,8 +125,7 @@ class QwenVL(HfModel):
         positions = inputs.get("position_ids")
         if positions is not None and positions.ndim == 3:
             return positions[-3:].expand(3, *ids.shape).permute(1, 2, 0)
-        names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-        grids = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        grids = {name: inputs[name] for name in self.placed_by if inputs.get(name) is not None}
         types = inputs.get("mm_token_type_ids")
         if types is None:
             config = self.module.config
@@ -131,6 +133,10 @@ class QwenVL(HfModel):
         places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **grids)
         coordinates: Tensor = places.permute(1, 2, 0)
         return coordinates
+
+    def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The positions: time, row and column of every row."""
+        return {"position_ids": self.positions(inputs, ids, real).permute(2, 0, 1)}
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """A text axis in front of the three, as `generate` wants it, and the step from rows to positions, for decoding

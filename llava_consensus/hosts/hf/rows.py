@@ -8,12 +8,14 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.sequence.layout import RowKinds
 
+STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
+
 
 class Rows(NamedTuple):
     """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
 
     tile: Tensor  # [n] of the picture
-    token: Tensor  # [n] of the tile; -1 for structural rows, which are never candidates
+    token: Tensor  # [n] of the tile; STRUCTURAL or DROPPED for rows that are never candidates
     tiles: int
 
 
@@ -58,6 +60,12 @@ def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | 
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
     return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
+
+
+def without_dropped(kinds: RowKinds) -> RowKinds:
+    """The kinds of rows without those that go where a picture is reduced."""
+    gone = kinds.token == DROPPED
+    return kinds._replace(real=kinds.real & ~gone, picture=kinds.picture.masked_fill(gone, -1))
 
 
 def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:

@@ -2,19 +2,20 @@
 `reduce`, which both use.
 
 The full prompt is assembled from the model's own embeddings and encoders, reduced, and handed on as what the model
-takes: shortened `input_ids`, `attention_mask`, `position_ids`, token types and labels, and the reduced features as
-`mm_encoder_outputs` (transformers >= 5.19). Whatever is not a matter of pictures goes through as it is given.
+takes (`arguments.py`). Whatever is not a matter of pictures goes through as it is given.
 """
 
 import functools
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.rows import Placed, row_kinds
+from llava_consensus.hosts.hf.arguments import TYPES, contained, reduced_arguments
+from llava_consensus.hosts.hf.rows import Placed, row_kinds, without_dropped
 from llava_consensus.hosts.sequence.layout import fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
 from llava_consensus.reduction.method import Place
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 PLACE_OF_PICTURE = -200  # official LLaVA's id of a picture
 IGNORE = -100  # label of rows without a target
-TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
+WITHOUT_IDS = (
+    "inputs_embeds: an attached model needs input_ids, which say where the pictures stand. Pass them, or detach"
+)
 LENGTHS = ("max_length", "min_length")  # arguments of `generate` that count the prompt
 
 
@@ -55,6 +58,7 @@ def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
     module = attachment.here.module
     kwargs = _named(type(module).generate, args, kwargs)
     run = plain or functools.partial(type(module).generate, module)
+    _refuse_embeds(attachment, kwargs)
     if attachment.current(fresh=False).scoped:
         return _generate(attachment, run, kwargs)
     with attachment.call():
@@ -66,10 +70,13 @@ def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> 
     view: Any = attachment.here
     kwargs = _named(type(view.module).forward, args, kwargs)
     run = plain or functools.partial(type(view.module).forward, view.module)
-    if _filled(kwargs.get("past_key_values")) == 0 and kwargs.get("mm_encoder_outputs") is None:
+    begins = _filled(kwargs.get("past_key_values")) == 0 and kwargs.get("mm_encoder_outputs") is None
+    ours = attachment.current(fresh=False).scoped and kwargs.get("inputs_embeds") is not None
+    if begins and not ours:
         attachment.current(fresh=True)
+        _refuse_embeds(attachment, kwargs)
         kwargs = _reduced(attachment, kwargs)
-    return run(**_contained(view, kwargs))
+    return run(**contained(view, kwargs))
 
 
 def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any:
@@ -82,14 +89,15 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
     prompt = kwargs.get("input_ids")
     if changed is kwargs or prompt is None:
         return run(**kwargs)
-    cut = changed["input_ids"].shape[1]
+    cut = changed["attention_mask"].shape[1]
     for name in LENGTHS:
         if changed.get(name) is not None:
             changed[name] = max(changed[name] - prompt.shape[1] + cut, 1)
     result = run(**changed)
     answers = result if isinstance(result, Tensor) else result.sequences
     front = prompt.to(answers.device).repeat_interleave(len(answers) // len(prompt), 0)
-    sequences = torch.cat((front, answers[:, cut:]), dim=1)
+    read = cut if "input_ids" in changed else 0  # of embeddings alone, `generate` returns nothing
+    sequences = torch.cat((front, answers[:, read:]), dim=1)
     if isinstance(result, Tensor):
         return sequences
     result.sequences = sequences
@@ -111,27 +119,40 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     kinds = row_kinds(ids.cpu(), real.cpu(), placed, answer)
     layout = attachment.layout(kinds)
     unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
-    if unreduced:
+    encodes = call.encoded is not None or view.lays_out or attachment.cuts_by_tower
+    if unreduced and not encodes:
         attachment.arm(call, layout, inputs["input_ids"])
-        if call.encoded is None:
-            return inputs
+        return inputs
     features = _encoded(attachment, call, encoder_inputs, placed)
-    full = _assembled(view, inputs, ids, real, features)
-    if unreduced:
-        return _arguments(attachment, inputs, full, list(features), set())
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
+    if unreduced:
+        attachment.arm(call, layout, inputs["input_ids"], tiles)
+    full = _assembled(view, inputs, ids, real, features)
+    used_names = {name for arguments in encoder_inputs.values() for name in arguments}
+    if unreduced:
+        return reduced_arguments(attachment, inputs, full, list(features), used_names)
+    kinds = without_dropped(kinds)
+    layout, real = attachment.layout(kinds), kinds.real.to(real.device)
+    full = replace(full, real=real)
     out = attachment.reduce(call, full, layout, tiles, fingerprints(*_once(ids, real, kinds.picture.to(ids.device))))
     if real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
-    return _arguments(
-        attachment, inputs, out, list(features), {name for arguments in encoder_inputs.values() for name in arguments}
-    )
+    return reduced_arguments(attachment, inputs, out, list(features), used_names)
+
+
+def _refuse_embeds(attachment: "Attachment", inputs: dict[str, Any]) -> None:
+    """Raises OptionError for prompts that come as embeddings: which rows are pictures cannot be seen in them."""
+    if inputs.get("inputs_embeds") is not None and attachment.method.reduces:
+        raise OptionError(WITHOUT_IDS)
 
 
 def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
     """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
     if call.encoded is not None:
-        return [Placed("image", view.placeholder("image"), [picture.rows for picture in call.encoded])]
+        return [
+            Placed(name, view.placeholder(name), [picture.rows for picture in pictures])
+            for name, pictures in _by_modality(call.encoded).items()
+        ]
     return [
         Placed(name, view.placeholder(name), view.pictures(name, inputs, ids))
         for name, inputs in encoder_inputs.items()
@@ -144,11 +165,20 @@ def _encoded(
     """Features of every modality, encoded now or before."""
     view: Any = attachment.here
     if call.encoded is not None:
-        return {"image": view.together([picture.features for picture in call.encoded])}
+        return {
+            name: view.together([picture.features for picture in pictures])
+            for name, pictures in _by_modality(call.encoded).items()
+        }
     return {
         group.modality: view.encode(attachment, group.modality, encoder_inputs[group.modality], group.pictures)
         for group in placed
     }
+
+
+def _by_modality(encoded: list[Any]) -> dict[str, list[Any]]:
+    """Pictures that were encoded before, each modality's together."""
+    names = dict.fromkeys(picture.modality for picture in encoded)
+    return {name: [picture for picture in encoded if picture.modality == name] for name in names}
 
 
 def _once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +193,7 @@ def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Ids and mask [R, S] of prompts with pictures."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if ids is None or inputs.get("inputs_embeds") is not None:
-        raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the pictures stand")
+        raise OptionError(WITHOUT_IDS)
     if inputs.get("mm_encoder_outputs"):
         raise OptionError("mm_encoder_outputs: pass either pixels or what an encoder made of them")
     if _filled(inputs.get("past_key_values")):
@@ -206,44 +236,6 @@ def _assembled(
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
     channels |= {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
     return Sequence(embeds, real, view.positions(inputs, ids, real), channels)
-
-
-def _arguments(
-    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, modalities: list[str], used_names: set[str]
-) -> dict[str, Any]:
-    """The arguments for the reduced prompts, without those the encoders have used."""
-    view: Any = attachment.here
-    values = {name: channel.values for name, channel in out.channels.items()}
-    planes = [value for name, value in values.items() if name.startswith("plane ")]
-    ids, arguments = values["ids"], {name: value for name, value in inputs.items() if name not in used_names}
-    arguments.pop("position_ids", None)
-    arguments |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
-    arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
-    if view.keeps_positions or attachment.method.positions == "keep":
-        arguments |= view.placing(inputs, out.positions, out.real)
-    elif inputs.get("position_ids") is not None:
-        arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)
-    encoded = {}
-    for modality in modalities:
-        at_placeholder = (ids == view.placeholder(modality)) & out.real
-        filled = at_placeholder.any(1).tolist()
-        parts = [
-            [part[row][at_placeholder[row]] for row, has_rows in enumerate(filled) if has_rows]
-            for part in (out.embeds, *planes)
-        ]
-        encoded[modality] = view.output(parts[0], parts[1:])
-    return {**arguments, "mm_encoder_outputs": encoded}
-
-
-def _contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with features in the container this model takes."""
-    encoded = kwargs.get("mm_encoder_outputs") or {}
-    lists = [name for name in view.tensors if encoded.get(name) is not None]
-    lists = [name for name in lists if isinstance(encoded[name].pooler_output, list)]
-    if not lists:
-        return kwargs
-    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], []) for name in lists}
-    return {**kwargs, "mm_encoder_outputs": {**encoded, **tensors}}
 
 
 def _filled(cache: Any) -> int:

@@ -5,6 +5,7 @@ A processor puts a tag in front of every tile, and the whole view of a picture, 
 So a picture ends with every tile whose tag is that of the last tile of the prompt.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import ShuffledTower
+
+MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
 
 
 class SmolVLM(Shuffled):
@@ -30,6 +33,15 @@ class SmolVLM(Shuffled):
         members = inner.connector.pixel_shuffle(place, config.scale_factor)[0]
         blocks = list(inner.vision_model.encoder.layers)
         return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
+
+    @property
+    def most_tiles(self) -> int:
+        """Those of the largest grid its processor makes, and the whole view."""
+        processor = self.image_processor
+        if processor is None:
+            return MOST_TILES
+        grid = math.ceil(processor.size["longest_edge"] / processor.max_image_size["longest_edge"])
+        return 1 + grid**2 if processor.do_image_splitting else 1
 
     @property
     def decoder(self) -> CutDecoder:
@@ -65,4 +77,4 @@ class SmolVLM(Shuffled):
             if int(ids[row, start - 1]) == last[row]:
                 pictures.append(whole_tiles(waiting, size))
                 waiting = 0
-        return pictures
+        return self.matching(inputs, pictures)

@@ -5,7 +5,9 @@ Where a token comes from is asked of the model's own packing, given coordinates 
 the feature map of large pictures; a token then counts as the patch in its middle.
 """
 
+import copy
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,7 @@ from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import squares
+from llava_consensus.hosts.layouts import STOCK, check_tiles, fixed_grid
 from llava_consensus.hosts.tower.inside import acts_inside
 
 if TYPE_CHECKING:
@@ -28,18 +31,34 @@ class LlavaNext(Llava):
     """A base view and a grid of tiles, unpadded."""
 
     @property
+    def lays_out(self) -> bool:
+        """Whether the grid is fixed."""
+        return self.options.get("layout", STOCK) != STOCK
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The grids the image processor may choose from."""
+        return {"image_grid_pinpoints": self.pinpoints} if self.lays_out else {}
+
+    @property
+    def pinpoints(self) -> list[list[int]]:
+        """Height and width in pixels of the grids a picture may be cut to."""
+        config = self.module.config
+        grids: list[list[int]] = config.image_grid_pinpoints
+        return fixed_grid(config.vision_config.image_size) if self.lays_out else grids
+
+    @property
     def most_tiles(self) -> int:
         """One for the base view, and those of the largest grid there is."""
-        config = self.module.config
-        size = config.vision_config.image_size
-        return 1 + max((height // size) * (width // size) for height, width in config.image_grid_pinpoints)
+        size = self.module.config.vision_config.image_size
+        return 1 + max((height // size) * (width // size) for height, width in self.pinpoints)
 
     def counts(self, inputs: dict[str, Any]) -> list[int]:
         """Tiles of each picture."""
-        config, family_module = self.module.config, import_module(type(self.inner).__module__)
-        pinpoints, size = config.image_grid_pinpoints, config.vision_config.image_size
+        size, family_module = self.module.config.vision_config.image_size, import_module(type(self.inner).__module__)
         return [
-            family_module.image_size_to_num_patches(image_size, pinpoints, size) for image_size in inputs["image_sizes"]
+            family_module.image_size_to_num_patches(image_size, self.pinpoints, size)
+            for image_size in inputs["image_sizes"]
         ]
 
     def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -52,18 +71,18 @@ class LlavaNext(Llava):
         pictures = []
         for index, count in enumerate(self.counts(inputs)):
             size, columns = sizes[index : index + 1], self._columns(sizes[index])
-            places = [self._coordinates(count, columns)]
-            packed, _ = self.inner.pack_image_features(places, size, image_newline=newline, **self.packing(inputs))
+            packed = self._packed([self._coordinates(count, columns)], size, newline, inputs)
             pictures.append(self._rows(packed[0], count, columns))
         return pictures
 
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid behind the base view of a picture of this width and height."""
+        return self._columns(torch.tensor(size[::-1]))
+
     def _columns(self, size: Tensor) -> int:
         """Tiles in a row of the grid of a picture of this size."""
-        config, family_module = self.module.config, import_module(type(self.inner).__module__)
-        shape = family_module.get_anyres_image_grid_shape(
-            size, config.image_grid_pinpoints, config.vision_config.image_size
-        )
-        return int(shape[1])
+        tile, family_module = self.module.config.vision_config.image_size, import_module(type(self.inner).__module__)
+        return int(family_module.get_anyres_image_grid_shape(size, self.pinpoints, tile)[1])
 
     def _coordinates(self, tiles: int, columns: int) -> Tensor:
         """Row and column of every patch in its view, and which view: 0 the base, 1 the grid. [tiles, N, 3]."""
@@ -87,23 +106,37 @@ class LlavaNext(Llava):
         if modality == "video":
             return inputs["pixel_values_videos"].flatten(0, 1)
         pixels: Tensor = inputs["pixel_values"]
+        if self.lays_out:
+            check_tiles(len(picture_tiles) for picture_tiles in pixels)
         if pixels.ndim == 4:
             return pixels
         return torch.cat([picture_tiles[: rows.tiles] for picture_tiles, rows in zip(pixels, pictures, strict=True)])
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
         """Tiles [t, N, D] of each picture, packed by the model itself: [n, D] each."""
-        newline: Any = self.inner.image_newline
-        packed, _ = self.inner.pack_image_features(
-            projected, inputs["image_sizes"], image_newline=newline, **self.packing(inputs)
-        )
-        tokens: list[Tensor] = packed
-        return tokens
+        return self._packed(projected, inputs["image_sizes"], self.inner.image_newline, inputs)
+
+    def _packed(
+        self, views: list[Tensor], sizes: Tensor, newline: Tensor | None, inputs: dict[str, Any]
+    ) -> list[Tensor]:
+        """Tiles [t, N, C] of pictures of these sizes [n, 2], packed by the model itself; for a fixed grid as if each
+        picture filled it, which leaves nothing to cut away, and without a newline.
+        """
+        packer = self.inner
+        if self.lays_out:
+            config = copy.copy(self.module.config)
+            config.image_grid_pinpoints = self.pinpoints
+            packer = SimpleNamespace(config=config)
+            sizes, newline = torch.tensor(self.pinpoints).expand(len(sizes), 2), None
+        pack = type(self.inner).pack_image_features
+        packed: list[Tensor] = pack(packer, views, sizes, image_newline=newline, **self.packing(inputs))[0]
+        return packed
 
 
 class _WithVideos(LlavaNext):
     """Videos of pooled frames, each frame a tile."""
 
+    oldest = (5, 19)
     newlines = 0  # structural rows behind a video
 
     def pooled(self) -> tuple[int, Tensor]:
@@ -146,6 +179,7 @@ class LlavaOnevision(_WithVideos):
     """A SigLIP tower; frames are resized to half behind the projector, and one newline ends a video."""
 
     tensors = frozenset({"video"})
+    tiled_alone = True
     newlines = 1
 
     def counts(self, inputs: dict[str, Any]) -> list[int]:

@@ -1,48 +1,48 @@
 """`VideoLlavaForConditionalGeneration`: pictures of one tile, and clips of eight frames, each with its class token in
-the prompt. The class tokens of frames are structural: they stay, and are no part of the budget.
+the prompt. What becomes of the class tokens of frames is the host's option `class_tokens`: `keep` leaves them, beside
+the budget, `drop` takes them out where a clip is reduced, and with `candidates` they are tokens like patches.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from llava_consensus.hosts.base import Tap
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
-from llava_consensus.hosts.hf.rows import Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.hosts.tower.two import TwoTowers
+from llava_consensus.reduction.method import Method, Place
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
-
-
-class TwoTowers:
-    """A tower for pictures and a tower for videos, of one shape; methods inside a tower are not adapted to two."""
-
-    members: Tensor | None = None
-
-    def __init__(self, inner: Any) -> None:
-        self._towers = [LlavaTower(inner, module) for module in (inner.video_tower, inner.image_tower)]
-        tower = self._towers[0]
-        self.tokens, self.side, self.classes, self.offers = tower.tokens, tower.side, tower.classes, tower.offers
-        self.blocks, self.feature_block = tower.blocks, tower.feature_block
-        self.scale, self.project, self.encode = tower.scale, tower.project, tower.encode
-
-    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """Of both towers, one of which runs at a time."""
-        return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
 
 
 class VideoLlava(Llava):
     """Pictures and clips."""
 
     tensors = frozenset({"image", "video"})
+    oldest = (5, 19)
 
     @property
     def tower(self) -> Any:
         """Both towers."""
-        return TwoTowers(self.inner)
+        clips, pictures = (LlavaTower(self.inner, tower) for tower in (self.inner.video_tower, self.inner.image_tower))
+        return TwoTowers(clips, pictures, self.class_tokens == "candidates")
+
+    @property
+    def class_tokens(self) -> str:
+        """What becomes of the class tokens of frames."""
+        return self.options["class_tokens"]
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for methods that would need rows taken out before they see them."""
+        if method.place is Place.DECODER and self.class_tokens == "drop":
+            raise OptionError(
+                f"class_tokens=drop: {type(method).__name__} cuts between decoder layers, which the class tokens of "
+                "frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
+            )
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """As of any model; pixels of pictures given as `pixel_values_images` are there as `pixel_values` too."""
@@ -59,7 +59,11 @@ class VideoLlava(Llava):
             return super().pictures(modality, inputs, ids)
         count, frames = inputs["pixel_values_videos"].shape[:2]
         rows = whole_tiles(frames, patches + 1)
-        return [Rows(rows.tile, rows.token - 1, frames)] * count
+        if self.class_tokens == "candidates":
+            return [rows] * count
+        token = rows.token - 1
+        of_class = DROPPED if self.class_tokens == "drop" else STRUCTURAL
+        return [Rows(rows.tile, token.where(token >= 0, of_class), frames)] * count
 
     def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
         """Pictures, or the frames of all clips."""
@@ -69,4 +73,7 @@ class VideoLlava(Llava):
     def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, which takes the tower of the modality."""
         inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
-        return super().encode(attachment, modality, inputs, pictures)
+        features = super().encode(attachment, modality, inputs, pictures)
+        if modality == "image" or self.class_tokens != "candidates":
+            return features
+        return features._replace(tiles=[clip._replace(side=0, class_is_token=True) for clip in features.tiles])

@@ -13,24 +13,22 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.decoder.llama import LlamaDecoder
-from llava_consensus.hosts.llava.prepare import PREPARE, generate, prepare
+from llava_consensus.hosts.layouts import STOCK, fixed_grid
+from llava_consensus.hosts.llava.checks import check_layout
+from llava_consensus.hosts.llava.prepare import PREPARE, changed, generate, prepare
 from llava_consensus.hosts.llava.shape import most_tiles
+from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
 from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
 from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
 from llava_consensus.reduction.method import Method, Place
 
 
-class LlavaTower(ClipBlocks):
-    """The CLIP tower of a LLaVA model, with the projector behind it."""
+class Projected:
+    """What is behind the blocks of any LLaVA tower: the model's own `encode_images` and projector."""
 
-    def __init__(self, model: Any) -> None:
-        tower = model.get_vision_tower()
-        blocks = len(getattr(tower.vision_tower, "vision_model", tower.vision_tower).encoder.layers)
-        super().__init__(tower.vision_tower, hidden_state_block(tower.select_layer, blocks))
-        self._model = model
-        self.tokens: int = tower.num_patches
-        self.side: int = tower.num_patches_per_side
+    _model: Any
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
@@ -43,15 +41,41 @@ class LlavaTower(ClipBlocks):
         return projected
 
 
-class LlavaModel:
-    """A view of a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM`, see `attachment.Model`."""
+class LlavaTower(Projected, ClipBlocks):
+    """The CLIP tower of a LLaVA model, with the projector behind it."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, model: Any) -> None:
+        tower = model.get_vision_tower()
+        blocks = len(getattr(tower.vision_tower, "vision_model", tower.vision_tower).encoder.layers)
+        super().__init__(tower.vision_tower, hidden_state_block(tower.select_layer, blocks))
+        self._model = model
+        self.tokens: int = tower.num_patches
+        self.side: int = tower.num_patches_per_side
+
+
+class LlavaModel:
+    """A view of a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM`, see `attachment.Model`.
+
+    Args:
+        module: the model.
+        layout: of the tiles of a picture, see `hosts.layouts`.
+    """
+
+    def __init__(self, module: Any, layout: str = STOCK) -> None:
         self.module: Any = module
+        self.layout = layout
 
     def of(self, module: Any) -> "LlavaModel":
         """The same view of a replica."""
-        return LlavaModel(module)
+        return type(self)(module, self.layout)
+
+    @property
+    def config(self) -> Any:
+        """The configuration, or a copy of it with the entries that make the layout."""
+        if self.layout == STOCK:
+            return self.module.config
+        grid = fixed_grid(self.module.get_vision_tower().config.image_size)
+        return changed(self.module.config, {"image_grid_pinpoints": grid, "mm_patch_merge_type": "spatial"})
 
     @property
     def tower(self) -> LlavaTower | None:
@@ -67,11 +91,19 @@ class LlavaModel:
     def most_tiles(self) -> int:
         """The most tiles a picture can have."""
         tower = self.module.get_vision_tower()
-        return 1 if tower is None else most_tiles(self.module.config, tower.config.image_size)
+        return 1 if tower is None else most_tiles(self.config, tower.config.image_size)
 
     def clip_text(self) -> ClipText:
         """The text side of the CLIP model that the vision tower is of."""
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
+
+    def structure(self, attachment: Attachment, official: Official, arguments: Arguments, config: Any) -> Structure:
+        """What every row of the sequences that the official function assembles will be."""
+        return read_structure(official, self.module, arguments, config, self.module.get_vision_tower().num_patches)
+
+    def seen(self, tiles: list[Tiles]) -> list[Tiles]:
+        """What the tower gave, as methods see it."""
+        return tiles
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """The official function, and `generate`, which makes a call of its own."""
@@ -86,6 +118,7 @@ class LlavaModel:
                 "LLaVA's MPT class is broken upstream (it calls a five-argument form that is gone): "
                 "use a Llama or Mistral checkpoint"
             )
+        check_layout(self.layout, getattr(model.config, "image_aspect_ratio", None))
         tower = model.get_vision_tower()
         if tower is not None and not tower.is_loaded:
             raise OptionError("the vision tower has no weights yet: call model.get_vision_tower().load_model() first")

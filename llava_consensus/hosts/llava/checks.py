@@ -1,10 +1,14 @@
 """What official LLaVA can be told, checked before any weight loads; no torch is imported for it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError, unknown_name
+from llava_consensus.errors import DataError, OptionError, unknown_name
 from llava_consensus.files import Record, read_json
+from llava_consensus.hosts import hub
+from llava_consensus.hosts.checkpoints import Checkpoint, find
+from llava_consensus.hosts.layouts import STOCK
 
 CONVERSATION = "vicuna_v1"  # the template of LLaVA-1.5, where nobody names another
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -13,15 +17,29 @@ MEND = "Fetch the checkpoint again"
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
 
 
-def check(model: str, conversation: str | None, videos: bool) -> dict[str, Any]:
+def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
     """What belongs in the description of a run beside the model's name, defaults filled in.
 
+    Args:
+        model: folder of the checkpoint.
+        conversation: template of the prompts; None is the scripts' own.
+        videos: whether the questions are about videos.
     Raises:
-        OptionError: for a conversation template that official LLaVA does not have.
+        OptionError: for a conversation template that official LLaVA does not have, or a layout of tiles where there are
+            none.
+        DataError: for a vision tower of the hub that cannot be had.
     """
-    if conversation is not None:
-        check_conversation(conversation)
-    return {"conversation": conversation or (VIDEO_CONVERSATION if videos else CONVERSATION)}
+    tower = tower_of_hub(model)
+    check_layout(options.get("layout", STOCK), _config(Path(model)).get("image_aspect_ratio"))
+    chosen = chosen_conversation(conversation, VIDEO_CONVERSATION if videos else CONVERSATION)
+    return {"conversation": chosen, **({"tower": tower.commit} if tower else {})}
+
+
+def chosen_conversation(name: str | None, default: str) -> str:
+    """The template of a name, or the default. OptionError for one that official LLaVA does not have."""
+    if name is not None:
+        check_conversation(name)
+    return name or default
 
 
 def check_conversation(name: str) -> None:
@@ -30,6 +48,15 @@ def check_conversation(name: str) -> None:
 
     if name not in conv_templates:
         raise unknown_name("conversation", name, conv_templates)
+
+
+def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
+    """Raises OptionError for a layout of tiles where pictures are one square each."""
+    if layout != STOCK and image_aspect_ratio != "anyres":
+        raise OptionError(
+            f"layout={layout} lays out the tiles of a picture, and this model cuts none (image_aspect_ratio="
+            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
+        )
 
 
 def tower_beside(path: str) -> dict[str, str]:
@@ -42,6 +69,14 @@ def tower_beside(path: str) -> dict[str, str]:
     name = _config(folder).get("mm_vision_tower", "")
     tower = folder / Path(name).name
     return {"mm_vision_tower": str(tower)} if name and (tower / "config.json").is_file() else {}
+
+
+def tower_of_hub(path: str) -> Checkpoint | None:
+    """The vision tower of a checkpoint that names one of the hub; None for one in a folder."""
+    name = _config(Path(path)).get("mm_vision_tower")
+    if not isinstance(name, str) or Path(name).exists() or tower_beside(path) or not hub.NAME.fullmatch(name):
+        return None
+    return find(name)
 
 
 def check_sizes(path: str) -> None:

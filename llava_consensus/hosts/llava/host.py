@@ -5,7 +5,9 @@ The vision tower runs once for a picture, however many questions are asked about
 left-padded batches.
 """
 
-import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,15 +17,14 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
-from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.cache import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
+from llava_consensus.hosts.layouts import STOCK
 from llava_consensus.hosts.llava.adapter import LlavaModel
-from llava_consensus.hosts.llava.loading import load_official
-from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.hosts.llava.prepare import PREPARE, View
 from llava_consensus.hosts.llava.prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava.shape import read_shape
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
 
@@ -38,10 +39,21 @@ class LlavaHost(HarnessHost):
     Args:
         model: a `LlavaLlamaForCausalLM` or `LlavaMistralForCausalLM` with its vision tower loaded.
         tokenizer, image_processor: as the official loader returns them; only `encode` and `answer` need them.
+        options: of the host, all of them.
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None, image_processor: Any = None) -> None:
+    view_class = LlavaModel
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        image_processor: Any = None,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
+        self.options = options
+        self.view = self.view_class(model, options.get("layout", STOCK))
         self.model, self.tokenizer, self.image_processor = model, tokenizer, image_processor
 
     @property
@@ -52,17 +64,25 @@ class LlavaHost(HarnessHost):
 
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
-        return read_shape(self.model, text)
+        return read_shape(View(self.model, config=self.view.config), text)
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        from llava.mm_utils import get_anyres_image_grid_shape
+
+        config, tile = self.view.config, self.model.get_vision_tower().config.image_size
+        if getattr(config, "image_aspect_ratio", None) != "anyres":
+            return 0
+        return int(get_anyres_image_grid_shape(size, config.image_grid_pinpoints, tile)[0])
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
         return text_rows(self.prompt_ids(prompt, pictures))
 
-    def attach(self, method: Method, budget: Budget) -> Attachment:
+    def attach(self, method: Method, budget: Budget | Share) -> Attachment:
         """Attaches a method to this model instance; a context manager, or call `.detach()`."""
-        model = LlavaModel(self.model)
-        model.check(method)
-        self._attached = Attachment(model, method, budget)
+        self.view.check(method)
+        self._attached = Attachment(self.view, method, budget)
         return self._attached
 
     @torch.inference_mode()
@@ -70,7 +90,7 @@ class LlavaHost(HarnessHost):
         """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
         from llava.mm_utils import process_images
 
-        pixels = [process_images([image], self.image_processor, self.model.config)[0] for image in images]
+        pixels = [process_images([image], self.image_processor, self.view.config)[0] for image in images]
         tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
         with self.attachment() as attachment, attachment.call():
@@ -80,6 +100,20 @@ class LlavaHost(HarnessHost):
             Encoded(part, picture.ndim == 4, image.size, *attached)
             for image, picture, part in zip(images, pixels, encoded, strict=True)
         ]
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture, as official LLaVA's runners do."""
+        from llava.mm_utils import process_images
+
+        ids = self.prompt_ids(prompt)[None].to(self.model.device)
+        pixels = process_images([image], self.image_processor, self.model.config)
+        pictures = pixels.to(self.model.device, self.model.dtype)
+        return {
+            "inputs": ids,
+            "attention_mask": torch.ones_like(ids),
+            "images": pictures,
+            "image_sizes": [image.size],
+        }
 
     def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
@@ -95,9 +129,10 @@ class LlavaHost(HarnessHost):
         places = [0 if shared else place for place in range(len(ids))]
         row_outcomes = [[outcome for outcome in call.outcomes if outcome.row == place] for place in places]
         row_prefills = prefills(call.cache, [text_rows(row) for row in ids], row_outcomes)
+        limit = getattr(self.model.config, "max_position_embeddings", None)
         return [
-            answer_of(call, place, text, prefill, self._beyond(len(row) - len(row_pictures), call, place))
-            for place, text, row, row_pictures, prefill in zip(places, texts, ids, encoded, row_prefills, strict=True)
+            answer_of(call, place, text, prefill, limit)
+            for place, text, prefill in zip(places, texts, row_prefills, strict=True)
         ]
 
     def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
@@ -155,30 +190,12 @@ class LlavaHost(HarnessHost):
         blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
         return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
 
-    def _beyond(self, words: int, call: Call, row: int) -> tuple[str, ...]:
-        """A note on a prompt of more rows than the model was made for, of which `words` are text: it is answered, but
-        from places never seen in training, or, where the checkpoint sets `tokenizer_model_max_length`, cut there by the
-        official code.
-        """
-        length = words + sum(outcome.after + outcome.structural for outcome in call.outcomes if outcome.row == row)
-        limit = getattr(self.model.config, "max_position_embeddings", None) or length
-        if length <= limit:
-            return ()
-        note = f"prompt longer than the {limit} positions of the model"
-        warnings.warn(f"{note}: take fewer tokens per image", stacklevel=2)  # Python says it once
-        return (note,)
-
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         return to_ids(prompt, pictures, self.tokenizer, wrapped)
 
 
-def wrap(model: Any) -> LlavaHost:
-    """The host of a model that is loaded already."""
-    return LlavaHost(model)
-
-
-def load(path: str, device: str = "auto", dtype: str = "auto") -> LlavaHost:
-    """The host of a checkpoint, see `loading.load_official`."""
-    return LlavaHost(*load_official(path, device, dtype))
+def wrap(model: Any, options: Mapping[str, str]) -> LlavaHost:
+    """The host of a model that is loaded already, with all options of the host."""
+    return LlavaHost(model, options=options)

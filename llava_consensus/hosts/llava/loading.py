@@ -2,35 +2,44 @@
 
 import contextlib
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError
-from llava_consensus.hosts.checkpoints import DTYPES, without_unused_report
-from llava_consensus.hosts.llava.checks import check_sizes, tower_beside
+from llava_consensus.hosts import hub
+from llava_consensus.hosts.checkpoints import without_unused_report
+from llava_consensus.hosts.llava.checks import check_sizes, tower_beside, tower_of_hub
+from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.own_tower import FLAG, load_own_tower, trains_tower
+from llava_consensus.hosts.loading import Loading
 from llava_consensus.hosts.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
-from llava_consensus.reduction.checks import choose
 
 
-def load_official(path: str, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any, Any]:
+def load(path: str, loading: Loading, options: Mapping[str, str]) -> LlavaHost:
+    """The host of a checkpoint, see `load_official`, with all options of the host."""
+    return LlavaHost(*load_official(path, loading), options=options)
+
+
+def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     """Model, tokenizer and image processor of a checkpoint, by LLaVA's own loader (`llava.model.builder`).
 
     A vision tower named in the checkpoint's config is looked for beside the checkpoint too, so that it is found from
     any folder.
 
+    Args:
+        path: folder of the checkpoint.
+        loading: how, with nothing left open.
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a name LLaVA's loader would take for another model, or a bad device or dtype.
+        OptionError: for a name LLaVA's loader would take for another model.
     """
-    choose("dtype", dtype, DTYPES)
-    path = str(Path(path).expanduser()) if path.startswith("~") else path
-    place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if place.startswith("cuda") and not torch.cuda.is_available():
-        raise OptionError(f"device={device!r}: no CUDA device here, use cpu or auto")
+    path = str(Path(path).expanduser())
+    if loading.device_map not in (None, "auto"):
+        raise OptionError(
+            f"device_map={loading.device_map!r}: official LLaVA places its vision tower by auto alone. Take auto"
+        )
     try:
         import llava.model.builder  # noqa: F401
         from llava.mm_utils import get_model_name_from_path
@@ -38,24 +47,38 @@ def load_official(path: str, device: str = "auto", dtype: str = "auto") -> tuple
         raise MissingDependency(
             f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
         ) from error
-    name = get_model_name_from_path(path)
+    named = hub.name_of(Path(path)) or path
+    name = get_model_name_from_path(named)
     if "llava" not in name.lower() or "lora" in name.lower():
         raise OptionError(
-            f"model={path!r}: LLaVA's loader goes by the folder's name, "
+            f"model={named!r}: LLaVA's loader goes by the model's name, "
             "which must contain 'llava' and not 'lora' (merge first)"
         )
     check_sizes(path)
     own_tower = trains_tower(path)
-    changes: dict[str, Any] = {**tower_beside(path), **({FLAG: False} if own_tower else {})}
+    changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {}), **_told(loading)}
     with tensors_recorded() as loaded:
-        model, tokenizer, processor = _load(path, name, place, changes)
+        model, tokenizer, processor = _load(path, name, "cuda" if loading.device_map else loading.device, changes)
     refuse_incomplete(path, loaded)
     if own_tower:
         load_own_tower(path, model)
-    if dtype != "auto" or place == "cpu":
-        model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
+    loading.cast(model)
     refuse_not_finite(path, model)
     return model.eval(), tokenizer, processor
+
+
+def _tower(path: str) -> dict[str, str]:
+    """Config changes that point the loader at the folder of the vision tower, downloaded where it is one of the hub."""
+    tower = tower_of_hub(path)
+    if tower is None:
+        return tower_beside(path)
+    tower.files()
+    return {"mm_vision_tower": str(tower.folder)}
+
+
+def _told(loading: Loading) -> dict[str, Any]:
+    """What LLaVA's loader hands on to transformers; where the model stands is its own to say."""
+    return {name: value for name, value in loading.told().items() if name != "device_map" or value == "auto"}
 
 
 def _load(path: str, name: str, device: str, changes: dict[str, Any]) -> tuple[Any, Any, Any]:

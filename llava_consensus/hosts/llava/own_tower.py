@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils import cached_file
 
 from llava_consensus.errors import DataError
 
@@ -23,8 +22,8 @@ SHOWN = 4  # names in a message
 
 
 def trains_tower(path: str) -> bool:
-    """Whether the vision tower is part of a checkpoint, a folder or a hub name."""
-    file = _folder(path) / "config.json"
+    """Whether the vision tower is part of the checkpoint in a folder."""
+    file = Path(path) / "config.json"
     return bool(file.is_file() and json.loads(file.read_text()).get(FLAG, False))
 
 
@@ -37,7 +36,7 @@ def load_own_tower(path: str, model: Any) -> None:
     tower = model.get_vision_tower().vision_tower
     tower_state = tower.state_dict()
     bare = not any(name.startswith("vision_model.") for name in tower_state)  # transformers 5 has one level less
-    tensors = {name.removeprefix("vision_model.") if bare else name: values for name, values in _tensors(_folder(path))}
+    tensors = {name.removeprefix("vision_model.") if bare else name: values for name, values in _tensors(Path(path))}
     tensors = {
         name: values for name, values in tensors.items() if name in tower_state or not name.endswith("position_ids")
     }
@@ -52,15 +51,6 @@ def load_own_tower(path: str, model: Any) -> None:
         )
     tower.load_state_dict(tensors, strict=False)
     setattr(model.config, FLAG, True)
-
-
-def _folder(path: str) -> Path:
-    """The folder of a checkpoint's files; for a hub name, the one of its copy in the cache."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    file = cached_file(path, "config.json", _raise_exceptions_for_missing_entries=False)
-    return Path(file).parent if file else folder
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

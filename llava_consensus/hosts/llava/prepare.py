@@ -1,60 +1,33 @@
 """What takes the place of official LLaVA's `prepare_inputs_labels_for_multimodal` while a method is attached.
 
-The official function still assembles the full sequence, every branch of it. Called once more on a stand-in with one
-channel it tells which rows are visual; the assembled rows are then reduced, and what the official function returns is
-made of the rest. Nothing of LLaVA is copied.
+What the official function makes of a prompt is known from its structure (`structure.py`): the full sequence is gathered
+accordingly, its visual rows are reduced, and what the official function returns is made of the rest. Where nothing is
+reduced, the official function assembles the sequence itself.
 """
 
 import copy
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.sequence.layout import Layout, RowKinds, fingerprints
+from llava_consensus.hosts.layouts import STOCK, check_tiles
+from llava_consensus.hosts.llava.structure import IGNORE, Arguments, Official, Structure, structure_key
+from llava_consensus.hosts.sequence.layout import Layout, fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.tower.inside import acts_inside
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.call import Call
+    from llava_consensus.hosts.llava.adapter import LlavaModel
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
-IGNORE = -100  # label of rows without a target
-Official = Callable[..., tuple[Any, ...]]
-
-
-class Arguments(NamedTuple):
-    """The arguments of the official function, in its own order."""
-
-    input_ids: Tensor
-    position_ids: Tensor | None
-    attention_mask: Tensor | None
-    past_key_values: Any
-    labels: Tensor | None
-    images: Any
-    image_sizes: Any = None
-
-    @property
-    def tiles(self) -> list[int]:
-        """Tiles of each picture."""
-        if isinstance(self.images, list):
-            return [1 if image.ndim == 3 else image.shape[0] for image in self.images]
-        count: list[int] = [self.images.shape[1] if self.images.ndim == 5 else 1] * self.images.shape[0]
-        return count
-
-    @property
-    def without_pixels(self) -> Any:
-        """Pictures of no pixels that take the same branches of the official function."""
-        if isinstance(self.images, list):
-            return [torch.empty(*image.shape[:-2], 0, 0) for image in self.images]
-        return torch.empty(*self.images.shape[:-2], 0, 0)
 
 
 class View:
@@ -76,104 +49,79 @@ def generate(attachment: "Attachment", *args: Any, **kwargs: Any) -> Any:
         return type(model).generate(model, *args, **kwargs)
 
 
-@torch.compiler.disable
 def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Takes the place of the official function on this instance: same arguments, same six results."""
-    arguments, model = Arguments(*args, **kwargs), attachment.here.module
-    official: Official = getattr(type(model), PREPARE)
+    return prepared(attachment, getattr(type(attachment.here.module), PREPARE), Arguments(*args, **kwargs))
+
+
+@torch.compiler.disable
+def prepared(attachment: "Attachment", official: Official, arguments: Arguments) -> tuple[Any, ...]:
+    """What the official function returns, with the pictures reduced."""
+    view = cast("LlavaModel", attachment.here)
+    model = view.module
     step = arguments.input_ids.shape[1] == 1
     call = attachment.current(fresh=not step)
-    if model.get_vision_tower() is None or arguments.images is None or step:
+    tower = None if step or arguments.images is None else attachment.here.tower
+    if tower is None:
         return official(model, *arguments)
     watch = Stopwatch(arguments.input_ids.device)
     cuts = attachment.method.place is Place.DECODER
+    if view.layout != STOCK:
+        check_tiles(arguments.tiles)
+    config = changed(view.config, call.settings)
     with watch.time("layout"):
-        config = changed(model.config, call.settings, {} if cuts else {LIMIT: None})
-        layout = attachment.layout(row_kinds(official, model, arguments, config))
+        uncut = config if cuts else changed(config, {LIMIT: None})
+        key = structure_key(arguments, uncut)
+        structure = attachment.structures.get(key, lambda: view.structure(attachment, official, arguments, uncut))
+        layout = attachment.layout(structure.kinds, key)
     if layout.reduced() and not cuts:
         call.watch = watch
-        return _reduced(attachment, call, official, arguments, layout)
-    replaced: dict[str, Any] = {"config": changed(model.config, call.settings)} if call.settings else {}
-    if call.encoded is not None or acts_inside(attachment.method):
-        replaced["encode_images"] = lambda pixels: joined(attachment.encode(pixels, arguments.tiles))
-    result = official(View(model, **replaced) if replaced else model, *arguments)
-    attachment.arm(call, layout, result[4], limit=None if cuts else getattr(model.config, LIMIT, None))
+        return _reduced(attachment, call, arguments, structure, layout, config)
+    replaced: dict[str, Any] = {"config": config}
+    tiles: list[Tiles] = []
+
+    def encode(pixels: Tensor) -> Tensor:
+        tiles.extend(view.seen(attachment.encode(pixels, arguments.tiles)))
+        return joined(tiles)
+
+    if call.encoded is not None or acts_inside(attachment.method) or attachment.cuts_by_tower:
+        replaced["encode_images"] = encode
+    result = official(View(model, **replaced), *arguments)
+    attachment.arm(call, layout, result[4], tiles, limit=None if cuts else getattr(config, LIMIT, None))
     return result
 
 
 def _reduced(
-    attachment: "Attachment", call: "Call", official: Official, arguments: Arguments, layout: Layout
+    attachment: "Attachment", call: "Call", arguments: Arguments, structure: Structure, layout: Layout, config: Any
 ) -> tuple[Any, ...]:
     """The six results after the visual rows of the full sequence were reduced. Truncation judges the reduced length."""
-    model: Any = attachment.here.module
-    tiles: list[Tiles] = []
-
-    def encode(pixels: Tensor) -> Tensor:
-        tiles.extend(attachment.encode(pixels, arguments.tiles))
-        return joined(tiles)
-
-    config = changed(model.config, call.settings, {LIMIT: None})
-    _, _, _, cache, embeds, labels = official(View(model, config=config, encode_images=encode), *arguments)
-    real = layout.real.to(embeds.device)
-    channels = {} if labels is None else {"labels": Channel(labels, IGNORE, Rule.BLANK)}
-    full = Sequence(embeds, real, (real.cumsum(1) - 1).clamp_min(0), channels)
-    limit = getattr(changed(model.config, call.settings), LIMIT, None)
-    out = attachment.reduce(call, full, layout, tiles, prompt_fingerprints(arguments), limit)
+    view = cast("LlavaModel", attachment.here)
+    model = view.module
+    tiles = view.seen(attachment.encode(arguments.pixels, arguments.tiles))
+    projected = joined(tiles)
+    embeds = structure.embeddings(model, arguments.input_ids, projected)
+    device, channels = embeds.device, {}
+    if arguments.labels is not None:
+        targets = structure.labels(arguments.labels, projected.shape[0] * projected.shape[1])
+        channels["labels"] = Channel(targets, IGNORE, Rule.BLANK)
+    full = Sequence(embeds, layout.real_on(device), layout.places_on(device), channels)
+    limit = getattr(config, LIMIT, None)
+    prompts = prompt_fingerprints(arguments) if Need.FINGERPRINT in attachment.method.needs else None
+    out = attachment.reduce(call, full, layout, tiles, prompts, limit)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
     positions: Tensor | None = out.positions
     if attachment.method.positions == "renumber":
-        positions = _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, arguments.position_ids)
+        given = arguments.position_ids
+        positions = None if given is None else _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, given)
     mask = _like(out.real, arguments.attention_mask)
-    return None, positions, mask, cache, out.embeds, out.channels["labels"].values if channels else None
-
-
-def row_kinds(official: Official, model: Any, arguments: Arguments, config: Any) -> RowKinds:
-    """What every assembled row will be, from the official function itself called on a stand-in of one channel, in which
-    text is 0, a newline -1, and patches are numbered from 1 over all tiles.
-    """
-    tower = model.get_vision_tower()
-
-    def number(images: Tensor) -> Tensor:
-        shape = (images.shape[0], tower.num_patches, 1)
-        return torch.arange(1, shape[0] * shape[1] + 1, dtype=torch.float64).view(shape)
-
-    inner = SimpleNamespace(
-        embed_tokens=lambda ids: torch.zeros(*ids.shape, 1, dtype=torch.float64), get_vision_tower=lambda: tower
-    )
-    stand_in = SimpleNamespace(
-        config=config,
-        device=torch.device("cpu"),
-        model=SimpleNamespace(image_newline=torch.tensor([-1.0], dtype=torch.float64)),
-        encode_images=number,
-        get_model=lambda: inner,
-        get_vision_tower=lambda: tower,
-    )
-    ids = arguments.input_ids.cpu()
-    mask = torch.ones_like(ids) if arguments.attention_mask is None else arguments.attention_mask.cpu()
-    targets = None if arguments.labels is None else arguments.labels.cpu()
-    results = official(stand_in, ids, None, mask, None, targets, arguments.without_pixels, arguments.image_sizes)
-    _, _, real, _, rows, labels = results
-    answer = None if labels is None else labels != IGNORE
-    return _kinds(rows[..., 0].long(), real.bool(), arguments.tiles, tower.num_patches, answer)
-
-
-def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: Tensor | None) -> RowKinds:
-    """Kinds from the numbers of the stand-in [R, S]; a newline belongs to the picture before it."""
-    owner = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles))  # [T] picture of each tile
-    first = torch.tensor([0, *tiles]).cumsum(0)  # tile 0 of each picture
-    flat = (rows - 1).div(patches, rounding_mode="floor")
-    picture = torch.where(rows > 0, owner[flat.clamp(0, len(owner) - 1)], -1)
-    place = torch.arange(rows.shape[1]).expand_as(rows)
-    before = torch.where(rows > 0, place, 0).cummax(1).values  # the last visual row so far
-    picture = torch.where(rows == -1, picture.gather(1, before), picture)
-    tile = torch.where(rows > 0, flat - first[picture.clamp_min(0)], -1)
-    return RowKinds(real, picture, tile, torch.where(rows > 0, (rows - 1) % patches, -1), answer)
+    labels = out.channels["labels"].values if channels else None
+    return None, positions, mask, arguments.past_key_values, out.embeds, labels
 
 
 def joined(tiles: list[Tiles]) -> Tensor:
     """Projected tokens of all pictures, tile by tile: [T, N, D]."""
-    return torch.cat([picture.projected for picture in tiles])
+    return tiles[0].projected if len(tiles) == 1 else torch.cat([picture.projected for picture in tiles])
 
 
 def prompt_fingerprints(arguments: Arguments) -> Tensor:

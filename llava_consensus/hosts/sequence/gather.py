@@ -1,15 +1,29 @@
 """Units of assembled sequences, as a method sees them: `VisualTokens` of the parts that were collected."""
 
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import Decoder, Tiles, Tower
+from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, Tower
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures
+
+
+class Places(NamedTuple):
+    """Where a group of B units stands, on the device of the sequences."""
+
+    used_tiles: list[tuple[int, int]]  # the U tiles they need, as (picture of the layout, tile of it)
+    row: Tensor  # [B, 1] of the batch
+    columns: Tensor  # [B, N] in the sequence
+    tile: Tensor  # [B, N] which of the U
+    first_tile: Tensor  # [B]
+    patch: Tensor  # [B, N]
+    picture: Tensor  # [B] of the layout
+    prompt: Tensor  # [B] which of the probes
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,7 @@ class Source:
     tower: Tower
     attention: int  # the vision block whose queries and keys were read
     method: Method
-    prompts: Tensor  # [R] int64 fingerprint of each row's prompt
+    prompts: Tensor | None  # [R] int64 fingerprint of each row's prompt, where the method asks for it
     probe: TextProbe | None = None
     clip: ClipSides | None = None  # patches of all tiles of the call; text of each row
 
@@ -49,37 +63,56 @@ class Source:
 
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
-        device, pictures = self.full.embeds.device, self.layout.pictures
-        row = torch.tensor([pictures[unit.picture].row for unit in units], device=device)
-        columns = torch.stack([unit.places for unit in units]).to(device)
-        used_tiles, tile = self._tiles_of(units)
-        parts = {name: self._part(name, used_tiles) for name in self._names()}
+        device = self.full.embeds.device
+        sizes = tuple(len(tiles.projected) for tiles in self.tiles)
+        places = self.layout.once(("units", tuple(units), sizes, device), lambda: self._places(units))
+        parts = {name: self._part(name, places.used_tiles) for name in self._names()}
         fingerprint = parts.pop("fingerprint", None)
         query, key = parts.pop("query", None), parts.pop("key", None)
         attention = None
         if query is not None and key is not None:
-            attention = VisionAttention(query, key, self.tower.scale(self.attention), self.tower.classes)
-        tile = tile.to(device)
+            scale, own = self.tower.scale(self.attention), self._tiles(units[0]).class_is_token
+            attention = VisionAttention(query, key, scale, self.tower.classes, own)
         tile_members = self._tiles(units[0]).members
         members = self.tower.members if tile_members is None else tile_members
         return VisualTokens(
-            projected=self.full.embeds[row[:, None], columns],
-            tile=tile,
-            patch=torch.stack([unit.patch for unit in units]).to(device),
+            projected=self.full.embeds[places.row, places.columns],
+            tile=places.tile,
+            patch=places.patch,
             tiles_per_unit=units[0].tiles,
             side=self._side(units[0]),
             members=None if members is None else members.to(device),
-            picture=torch.tensor([unit.picture for unit in units], device=device),
-            prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
-            columns=columns,
+            picture=places.picture,
+            prompt=places.prompt,
+            columns=places.columns,
             attention=attention,
             project=self.tower.project if Need.PROJECTOR in self.method.needs else None,
-            clip=self._clip(used_tiles),
+            clip=self._clip(places.used_tiles),
             probe=self._probe(units[0]),
-            fingerprint=None if fingerprint is None else fingerprint[tile[:, 0]] ^ self.prompts.to(device)[row],
-            whole=self._whole(used_tiles) if Need.WHOLE_PICTURES in self.method.needs else None,
+            fingerprint=None if fingerprint is None else self._fingerprint(fingerprint, places),
+            whole=self._whole_pictures(places.used_tiles) if Need.WHOLE_PICTURES in self.method.needs else None,
             **parts,
         )
+
+    def _places(self, units: list[Unit]) -> Places:
+        """Where these units stand, from the layout alone."""
+        device, pictures = self.full.embeds.device, self.layout.pictures
+        used_tiles, tile = self._tiles_of(units)
+        return Places(
+            used_tiles,
+            torch.tensor([[pictures[unit.picture].row] for unit in units], device=device),
+            torch.stack([unit.places for unit in units]).to(device),
+            tile.to(device),
+            tile[:, 0].to(device),
+            torch.stack([unit.patch for unit in units]).to(device),
+            torch.tensor([unit.picture for unit in units], device=device),
+            torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
+        )
+
+    def _fingerprint(self, tiles: Tensor, places: Places) -> Tensor:
+        """Fingerprints [B] of the units' first tiles and of their prompts, in one."""
+        assert self.prompts is not None  # it comes with the tiles' own
+        return tiles[places.first_tile] ^ self.prompts.to(tiles.device)[places.row[:, 0]]
 
     def _tiles_of(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
         """The tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them
@@ -104,8 +137,11 @@ class Source:
     def _part(self, name: str, used_tiles: list[tuple[int, int]]) -> Tensor:
         """One part of these tiles: [U, ...]."""
         device = self.full.embeds.device
-        values = [self.tiles[self.layout.pictures[picture].source].parts[name][tile] for picture, tile in used_tiles]
-        return torch.stack(values).to(device)
+        sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used_tiles]
+        first = self.tiles[sources[0][0]].parts[name]
+        if sources == [(sources[0][0], tile) for tile in range(len(first))]:  # one picture is not copied
+            return first.to(device)
+        return torch.stack([self.tiles[source].parts[name][tile] for source, tile in sources]).to(device)
 
     def _probe(self, unit: Unit) -> TextProbe | None:
         """The probe, without text rows where none follow the pictures of a group."""
@@ -118,14 +154,22 @@ class Source:
         """Patches and question of these tiles."""
         if self.clip is None:
             return None
-        pictures = self.layout.pictures
-        start = [0]
-        for tiles in self.tiles:
-            start.append(start[-1] + len(tiles.projected))
         device = self.clip.patches.device
-        place = torch.tensor([start[pictures[picture].source] + tile for picture, tile in used_tiles], device=device)
-        row = torch.tensor([pictures[picture].row for picture, _ in used_tiles], device=device)
+        place, row = self.layout.once(
+            ("clip", tuple(used_tiles), device), lambda: self._clip_places(used_tiles, device)
+        )
         return ClipSides(self.clip.patches[place], self.clip.text[row], self.clip.real[row])
+
+    def _clip_places(self, used_tiles: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Place of each tile among all tiles of the call, and row of the batch it is asked about in: [U] each."""
+        pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
+        place = [sum(sizes[: pictures[picture].source]) + tile for picture, tile in used_tiles]
+        row = [pictures[picture].row for picture, _ in used_tiles]
+        return torch.tensor(place, device=device), torch.tensor(row, device=device)
+
+    def _whole_pictures(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
+        key = ("whole", tuple(used_tiles), self.full.embeds.device)
+        return self.layout.once(key, lambda: self._whole(used_tiles))
 
     def _whole(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
         """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
@@ -148,16 +192,31 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder) -> TextProbe:
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
     projections (paper section 3.2).
     """
-    device, (pictures, _) = full.embeds.device, layout.probes
-    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
-    count = torch.tensor([len(picture.text) for picture in pictures])
-    row_mask = (torch.arange(rows.shape[1]) < count[:, None]).to(device)
-    batch = torch.tensor([picture.row for picture in pictures], device=device)
-    rows = rows.to(device)
+    device = full.embeds.device
+    asked = layout.once(("asked", device), lambda: _asked(layout, device))
+    if EXPERTS in full.channels:
+        decoder = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values)
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds)
-        query = decoder.query(0, normed[batch[:, None], rows])
+        query = decoder.query(0, normed[asked.row, asked.rows])
         key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
-    if not len(batch) == len(normed) == 1:  # one prompt is not copied
-        key, cos, sin = key[batch], cos[batch], sin[batch]
-    return TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, full.real[batch])
+    real = full.real
+    if not len(asked.row) == len(normed) == 1:  # one prompt is not copied
+        key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
+    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, asked.row_mask, real)
+
+
+class Asked(NamedTuple):
+    """The text rows of I probes, on the device of the sequences."""
+
+    row: Tensor  # [I, 1] of the batch
+    rows: Tensor  # [I, L] places in the sequence
+    row_mask: Tensor  # [I, L] true where there is one
+
+
+def _asked(layout: Layout, device: torch.device) -> Asked:
+    pictures = layout.probes[0]
+    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
+    count = torch.tensor([[len(picture.text)] for picture in pictures])
+    row = torch.tensor([[picture.row] for picture in pictures])
+    return Asked(row.to(device), rows.to(device), (torch.arange(rows.shape[1]) < count).to(device))

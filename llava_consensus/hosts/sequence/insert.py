@@ -9,8 +9,9 @@ from torch.nn.functional import one_hot
 
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.sequence.layout import Layout, Unit
-from llava_consensus.hosts.sequence.splice import NEVER, Channel, Inserts, Rule, Sequence, rows_of, wide
-from llava_consensus.reduction.tokens import BEHIND, PLACE, Reduction
+from llava_consensus.hosts.sequence.slots import Keys, Reduced, slots_of
+from llava_consensus.hosts.sequence.splice import Channel, Inserts, Rule, Sequence, Slots, rows_of, wide
+from llava_consensus.reduction.tokens import PLACE, Reduction
 
 
 class Group(NamedTuple):
@@ -20,15 +21,6 @@ class Group(NamedTuple):
     reduction: Reduction
 
 
-def lengths(layout: Layout, groups: list[Group]) -> list[int]:
-    """Real rows of each sequence after the reduction; known from shapes, nothing waits for the device."""
-    counts: list[int] = layout.real.sum(1).tolist()
-    for units, reduction in groups:
-        for unit in units:
-            counts[layout.pictures[unit.picture].row] -= len(unit.places) - reduction.tokens.shape[1]
-    return counts
-
-
 def outcomes(layout: Layout, groups: list[Group]) -> list[PictureOutcome]:
     """Tokens before and after of every picture, with the bookkeeping of its units in order."""
     after = [picture.before for picture in layout.pictures]
@@ -36,53 +28,49 @@ def outcomes(layout: Layout, groups: list[Group]) -> list[PictureOutcome]:
     for units, reduction in groups:
         for index, unit in enumerate(units):
             after[unit.picture] += reduction.tokens.shape[1] - len(unit.places)
-            fields = [value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction]
-            parts[unit.picture].append((unit.part, Reduction._make(fields)))
+            parts[unit.picture].append((unit.part, _of_unit(reduction, index)))
     return [
         PictureOutcome(
-            picture.row, picture.before, after[i], picture.structural, tuple(sorted(parts[i], key=lambda part: part[0]))
+            picture.row,
+            picture.before,
+            after[i],
+            picture.structural,
+            tuple(sorted(parts[i], key=lambda part: part[0])),
+            origin=layout.origin(picture),
         )
         for i, picture in enumerate(layout.pictures)
     ]
 
 
-def inserts(full: Sequence, layout: Layout, groups: list[Group], order: str) -> tuple[Tensor, Inserts]:
-    """Which rows leave [R, S], and the reduced tokens with their places."""
-    rows, width = full.real.shape
-    device = full.embeds.device
-    dropped = torch.zeros(rows, width, dtype=torch.bool)
-    longest = max(reduction.tokens.shape[1] for _, reduction in groups) + 1
-    stride = 3 * (longest * (1 + max(unit.part for unit in layout.units)) + 1)
-    slot_counts = [0] * rows
-    slot_row: list[int] = []
-    slot_column: list[int] = []
-    keys: list[Tensor] = []
+def _of_unit(reduction: Reduction, index: int) -> Reduction:
+    """What one unit of a group became."""
+    if len(reduction.tokens) == 1:
+        return reduction
+    return Reduction._make(value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction)
+
+
+def planned(full: Sequence, layout: Layout, groups: list[Group], order: str) -> tuple[Slots, list[Keys]]:
+    """Where the reduced tokens go, and of what their sort keys are made."""
+    reduced = [Reduced(tuple(units), one.kept.shape[1], one.tokens.shape[1]) for units, one in groups]
+    return slots_of(layout, reduced, order, full.embeds.device)
+
+
+def inserts(full: Sequence, groups: list[Group], keys: list[Keys]) -> Inserts:
+    """The reduced tokens with what goes with them, and their places."""
     values: dict[str, list[Tensor]] = {name: [] for name in full.everything()}
-    for group in groups:
-        for unit in group.units:
-            row, count = layout.pictures[unit.picture].row, group.reduction.tokens.shape[1]
-            dropped[row, unit.places] = True
-            slot_row += [row] * count
-            slot_column += range(slot_counts[row], slot_counts[row] + count)
-            slot_counts[row] += count
-        for name, value in _values(full, layout, group).items():
+    sort_keys = []
+    for group, group_keys in zip(groups, keys, strict=True):
+        place = group_keys.columns.gather(1, group.reduction.source.clamp_min(0))  # of no patch: the unit's first
+        for name, value in _values(full, group.reduction, group_keys, place).items():
             values[name].append(value.flatten(0, 1))
-        keys.append(_sort_keys(layout, group, device, (order, stride, longest)).flatten())
-    slot = (torch.tensor(slot_row, device=device), torch.tensor(slot_column, device=device))
-    size = max(slot_counts)
-    filled = {}
-    for name, channel in full.everything().items():
-        blank = channel.values.new_full((rows, size, *channel.values.shape[2:]), channel.blank)
-        filled[name] = blank.index_put(slot, torch.cat(values[name]).to(blank.dtype))
-    places = torch.full((rows, size), NEVER, device=device).index_put(slot, torch.cat(keys))
-    return dropped.to(device), Inserts(filled, places, stride)
+        sort_keys.append(_sort_keys(group.reduction, group_keys, place).flatten())
+    return Inserts(values, sort_keys)
 
 
-def _values(full: Sequence, layout: Layout, group: Group) -> dict[str, Tensor]:
-    """What the reduced tokens of a group get in each channel: [B, K + M, ...]."""
-    device, reduction = full.embeds.device, group.reduction
-    place = _source_places(group, device)
-    row = torch.tensor([layout.pictures[unit.picture].row for unit in group.units], device=device)
+def _values(full: Sequence, reduction: Reduction, keys: Keys, place: Tensor) -> dict[str, Tensor]:
+    """What the reduced tokens of a group, whose sources stand at `place` [B, K + M], get in each channel:
+    [B, K + M, ...].
+    """
     values = {"embeds": reduction.tokens}
     for name, channel in full.everything().items():
         if name == "embeds":
@@ -90,11 +78,19 @@ def _values(full: Sequence, layout: Layout, group: Group) -> dict[str, Tensor]:
         if channel.rule is Rule.BLANK:
             values[name] = channel.values.new_full((*place.shape, *channel.values.shape[2:]), channel.blank)
         elif channel.rule is Rule.SOURCE:
-            values[name] = channel.values[row[:, None], place]
+            values[name] = channel.values[keys.row, place]
         else:
-            columns = torch.stack([unit.places for unit in group.units]).to(device)
-            values[name] = _means(channel.values[row[:, None], columns], reduction)
+            values[name] = _means(channel.values[keys.row, keys.columns], reduction)
     return values
+
+
+def _sort_keys(reduction: Reduction, keys: Keys, place: Tensor) -> Tensor:
+    """Sort keys [B, K + M] of reduced tokens, by the zones of the method or else by its order."""
+    at_source = place * keys.stride
+    if reduction.zone is not None:
+        by_zone = keys.by_zone.gather(1, reduction.zone[:, None])[:, 0]
+        return torch.where(reduction.zone == PLACE, at_source, by_zone)
+    return at_source if keys.fixed is None else torch.where(keys.at_source, at_source, keys.fixed)
 
 
 def _means(values: Tensor, reduction: Reduction) -> Tensor:
@@ -108,39 +104,6 @@ def _means(values: Tensor, reduction: Reduction) -> Tensor:
     mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
     source_values = rows_of(values, reduction.source.clamp_min(0))
     return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
-
-
-def _source_places(group: Group, device: torch.device) -> Tensor:
-    """Place in the sequence of the token each slot stands for [B, K + M]; of the first where it stands for no patch."""
-    places = torch.stack([unit.places for unit in group.units]).to(device)  # [B, N]
-    return places.gather(1, group.reduction.source.clamp_min(0))
-
-
-def _sort_keys(layout: Layout, group: Group, device: torch.device, scheme: tuple[str, int, int]) -> Tensor:
-    """Sort keys [B, K + M] of reduced tokens, by zone: ahead of their unit, at their source's place, right after their
-    unit, or behind the last row of their picture. A unit whose rows are mixed with those of other tiles has no place of
-    its own: what belongs ahead of it stands behind the picture, and what belongs after it behind that.
-
-    Behind each row there is room for three blocks of `stride // 3`: heads, tails, and what goes ahead of the next row.
-    """
-    order, stride, longest = scheme
-    place, reduction = _source_places(group, device), group.reduction
-    block, slots = stride // 3, place.shape[1]
-    bases = []  # of the zones AHEAD, PLACE, AFTER, BEHIND
-    for unit in group.units:
-        picture = layout.pictures[unit.picture]
-        first, last = int(unit.places[0]), int(unit.places[-1])
-        heads = picture.end * stride + unit.part * longest + 1
-        tails = heads + block
-        stands_alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
-        zones = [first * stride - longest, 0, last * stride + block + 1] if stands_alone else [heads, 0, tails]
-        bases.append([*zones, tails])
-    zone = reduction.zone
-    if zone is None:
-        merged = torch.arange(slots, device=device) >= reduction.kept.shape[1]
-        zone = torch.where(merged, PLACE if order == "raster" else BEHIND, PLACE).expand_as(place)
-    base = torch.tensor(bases, device=device).gather(1, zone)
-    return torch.where(zone == PLACE, place * stride, base + torch.arange(slots, device=device))
 
 
 def with_pictures(full: Sequence, layout: Layout) -> Sequence:

@@ -3,15 +3,19 @@ the CPU; no model.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from llava_consensus.hosts.remembered import Remembered
 from llava_consensus.reduction.budget import Budget
+
+Value = TypeVar("Value")
+WORKED_OUT = 64  # things that are remembered with one layout
 
 
 class Budgets(Protocol):
@@ -31,6 +35,16 @@ class RowKinds(NamedTuple):
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
 
 
+def content(kinds: RowKinds) -> Hashable:
+    """Equal for equal kinds."""
+    return tuple((value.shape, value.numpy().tobytes()) if isinstance(value, Tensor) else value for value in kinds)
+
+
+def copied(kinds: RowKinds) -> RowKinds:
+    """The same kinds in tensors that nobody else has."""
+    return RowKinds._make(value.clone() if isinstance(value, Tensor) else value for value in kinds)
+
+
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Visual tokens that are ranked together: one picture, or one tile of it."""
@@ -43,6 +57,11 @@ class Unit:
     part: int  # which part of its picture this is: 0, 1, ...
     budget: Budget
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether there are more tokens than the budget; otherwise the unit passes through untouched."""
+        return self.budget.tokens < len(self.places)
+
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -51,9 +70,10 @@ class Picture:
     source: int  # which picture of the call
     row: int  # of the batch
     before: int  # visual tokens
-    structural: int  # structural rows
+    structural: int  # structural rows that stay
     end: int  # place of its last row in the sequence
     text: Tensor  # [L] places of the text rows after it
+    leaving: tuple[int, ...] = ()  # places of structural rows that leave with its reduction
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +84,11 @@ class Layout:
     asked: Tensor  # [R, S] true where a row can ask: no padding, and in training no answer unless the method wants it
     pictures: list[Picture]
     units: list[Unit]
+    _known: Remembered = field(default_factory=lambda: Remembered(WORKED_OUT), repr=False)
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What follows from the layout alone, worked out the first time it is asked for under this key."""
+        return self._known.get(key, make)
 
     @property
     def real(self) -> Tensor:
@@ -72,7 +97,7 @@ class Layout:
 
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""
-        return [unit for unit in self.units if unit.budget.tokens < len(unit.places)]
+        return [unit for unit in self.units if unit.is_reduced]
 
     @cached_property
     def probes(self) -> tuple[list[Picture], list[int]]:
@@ -83,6 +108,23 @@ class Layout:
         keys = [(picture.row, *picture.text.tolist()) for picture in self.pictures]
         which = [first.setdefault(key, len(first)) for key in keys]
         return [self.pictures[keys.index(key)] for key in first], which
+
+    def origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
+        """Tile, and token of that tile, of each visual token of a picture, in order: [before] each."""
+        return self.once(("origin", picture), lambda: self._origin(picture))
+
+    def _origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
+        token = self.kinds.token[picture.row]
+        here = (self.kinds.picture[picture.row] == picture.source) & (token >= 0)
+        return self.kinds.tile[picture.row][here], token[here]
+
+    def real_on(self, device: torch.device) -> Tensor:
+        """Which rows are no padding, on a device: [R, S]."""
+        return self.once(("real", device), lambda: self.real.to(device))
+
+    def places_on(self, device: torch.device) -> Tensor:
+        """The place of every row among the real ones of its sequence, on a device: [R, S]."""
+        return self.once(("places", device), lambda: (self.real.cumsum(1) - 1).clamp_min(0).to(device))
 
     def has_text(self, unit: Unit) -> bool:
         """Whether text follows the unit's picture."""
@@ -98,13 +140,14 @@ class Layout:
         return list(groups.values())
 
 
-def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) -> Layout:
+def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False, drops_newlines: bool = False) -> Layout:
     """The layout of assembled sequences.
 
     Args:
         kinds: what every row is.
         budgets: of a picture, from its numbers of tiles and of visual tokens, and whether it is a video.
         answer_rows: whether rows with labels count as text rows.
+        drops_newlines: whether the structural rows of a picture, not of a video, leave when it is reduced.
     """
     pictures: list[Picture] = []
     units: list[Unit] = []
@@ -122,8 +165,12 @@ def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False) ->
             end = int(in_picture.nonzero()[-1])
             text = (words[row] & (places_all > end)).nonzero()[:, 0]
             picture_budgets = partial(budgets, video=source in kinds.videos)
-            units += _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], picture_budgets)
-            pictures.append(Picture(source, row, len(places), int(in_picture.sum()) - len(places), end, text))
+            own = _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], picture_budgets)
+            structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
+            leave = drops_newlines and source not in kinds.videos and any(unit.is_reduced for unit in own)
+            staying, leaving = ((), structural) if leave else (structural, ())
+            pictures.append(Picture(source, row, len(places), len(staying), end, text, leaving))
+            units += own
     return Layout(kinds, asked, pictures, units)
 
 

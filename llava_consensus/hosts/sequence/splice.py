@@ -1,7 +1,8 @@
 """Rows in, rows out: takes the rows of dropped visual tokens out of assembled sequences, puts the reduced tokens in,
 and pads again.
 
-Everything is one gather over the whole batch. Lengths are known beforehand, so nothing waits for the device.
+Everything is one gather over the whole batch. Where rows may come from is known beforehand (`slots.py`), so nothing
+waits for the device.
 """
 
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ class Sequence:
     real: Tensor  # [R, S] true where the row is not padding
     positions: Tensor  # [R, S], or [R, S, A] of A axes
     channels: dict[str, Channel] = field(default_factory=dict)  # whatever else goes with the rows
+    unpadded: bool = False  # whether all rows are known to be real
 
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""
@@ -47,55 +49,73 @@ class Sequence:
         }
         return {**base_channels, **self.channels}
 
-    def with_values(self, real: Tensor, values: dict[str, Tensor]) -> "Sequence":
+    def blanked(self, real: Tensor, values: dict[str, Tensor]) -> "Sequence":
         """The same channels with other values, blank wherever a row is padding."""
-        blanked = {
-            name: value.where(wide(real, value), channel.blank)
-            for (name, channel), value in zip(self.everything().items(), values.values(), strict=True)
-        }
-        embeds, positions = blanked.pop("embeds"), blanked.pop("positions")
-        channels = {name: self.channels[name]._replace(values=value) for name, value in blanked.items()}
-        return replace(self, embeds=embeds, real=real, positions=positions, channels=channels)
+        channels = self.everything()
+        return self.with_values(
+            real, {name: value.where(wide(real, value), channels[name].blank) for name, value in values.items()}
+        )
+
+    def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Sequence":
+        """The same channels with other values."""
+        channels = {name: channel._replace(values=values[name]) for name, channel in self.channels.items()}
+        return Sequence(values["embeds"], real, values["positions"], channels, unpadded)
+
+
+class Slots(NamedTuple):
+    """Where the rows of new sequences come from. The pool of rows: the R S rows of the sequences, one behind the other,
+    all reduced tokens, and one blank row.
+    """
+
+    lengths: list[int]  # real rows of each new sequence
+    real: Tensor  # [R, S'] true where a new row is no padding
+    keys: Tensor  # [R S] sort key of each row there is, NEVER where it leaves or is padding
+    never: Tensor  # [1] the key of the blank row
+    candidates: Tensor  # [R, S + T] rows of the pool that may become rows of each new sequence; the blank one fills up
+    unpadded: bool  # whether all new rows are real
 
 
 class Inserts(NamedTuple):
-    """Reduced tokens of a batch, padded to the longest row."""
+    """Reduced tokens of a batch, group by group."""
 
-    values: dict[str, Tensor]  # [R, T, ...] by channel, embeddings among them
-    order: Tensor  # [R, T] int64 place in the sequence times `stride`, plus a rank; NEVER where there is no token
-    stride: int
+    values: dict[str, list[Tensor]]  # [t, ...] by channel, embeddings among them
+    keys: list[Tensor]  # [t] sort keys
 
 
-def splice(full: Sequence, dropped: Tensor, inserts: Inserts, lengths: list[int]) -> Sequence:
-    """The sequences without their `dropped` [R, S] rows and with the inserts at their places, padded on the right.
+def splice(full: Sequence, inserts: Inserts, slots: Slots) -> Sequence:
+    """The sequences without the rows that leave and with the inserts at their places, padded on the right."""
+    keys = torch.cat((slots.keys, *inserts.keys, slots.never))[slots.candidates]  # [R, S + T]
+    order = keys.sort(dim=1, stable=True).indices[:, : slots.real.shape[1]]
+    index = slots.candidates.gather(1, order)
+    pools = {name: _pool(channel, inserts.values[name]) for name, channel in full.everything().items()}
+    if slots.unpadded:
+        return full.with_values(slots.real, {name: pool[index] for name, pool in pools.items()}, unpadded=True)
+    index = index.where(slots.real, len(pools["embeds"]) - 1)
+    return full.with_values(slots.real, {name: pool[index] for name, pool in pools.items()})
 
-    Args:
-        lengths: real rows of each resulting sequence.
-    """
-    device = full.embeds.device
-    place = torch.arange(dropped.shape[1], device=device) * inserts.stride
-    order = torch.where(full.real & ~dropped, place, NEVER)  # [R, S]
-    index = torch.cat((order, inserts.order), dim=1).sort(dim=1, stable=True).indices[:, : max(lengths)]  # of S + T
-    real = torch.arange(index.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
-    pools = {
-        name: torch.cat((channel.values, inserts.values[name]), dim=1) for name, channel in full.everything().items()
-    }
-    return full.with_values(real, {name: rows_of(pool, index) for name, pool in pools.items()})
+
+def _pool(channel: Channel, inserts: list[Tensor]) -> Tensor:
+    """All rows of a channel, what is inserted, and a blank row."""
+    rows = channel.values.flatten(0, 1)
+    blank = rows.new_full((1, *rows.shape[1:]), channel.blank)
+    return torch.cat((rows, *(values.to(rows.dtype) for values in inserts), blank))
 
 
 def cut(full: Sequence, limit: int) -> Sequence:
     """The first `limit` rows of right-padded sequences."""
     values = {name: channel.values[:, :limit] for name, channel in full.everything().items()}
-    return full.with_values(full.real[:, :limit], values)
+    return replace(full.blanked(full.real[:, :limit], values), unpadded=full.unpadded)
 
 
 def pad_left(full: Sequence) -> Sequence:
     """The same sequences with their padding moved to the front."""
+    if full.unpadded:
+        return full
     size = full.real.shape[1]
     shift = size - full.real.sum(1, keepdim=True)
     index = (torch.arange(size, device=shift.device) - shift) % size
     values = {name: rows_of(channel.values, index) for name, channel in full.everything().items()}
-    return full.with_values(full.real.gather(1, index), values)
+    return full.blanked(full.real.gather(1, index), values)
 
 
 def rows_of(values: Tensor, index: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class ClipBlocks:
     """
 
     classes = 1
+    class_is_token = False  # whether the class token is a token, the first one, whose features are read too
     members: Tensor | None = None
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
 
@@ -57,9 +58,10 @@ class ClipBlocks:
             taps.append(Tap(attending.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
             taps.append(self.key_tap(attention))
         if Need.FEATURES in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"features": _states(output)[:, self.classes :]}))
+            first = 0 if self.class_is_token else self.classes
+            taps.append(Tap(self.blocks[features], lambda output: {"features": states_of(output)[:, first:]}))
         if Need.CLASS_FEATURE in needs:
-            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": _states(output)[:, 0]}))
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": states_of(output)[:, 0]}))
         return taps
 
     def parts(self, block: int) -> BlockParts:
@@ -86,7 +88,8 @@ class ClipBlocks:
         return states if RETURNS_TENSOR else (states,)
 
 
-def _states(output: Any) -> Tensor:
+def states_of(output: Any) -> Tensor:
+    """States in what a block returned, on any version."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
 

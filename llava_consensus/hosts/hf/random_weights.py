@@ -1,0 +1,186 @@
+"""Models of a published size with random weights: what times, memory and FLOPs are measured on without a checkpoint.
+
+    plan("llava-1.5-7b", Loading(dtype="float16")).host()
+
+A plan knows what its weights take before any of them is allocated. They are drawn by the model's own initialisation,
+straight in the type and on the device that are measured.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import transformers
+
+from llava_consensus.errors import OptionError, missing_extra, unknown_name
+from llava_consensus.hosts import wrap
+from llava_consensus.hosts.hf.harness import ProcessorHost
+from llava_consensus.hosts.hf.host import check_version
+from llava_consensus.hosts.loading import Loading
+
+BEFORE, AFTER = 35, 15  # rows of text around the picture, 50 as in the paper's efficiency tables
+IMAGE_ID, WORD = 31999, "word"  # in every vocabulary below
+_PICTURES = "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}"
+PROMPT = f"{WORD} " * BEFORE + _PICTURES + f" {WORD}" * AFTER  # a chat template
+
+
+@dataclass(frozen=True)
+class Size:
+    """A published size: the start of the names of transformers' classes, the configurations of both sides, what makes
+    the processor, and the most tokens of a square picture.
+    """
+
+    family: str
+    vision: Mapping[str, Any]
+    text: Mapping[str, Any]
+    processor: Callable[[], Any]
+    tokens: int = 576
+
+
+def tokenizer() -> Any:
+    """A tokenizer of one word, whose prompts have the right length and say nothing."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    special = {"<pad>": 0, "<image>": IMAGE_ID, "<video>": IMAGE_ID - 1}
+    words = Tokenizer(models.WordLevel({WORD: 1000, **special}, unk_token=WORD))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    names = {"image_token": "<image>", "video_token": "<video>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", padding_side="left", extra_special_tokens=names
+    )
+
+
+def _processor(kind: str, images: str, pixels: Mapping[str, Any], videos: str = "", **options: Any) -> Any:
+    """A processor whose prompts are so many words before and after their pictures, whatever is asked."""
+    parts = {"tokenizer": tokenizer(), "image_processor": getattr(transformers, images)(**pixels)}
+    if videos and find_spec("torchvision") is None:
+        raise missing_extra(f"{kind} needs torchvision", "processors")
+    if videos:
+        parts["video_processor"] = getattr(transformers, videos)()
+    return getattr(transformers, kind)(**parts, chat_template=PROMPT, **options)
+
+
+def _llava(text: Mapping[str, Any], family: str = "Llava", tokens: int = 576) -> Size:
+    """A size with the tower of LLaVA-1.5, CLIP ViT-L/14 for pictures of 336 pixels."""
+    blocks = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
+    vision = {"model_type": "clip_vision_model", **blocks, "image_size": 336, "patch_size": 14}
+    pixels = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+    images = "CLIPImageProcessor" if family == "Llava" else f"{family}ImageProcessor"
+    counting: dict[str, Any] = dict(
+        patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    processor = partial(_processor, f"{family}Processor", images, pixels, **counting)
+    return Size(family, vision, text, processor, tokens)
+
+
+def _llama(width: int, inner: int, layers: int, heads: int, key_heads: int) -> dict[str, Any]:
+    """A Llama with the vocabulary of Llama 2 and Vicuna."""
+    sizes = dict(hidden_size=width, intermediate_size=inner, num_hidden_layers=layers, max_position_embeddings=4096)
+    heads_and_words = dict(num_attention_heads=heads, num_key_value_heads=key_heads, vocab_size=32000)
+    return {"model_type": "llama", **sizes, **heads_and_words}
+
+
+_VICUNA_7B = _llama(4096, 11008, 32, 32, 32)
+_QWEN_TEXT = dict(
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    vocab_size=152064,
+    max_position_embeddings=128000,
+    rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+)
+_QWEN_VISION = dict(
+    depth=32,
+    hidden_size=1280,
+    intermediate_size=3420,
+    num_heads=16,
+    out_hidden_size=3584,
+    window_size=112,
+    fullatt_block_indexes=[7, 15, 23, 31],
+)
+
+# config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. The 1B
+# is nobody's model: the tower of LLaVA-1.5 before TinyLlama-1.1B, for machines that hold nothing larger.
+SIZES = {
+    "llava-1.5-1b": _llava(_llama(2048, 5632, 22, 32, 4)),
+    "llava-1.5-7b": _llava(_VICUNA_7B),
+    "llava-1.5-13b": _llava(_llama(5120, 13824, 40, 40, 40)),
+    "llava-next-7b": _llava(_VICUNA_7B, "LlavaNext", 2928),
+    "qwen2.5-vl-7b": Size(
+        "Qwen2_5_VL",
+        _QWEN_VISION,
+        _QWEN_TEXT,
+        partial(_processor, "Qwen2_5_VLProcessor", "Qwen2VLImageProcessor", {}, "Qwen2VLVideoProcessor"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model of a size, on the device "meta" until `host` is called."""
+
+    size: Size
+    model: Any
+    device: str
+    host_options: Mapping[str, str]
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take."""
+        return sum(weight.numel() * weight.itemsize for weight in self.model.parameters())
+
+    @property
+    def cache_bytes(self) -> int:
+        """What keys and values of a prompt with one picture take."""
+        text = self.model.config.get_text_config()
+        width = text.hidden_size // text.num_attention_heads
+        numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width
+        return numbers * (BEFORE + self.size.tokens + AFTER) * self.model.dtype.itemsize
+
+    def host(self) -> ProcessorHost:
+        """Allocates the weights and draws them, always the same ones.
+
+        Raises:
+            MissingDependency: where a processor needs a package that is not installed.
+        """
+        processor = self.size.processor()
+        torch.manual_seed(0)
+        model = self.model.to_empty(device=self.device)
+        model.init_weights()
+        view: Any = wrap(model.eval(), self.host_options)
+        return ProcessorHost(view.view, processor)
+
+
+def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> Plan:
+    """A model of a size that is not allocated yet.
+
+    Args:
+        name: in `SIZES`.
+        loading: device, dtype (`auto` is float16 on CUDA, float32 elsewhere) and kernel of attention.
+        host_options: see `hosts.HostEntry`.
+    Raises:
+        OptionError: for an unknown size, what a checkpoint alone can be told, or an old transformers.
+    """
+    if name not in SIZES:
+        raise unknown_name("shape", name, SIZES)
+    if loading.bits or loading.device_map:
+        raise OptionError(f"shape={name!r}: random weights are neither quantised nor spread. Leave bits and map out")
+    check_version(transformers.__version__)
+    size, device = SIZES[name], loading.resolved().device
+    automatic = "float16" if device.startswith("cuda") else "float32"
+    dtype = getattr(torch, automatic if loading.dtype == "auto" else loading.dtype)
+    kernel = {} if loading.attention == "auto" else {"attn_implementation": loading.attention}
+    config = getattr(transformers, f"{size.family}Config")(
+        vision_config=dict(size.vision), text_config=dict(size.text), image_token_id=IMAGE_ID
+    )
+    with torch.device("meta"):
+        model = getattr(transformers, f"{size.family}ForConditionalGeneration")._from_config(
+            config, dtype=dtype, **kernel
+        )
+    return Plan(size, model, device, host_options or {})

@@ -1,0 +1,234 @@
+"""CogVLM-chat of 2023 and its v1.1 (`CogVLMForCausalLM`): an EVA2-CLIP tower with a class token, 1225 patches between
+two learned rows, and a Vicuna in which the rows of a picture have weights of their own (visual experts).
+
+Token types say which rows those are, and are reduced with them. All patches of a picture stand at one position, so
+that no word moves when some of them leave. The two learned rows, begin and end of a picture, stay.
+
+The checkpoint's own code could not be read here. Attribute paths were checked against published relatives of it: the
+code of CogVLM2 (Niky-san/cogvlm2_surce at 7982d39), whose language side is that of this model but for its grouped keys,
+a copy of CogAgent's, an adapted copy of `visual.py`, and the `util.py` of transformers' never merged port
+(huggingface/transformers, src/transformers/models/cogvlm at 92657d1).
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import EXPERTS, Prompt, Tap, Tiles
+from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.remote import seam
+from llava_consensus.hosts.remote.checks import OWN
+from llava_consensus.hosts.remote.model import RemoteModel, real_rows, rows_with
+from llava_consensus.hosts.remote.shape import read_cogvlm
+from llava_consensus.hosts.sequence.layout import RowKinds
+from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence
+from llava_consensus.hosts.tower.taps import split_heads
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.tokens import Need
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+VISION = 1  # token type of the rows of a picture
+ENDS = 2  # learned rows around its patches
+
+
+class EvaTower:
+    """The blocks of EVA2-CLIP, norms behind attention and MLP, with a gated projector that takes each patch alone."""
+
+    classes = 1
+    members: Tensor | None = None
+    offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
+
+    def __init__(self, vision: Any, config: dict[str, Any]) -> None:
+        self.vision, self.blocks = vision, list(vision.transformer.layers)
+        self.feature_block = len(self.blocks) - 1
+        self.side: int = config["image_size"] // config["patch_size"]
+        self.tokens = self.side**2
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pictures through tower and projector, without the learned rows: [P, 3, h, w] -> [P, N, D]."""
+        projected: Tensor = self.vision(pixels)[:, 1:-1]
+        return projected
+
+    def project(self, features: Tensor) -> Tensor:
+        """The projector: [..., D_v] -> [..., D]."""
+        projected: Tensor = self.vision.linear_proj(features)
+        return projected
+
+    def scale(self, block: int) -> float:
+        """What the products of queries and keys of a block are multiplied with."""
+        return float(self.blocks[block].attention.scale)
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """The projection of one block, and the output of another."""
+        attending, taps = self.blocks[attention].attention, []
+
+        def packed(output: Tensor) -> dict[str, Tensor]:
+            query, key, _ = (split_heads(part, attending.num_heads) for part in output.chunk(3, -1))
+            return {"query": query, "key": key}
+
+        if Need.ATTENTION in needs:
+            taps.append(Tap(attending.query_key_value, packed))
+        if Need.FEATURES in needs:
+            taps.append(Tap(self.blocks[features], lambda output: {"features": output[:, 1:]}))
+        if Need.CLASS_FEATURE in needs:
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": output[:, 0]}))
+        return taps
+
+
+class CogDecoder(LlamaDecoder):
+    """The language model, whose rows are projected by the weights for words, or where `experts` [R, S] is not 0 by
+    those for pictures.
+    """
+
+    cache_axis = 2
+
+    def __init__(self, module: Any, experts: Tensor | None = None) -> None:
+        super().__init__(module)
+        self.kernel = "sdpa"
+        self._experts = experts
+
+    def choosing(self, experts: Tensor) -> "CogDecoder":
+        """The decoder for sequences with pictures."""
+        return CogDecoder(self.module, experts)
+
+    def query(self, layer: int, normed: Tensor) -> Tensor:
+        """Queries of words before rotation: [R, L, D] -> [R, H, L, d]."""
+        attention = self.layers[layer].self_attn
+        return split_heads(attention.language_expert_query_key_value(normed).chunk(3, -1)[0], attention.num_heads)
+
+    def key(self, layer: int, normed: Tensor) -> Tensor:
+        """Keys before rotation: [R, S, D] -> [R, H, S, d]."""
+        attention = self.layers[layer].self_attn
+        key = attention.language_expert_query_key_value(normed).chunk(3, -1)[1]
+        if self._experts is not None:
+            visual = attention.vision_expert_query_key_value(normed).chunk(3, -1)[1]
+            key = torch.where(self._experts.bool()[..., None], visual, key)
+        return split_heads(key, attention.num_heads)
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] for positions [R, S]: the model's own module rotates and gives no angles."""
+        frequencies = self.layers[0].self_attn.rotary_emb.inv_freq
+        angles = positions[..., None].to(frequencies) * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+
+
+class CogVLM(RemoteModel):
+    """A view of a `CogVLMForCausalLM`."""
+
+    inlet = "model.encode_images"
+
+    @property
+    def tower(self) -> EvaTower:
+        """The vision side."""
+        return EvaTower(self.module.model.vision, self.module.config.vision_config)
+
+    @property
+    def decoder(self) -> CogDecoder:
+        """The language side."""
+        return CogDecoder(self.module.model)
+
+    @staticmethod
+    def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reduced features in place of those of the pictures."""
+        inner = attachment.here.module.model
+        features = seam.taken(attachment)
+        return (plain or type(inner).encode_images.__get__(inner))(*args, **kwargs) if features is None else features
+
+    def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
+        """The rows of type 1 of every prompt are its picture; the first and the last of them are no candidates."""
+        types, real = inputs.get("token_type_ids"), real_rows(inputs).cpu()
+        if types is None or not (visual := (types.cpu() == VISION) & real).any():
+            return None
+        size, counts = self.tower.tokens, visual.sum(1, keepdim=True)
+        if not bool(((counts == 0) | (counts == size + ENDS)).all()):
+            raise OptionError(
+                f"a picture of this model is {size + ENDS} rows of token type {VISION}: pass what its own "
+                "build_conversation_input_ids gives, and truncate nothing"
+            )
+        token = visual.cumsum(1) - ENDS
+        token = token.where(visual & (token >= 0) & (token < size), -1)
+        picture = ((counts > 0).cumsum(0) - 1).expand_as(token).where(visual, -1)
+        return RowKinds(real, picture, torch.where(token >= 0, 0, -1), token, seam.answer_rows(inputs))
+
+    def pixels(self, inputs: dict[str, Any]) -> Tensor:
+        """One picture of every prompt that has some."""
+        images = [image for row in inputs.get("images") or () for image in row]
+        rows = int((inputs["token_type_ids"] == VISION).any(1).sum())
+        if len(images) != rows:
+            raise OptionError(f"{len(images)} images, and {rows} prompts have rows for one: pass one for each of them")
+        return torch.stack(images)
+
+    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Sequence:
+        """Words, and patches between the two learned rows."""
+        inner, types = self.module.model, inputs["token_type_ids"]
+        projected = torch.cat([tile.projected for tile in tiles])
+        ends = [row.to(projected).expand(len(projected), -1, -1) for row in (inner.vision.boi, inner.vision.eoi)]
+        pictures = torch.cat((ends[0], projected, ends[1]), dim=1).flatten(0, 1)
+        visual = types == VISION
+        embeds = rows_with(kinds.picture >= 0, pictures, inner.embed_tokens(inputs["input_ids"]))
+        experts = visual & torch.nn.functional.pad(visual, (0, 1))[:, 1:]  # the last row of a picture counts as a word
+        channels = seam.word_channels(inputs, self.module.config.pad_token_id or 0)
+        channels["token_type_ids"] = Channel(types, 0, Rule.SOURCE)
+        channels[EXPERTS] = Channel(experts.long(), 0, Rule.SOURCE)
+        return Sequence(embeds, kinds.real.to(embeds.device), self._positions(inputs), channels)
+
+    def _positions(self, inputs: dict[str, Any]) -> Tensor:
+        """Positions [R, S] that were given, or by the model's own rule."""
+        positions: Tensor | None = inputs.get("position_ids")
+        if positions is None:
+            words = {name: inputs.get(name) for name in ("input_ids", "token_type_ids", "attention_mask")}
+            positions = self.module.prepare_inputs_for_generation(**words)["position_ids"]
+        assert positions is not None
+        return positions
+
+    def features(self, out: Sequence) -> Tensor:
+        """The rows of all pictures, as one: [1, rows, D]."""
+        return out.embeds[(out.channels["token_type_ids"].values == VISION) & out.real][None]
+
+    def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
+        """Types and positions of the rows that are left."""
+        types = {"token_type_ids": out.channels["token_type_ids"].values, "position_ids": out.positions}
+        return {**seam.word_arguments(out), **types}
+
+    def shape(self, text: int) -> Shape:
+        """Sizes of the model."""
+        return read_cogvlm(self.module, text)
+
+    def picture(self, tokenizer: Any, image: "Image") -> Tensor:
+        """A picture as the model's own prompt has it."""
+        pixels: Tensor = self._conversation(tokenizer, "", None, image)["images"][0]
+        return pixels
+
+    def prompt(self, tokenizer: Any, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+        """The model's own conversation about one picture, or none."""
+        from PIL.Image import new
+
+        if pictures > 1:
+            raise OptionError(f"{pictures} pictures in a prompt: CogVLM reads one")
+        image = new("RGB", (1, 1)) if pictures else None
+        built = self._conversation(tokenizer, prompt.text, prompt.conversation, image)
+        return {name: built[name] for name in ("input_ids", "token_type_ids")}
+
+    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
+        """As many pictures of nothing."""
+        return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
+
+    def own(self, tokenizer: Any, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
+        """What the model's authors pass."""
+        built = self._conversation(tokenizer, prompt.text, prompt.conversation, image)
+        device, dtype = self.module.device, self.module.dtype
+        words = {name: built[name][None].to(device) for name in ("input_ids", "token_type_ids", "attention_mask")}
+        return {**words, "images": [[built["images"][0].to(device, dtype)]]}
+
+    def _conversation(self, tokenizer: Any, text: str, template: str | None, image: "Image | None") -> dict[str, Any]:
+        images = None if image is None else [image.convert("RGB")]
+        built: dict[str, Any] = self.module.build_conversation_input_ids(
+            tokenizer, query=text, history=[], images=images, template_version=None if template == OWN else template
+        )
+        return built
