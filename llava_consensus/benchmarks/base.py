@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.files import Record, read_lines
+from llava_consensus.files import Record, read_answers, read_lines
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
@@ -39,6 +39,7 @@ class DataFile:
     source: str
     sha256: str = ""  # of the known version, where there is one and it is known
     optional: bool = False  # scored or exported with it, asked without
+    exported: bool = False  # optional, but nothing is exported without it
 
 
 def option(*values: str, line: str, asks: bool = False) -> Any:
@@ -128,6 +129,26 @@ class Benchmark(ABC):
         Raises:
             DataError: a file is missing or damaged, or the answers are not to these questions.
         """
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        """The right answer to show beside an answer, by index; nothing where that is not one short text."""
+        return {}
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """The answers in a file or folder: LLaVA's lines, or an official form of this benchmark, told by its content.
+
+        Raises:
+            DataError: it is neither.
+        """
+        return read_answers(path)
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score` of a file; where that holds finished grades of a judge, what they come to."""
+        return self.score(self.read(path, data), data)
+
+    def scored_by(self, data: Path) -> str | None:
+        """Who scores it where `score` alone cannot; None where it can, once its files are there."""
+        return None
 
     @property
     def question_file(self) -> str:

@@ -7,7 +7,7 @@ Scored by exact match after LLaVA's conversion, with the official script's whole
 Must match: LLaVA-1.5-7B 62.0 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,11 @@ class GQA(Benchmark):
     licence = "annotations CC BY 4.0; Visual Genome pictures"
 
     consistency: str = option("no", "yes", line="of answers to questions that entail each other")
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        questions = self.load(data)
+        gold = _gold(self.place(data) / FILES[1].path, questions)
+        return {question.index: gold[str(question.question_id)]["answer"] for question in questions}
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """The official report over the answered questions; `complete` says whether those are all.

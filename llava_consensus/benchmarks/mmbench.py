@@ -25,6 +25,7 @@ from llava_consensus.files import Record, write_out
 from llava_consensus.scorers import mean
 from llava_consensus.scorers import mmbench as scorer
 
+SHEET = b"PK"  # how an xlsx file begins
 OPTIONS = ("A", "B", "C", "D")
 DROPPED = ["hint", "category", "source", "image", "comment", "l2-category"]  # not part of a submission
 SERVER = "https://download.openmmlab.com/mmclassification/datasets/mmbench/{}"
@@ -78,6 +79,16 @@ class MMBench(Benchmark):
             questions.append(replace(question, category=str(row.get("category", "default"))))
         return questions
 
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction."""
+        if not path.is_file() or path.read_bytes()[:2] != SHEET:
+            return super().read(path, data)
+        return [{"question_id": index, "text": text} for index, text in tables.predictions(path)]
+
+    def scored_by(self, data: Path) -> str | None:
+        """The server, for test."""
+        return None if self.split == "dev" else "its server"
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Circular `accuracy` in percent over the questions with an answer, `single` (each row by itself), `splits`.
 
@@ -85,7 +96,7 @@ class MMBench(Benchmark):
         rule could read. `splits` are fractions by ability, as VLMEvalKit reports them.
         """
         joined, rows = self.answered(records, data)
-        table = tables.rows(self._table(data))
+        table = tables.rows(self._table(data), ("index", *OPTIONS))
         letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
         extracted: list[dict[str, Any]] = [
             {
@@ -112,8 +123,9 @@ class MMBench(Benchmark):
 
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
-        table = tables.rows(self._table(data))
-        joined = base.join(records, self.load(data))
+        table = tables.rows(self._table(data), ("index", *OPTIONS))
+        asked = [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)]
+        joined = base.join(records, asked)
         rows = []
         for index, record in joined.answers.items():
             options = {letter: table[index][letter] for letter in OPTIONS if not tables.empty(table[index][letter])}

@@ -80,6 +80,25 @@ class MME(Benchmark):
                 )
         return questions
 
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or the official results folder: a file for each task, lines of four fields."""
+        if not path.is_dir():
+            return super().read(path, data)
+        known = {(_task(one), _stem(str(one.question_id)), _cut(one.text)): one for one in self.load(data)}
+        records = []
+        for file in sorted(path.glob("*.txt")):
+            for number, line in enumerate(read_text(file).splitlines(), start=1):
+                fields = line.split("\t")
+                if len(fields) != 4:
+                    raise DataError(f"{file}, line {number}: {len(fields)} fields between tabs instead of 4")
+                place = f"{file.stem}/{fields[0]}"
+                question = known.get((file.stem, _stem(place), _cut(fields[1])))
+                key, prompt = (question.question_id, question.text) if question else (place, fields[1])
+                records.append({"question_id": key, "prompt": prompt, "text": fields[3]})
+        if not records:
+            raise DataError(f"{path}: no <task>.txt with answers in it: not the official results folder")
+        return records
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """`perception` (of 2000) and `cognition` (of 800), each task's acc, acc+ (percent) and score (of 200)."""
         questions = self.load(data)
@@ -137,6 +156,11 @@ def _task(question: Question) -> str:
     return str(question.question_id).split("/")[0]
 
 
+def _stem(name: str) -> str:
+    """The name of a picture without folders and endings, by which official lines know it."""
+    return name.split("/")[-1].split(".")[0]
+
+
 def _cut(prompt: str) -> str:
     """The bare question of a prompt, as LLaVA's converter finds it."""
     bare = prompt.replace(base.SHORT.strip(), "").strip() if base.SHORT.strip() in prompt else prompt
@@ -163,7 +187,7 @@ def _gold(folder: Path, questions: Sequence[Question]) -> dict[int, Gold]:
         task = _task(question)
         if task not in task_lines:
             task_lines[task] = _lines(folder, task)
-        file = str(question.question_id).split("/")[-1].split(".")[0] + ".txt"
+        file = _stem(str(question.question_id)) + ".txt"
         texts = [f"{_cut(question.text)}{space}{PLEASE}" for space in (" ", "  ")]
         text = next((text for text in texts if (file, text) in task_lines[task]), None)
         if text is None:

@@ -9,6 +9,7 @@ Must match: LLaVA-1.5-7B 31.1 with gpt-4-0613 (https://arxiv.org/abs/2310.03744)
 the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers of one judge.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, judged, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json, write_out
+from llava_consensus.files import Record, read_json, read_text, write_out
 
 FILES = (
     DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
@@ -44,6 +45,35 @@ class MMVet(Benchmark):
     count = 218
     max_new_tokens = 1024
     licence = "CC BY-NC 4.0; pictures from the web"
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or an official result file: `v1_<question_id>` -> answer text."""
+        whole = _whole(path)
+        if whole is None:
+            return super().read(path, data)
+        return [{"question_id": _number(key), "text": answer} for key, answer in whole.items()]
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
+        from llava_consensus.scorers import mm_vet as scorer  # with numpy: only now
+
+        whole = _whole(path) or {}
+        if not whole or not all(isinstance(one, dict) and "score" in one for one in whole.values()):
+            return super().score_file(path, data)
+        gold = self.gold(data, self.load(data))
+        graded = {key: one["score"] for key, one in whole.items() if key in gold}
+        if not graded:
+            raise DataError(f"{path}: grades of other samples than those of {self.place(data)}")
+        runs = min(len(scores) for scores in graded.values())
+
+        numbers = scorer.evaluate({key: gold[key]["capability"] for key in graded}, graded, runs)
+        counts = {"asked": len(gold), "graded": len(graded), "missing": len(gold) - len(graded)}
+        counts["unknown"] = len(whole) - len(graded)
+        return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}
+
+    def scored_by(self, data: Path) -> str | None:
+        """A judge model."""
+        return "a judge"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """The scores computed without a judge; `total` is None."""
@@ -82,6 +112,22 @@ class MMVet(Benchmark):
                 f"another version? Get it: {FILES[1].source}"
             )
         return samples
+
+
+def _whole(path: Path) -> dict[str, Any] | None:
+    """The content of a file that is one object by sample; None of a file of lines."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(read_text(path))
+        if isinstance(content, dict) and "question_id" not in content:
+            return content
+    return None
+
+
+def _number(key: str) -> int | str:
+    number = key.removeprefix("v1_")
+    return int(number) if number.isdecimal() else key
 
 
 def key_of(question: Question) -> str:

@@ -8,7 +8,7 @@ Scored by the official parsing; the headline is the mean F1 of random, popular a
 Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ class POPE(Benchmark):
     count = 8910
     max_new_tokens = 128
     licence = "MIT; COCO pictures"
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        return _labels(self.place(data), self.load(data))
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.

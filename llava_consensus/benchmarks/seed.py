@@ -19,7 +19,7 @@ from typing import Any
 from llava_consensus.benchmarks import base, submission
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json, write_out
+from llava_consensus.files import Record, read_json, read_lines, read_text, write_out
 from llava_consensus.scorers import seed as scorer
 
 FILES = (
@@ -46,6 +46,13 @@ class SEED(Benchmark):
     max_new_tokens = 128
     licence = "CC BY-NC 4.0: research only"
 
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or an official upload: lines, or one list, of `question_id` and `prediction`."""
+        if not path.is_file() or "prediction" not in (text := read_text(path)):
+            return super().read(path, data)
+        rows = read_json(path, kind=list) if text.lstrip().startswith("[") else read_lines(path, ("question_id",))
+        return [{"text": row.get("prediction"), **row} if isinstance(row, dict) else row for row in rows]
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy in percent over the answered questions, of pictures, of videos and by name of type.
 
@@ -55,8 +62,8 @@ class SEED(Benchmark):
         questions = self.load(data)
         annotations, names = _annotations(self.place(data) / FILES[1].path)
         joined = base.join(records, questions, _of_question, _of_record)
-        texts = {questions[index].question_id: record["text"] for index, record in joined.answers.items()}
-        asked_ids = {question.question_id for question in questions}
+        texts = {_of_question(questions[index]): record["text"] for index, record in joined.answers.items()}
+        asked_ids = {_of_question(question) for question in questions}
         annotated = [annotation for annotation in annotations if scorer.key(annotation["question_id"]) in asked_ids]
         numbers = scorer.evaluate(
             [annotation for annotation in annotated if scorer.key(annotation["question_id"]) in texts], texts
@@ -77,7 +84,7 @@ class SEED(Benchmark):
                 "group": names.get(types[key], str(types[key])),
             }
             for index, record in joined.answers.items()
-            if (key := questions[index].question_id) in right
+            if (key := _of_question(questions[index])) in right
         ]
         return base.report(self.name, joined, numbers, extracted)
 

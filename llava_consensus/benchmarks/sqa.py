@@ -59,10 +59,12 @@ class ScienceQA(Benchmark):
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
 
-        `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file.
+        `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file. Without LLaVA's
+        question file, `problems.json` and `pid_splits.json` are enough: a question has a picture where its answer's
+        prompt says so, as in that script.
         """
         folder = self.place(data)
-        questions = self.load(data)
+        questions = self.load(data) if (folder / self.question_file).is_file() else _without_file(folder, records)
         problems, split = _gold(folder, questions)
         joined = base.join(records, questions)
         answers = {
@@ -93,6 +95,15 @@ def _question(path: Path, number: int, row: Any) -> Question:
     if not isinstance(key, str) or not isinstance(image, str | None):
         raise DataError(f"{path}, entry {number}: id or image is of the wrong type")
     return Question(number - 1, key, (image,) if image else (), text, prompt=MARK + text if image else text)
+
+
+def _without_file(folder: Path, records: Sequence[Record]) -> list[Question]:
+    """The questions of the test split, with a picture where the prompt of their answer has one."""
+    base.require(folder, FILES[1:])
+    split = read_json(folder / FILES[2].path, kind=dict).get("test")
+    ids = split if isinstance(split, list) else []
+    seeing = {record["question_id"] for record in records if MARK.strip() in str(record.get("prompt"))}
+    return [Question(index, key, ("image.png",) if key in seeing else (), "") for index, key in enumerate(ids)]
 
 
 def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:

@@ -7,6 +7,8 @@ two tables read are kept; a file that changed is read again. Used by `mmbench.py
 import base64
 import binascii
 import io
+import zipfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +26,29 @@ SHORTEST = 64  # characters; a shorter picture is the index of the row that has 
 
 
 def read(path: Path) -> "DataFrame":
-    """The table, which has every column of FIELDS; the caller must not change it."""
+    """The table, which has an index in every row; the caller must not change it."""
     return _table(*_stamp(path))
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows in file order."""
+def rows(path: Path, columns: Sequence[str] = FIELDS) -> list[dict[str, Any]]:
+    """The rows in file order; DataError unless the table has these columns."""
+    absent = [name for name in columns if name not in read(path)]
+    if absent:
+        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
     return _rows(*_stamp(path))[0]
+
+
+def predictions(path: Path) -> list[tuple[int, str]]:
+    """Index and prediction of the rows of a sheet as `export` and VLMEvalKit write it; an empty cell reads `nan`, as
+    there.
+    """
+    import pandas
+
+    try:
+        table = pandas.read_excel(path, dtype={"prediction": str})
+        return [(int(index), str(text)) for index, text in zip(table["index"], table["prediction"], strict=True)]
+    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a sheet with columns index and prediction ({error})") from error
 
 
 def names(path: Path) -> list[str]:
@@ -100,9 +118,8 @@ def _table(path: Path, *_stamp: int) -> "DataFrame":
         table = pandas.read_table(path)
     except (ValueError, pandas.errors.ParserError) as error:
         raise DataError(f"{path}: not a table of tabs ({error}): damaged or cut off, fetch it again") from error
-    absent = [name for name in FIELDS if name not in table]
-    if absent:
-        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
+    if "index" not in table:
+        raise DataError(f"{path}: no column index: not an MMBench table")
     if not table["index"].map(lambda index: isinstance(index, int)).all():
         raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
     return table
@@ -112,7 +129,7 @@ def _table(path: Path, *_stamp: int) -> "DataFrame":
 def _rows(path: Path, *stamp: int) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
     """The rows, the name of each row's picture, and the pictures by name."""
     rows = _table(path, *stamp).to_dict("records")
-    images = {str(row["index"]): str(row["image"]) for row in rows}
+    images = {str(row["index"]): str(row.get("image")) for row in rows}
     images |= {name: images[image] for name, image in images.items() if len(image) <= SHORTEST and image in images}
     first: dict[str, str] = {}
     for name, image in images.items():

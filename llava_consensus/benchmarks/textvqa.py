@@ -9,7 +9,7 @@ repeats, so an answer finds its annotation by image id and lower-cased question,
 Must match: LLaVA-1.5-7B 58.2 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ class TextVQA(Benchmark):
         if self.ocr == "with":
             return questions
         return [replace(question, text=_without_ocr(question.text)) for question in questions]
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        """The most frequent of a question's ten answers."""
+        given = _references(self.place(data) / FILES[1].path)
+        questions = super().load(data)
+        known = {question.index: given.get(_key_of_question(question), []) for question in questions}
+        return {index: max(answers, key=answers.count) for index, answers in known.items() if answers}
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy in percent over the answered questions; `correct` is the share of agreement, 0 to 1."""

@@ -10,6 +10,7 @@ Video-LLaVA pairs answers by position and, run in several chunks, gives every ch
 they are joined by id, and files that disagree stop with the place where they do.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class VideoQA(Benchmark):
         """All questions in file order, with the names of their videos in a folder where one is given."""
         return _questions(self.place(data), videos)
 
+    def scored_by(self, data: Path) -> str | None:
+        """A judge model."""
+        return "a judge"
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """The scores computed without a judge; `accuracy` and `average_score` are None.
 
@@ -78,6 +83,27 @@ class VideoQA(Benchmark):
         write_out(target, "".join(lines).encode())
         return submission.audit(records, questions) | {"written": len(lines)}
 
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or a prediction file of Video-LLaVA."""
+        first = read_text(path).partition("\n")[0] if path.is_file() else ""
+        return read_predictions(path) if "'pred'" in first or '"pred"' in first else super().read(path, data)
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score`, or of a finished combined file of the official script (`{id: [reply, question]}`) its averages."""
+        replies = _replies(path)
+        if replies is None:
+            return super().score_file(path, data)
+        questions = {str(question.question_id) for question in self.all(data)}
+        known = {key: reply for key, reply in replies.items() if key in questions}
+        if not known:
+            raise DataError(f"{path}: grades of other questions than those of {self.place(data)}")
+        numbers = scorer.evaluate(list(known.values()))
+        asked = min(self.count, len(questions)) if len(known) <= FIRST else len(questions)
+        counts = {"asked": asked, "graded": len(known), "missing": max(0, asked - len(known))}
+        counts["unknown"] = len(replies) - len(known)
+        accuracy = {"accuracy": base.percent(numbers["accuracy"])}
+        return {"benchmark": self.name, **numbers, **accuracy, "complete": not counts["missing"], "counts": counts}
+
     def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:
         """Answers by question, and the right answer of every question; DataError if a record states another."""
         place = self.place(data)
@@ -93,6 +119,17 @@ class VideoQA(Benchmark):
                     "answers. Leave the answers out, or pair them again by id"
                 )
         return joined, references
+
+
+def _replies(path: Path) -> dict[str, Any] | None:
+    """The parsed replies of a combined file by question; None of any other file."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(read_text(path))
+        if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
+            return {key: one[0] for key, one in content.items()}
+    return None
 
 
 def read_predictions(path: Path) -> list[Record]:

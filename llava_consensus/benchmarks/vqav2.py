@@ -24,7 +24,7 @@ from llava_consensus.files import Record, read_json, write_out
 from llava_consensus.scorers import mean, vqa_text
 from llava_consensus.scorers import vqav2 as scorer
 
-WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True)
+WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True, exported=True)
 OFFICIAL = "visualqa.org/download.html"
 NUMBER = re.compile(r"\d+")
 
@@ -104,6 +104,10 @@ class VQAv2(Benchmark):
         base.require(self.place(data), (self._chosen_split.questions, self._chosen_split.annotations))
         path = self.place(data) / self._chosen_split.questions.path
         return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
+
+    def scored_by(self, data: Path) -> str | None:
+        """EvalAI, where there are no annotations."""
+        return None if (self.place(data) / self._chosen_split.annotations.path).is_file() else "EvalAI"
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Official accuracy in percent over the answered questions; None without annotations.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.benchmarks import Benchmark, judged
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_answers
+from llava_consensus.files import Record
 from llava_consensus.judge.prompts import Prompt
 
 
@@ -99,10 +99,6 @@ class Grader(ABC):
     @abstractmethod
     def official(self, tree: ast.Module, origin: str) -> Prompt | None:
         """The prompt in the syntax tree of the official script; nothing in it is executed. None where it has none."""
-
-    def read(self, path: Path) -> list[Record]:
-        """An answer file, LLaVA's or the official one of this benchmark."""
-        return read_answers(path)
 
     @abstractmethod
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:

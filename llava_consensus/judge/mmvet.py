@@ -5,7 +5,6 @@ without asking anybody. What is read out of a reply and the arithmetic are in `s
 """
 
 import ast
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 
 from llava_consensus.benchmarks import base
 from llava_consensus.benchmarks.mmvet import MMVet, key_of
-from llava_consensus.files import Record, read_answers, read_text
+from llava_consensus.files import Record
 from llava_consensus.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import Prompt
 from llava_consensus.scorers import mm_vet as scorer
@@ -79,17 +78,6 @@ class MMVetGrader(Grader):
             return None
         pieces = (tables[-1] + "\n", "question", " | ", "answer", " | ", "prediction", " | ")
         return Prompt((("user", pieces),), reminders[0], origin)
-
-    def read(self, path: Path) -> list[Record]:
-        """Answers in LLaVA's form, or an official result file."""
-        text = read_text(path)
-        try:
-            whole = json.loads(text)
-        except (ValueError, RecursionError):
-            whole = None
-        if not isinstance(whole, dict) or "question_id" in whole:
-            return read_answers(path)
-        return [{"question_id": _number(key), "text": answer} for key, answer in whole.items()]
 
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """The answered questions, in file order."""
@@ -164,11 +152,6 @@ class MMVetGrader(Grader):
 
 def _joins(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "join" for one in ast.walk(node))
-
-
-def _number(key: str) -> int | str:
-    number = key.removeprefix("v1_")
-    return int(number) if number.isdecimal() else key
 
 
 def _without_nan(value: Any) -> Any:

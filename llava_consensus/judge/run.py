@@ -20,6 +20,7 @@ from typing import Any
 from tqdm import tqdm
 
 from llava_consensus.benchmarks import judged
+from llava_consensus.errors import Interrupted
 from llava_consensus.files import ANSWERS, CONFIG, Record, canonical, write_json, write_metrics
 from llava_consensus.judge import cost, graders
 from llava_consensus.judge.client import Client
@@ -28,6 +29,7 @@ from llava_consensus.judge.grader import Grader, Sample, Verdict
 from llava_consensus.judge.grading import Grading, JudgeConfig
 from llava_consensus.judge.prompts import Prompt
 from llava_consensus.judge.store import Replies, Reply, key_of
+from llava_consensus.shapes import misread
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +52,18 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
 
     Raises:
         JudgeError: the judge cannot be asked; what was heard is stored, and the same call goes on.
+        Interrupted: Ctrl-C or a signal that asks to stop; the same.
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
     grader = graders.get(config.benchmark)
     prompt = grader.prompt(config.prompt_from)
-    records = grader.read(config.answers)
-    found, counts = grader.samples(records, config.data)
+    place = f"{config.answers}, or a file in {grader.benchmark.place(config.data)}"
+    with misread(place):
+        records = grader.benchmark.read(config.answers, config.data)
+        found, counts = grader.samples(records, config.data)
+        beside = _beside(config, grader, records)
     samples = _count_copies(found)
     gradings = [Grading(grader, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
-    beside = _beside(config, grader, records)
     with Replies(config.out) as replies:
         expected = _recall(gradings, replies, grader, config)
         if dry:
@@ -67,7 +72,8 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         spent = _finish(gradings, replies, config, progress)
         record = {"failed_tries": _tries(gradings, replies.failed), "in_flight": _tries(gradings, replies.in_flight)}
     verdicts = _verdicts(gradings, config.runs)
-    numbers = grader.report(samples, verdicts, config.data, config.runs)
+    with misread(place):
+        numbers = grader.report(samples, verdicts, config.data, config.runs)
     lacking = len(samples) - len(verdicts)
     metrics = {
         "benchmark": config.benchmark,
@@ -118,6 +124,8 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     try:
         if pending:
             asyncio.run(_ask(pending, replies, config, tqdm(total=len(pending), unit="q", disable=not progress)))
+    except KeyboardInterrupt:
+        raise Interrupted(_stopped(gradings, replies)) from None
     finally:
         fresh = [reply for key, reply in replies.known.items() if key not in known]
         spent = cost.spent(fresh, config.prices)
@@ -126,6 +134,14 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     for grading in failed[:SHOWN]:
         log.warning("%s, run %d: not graded: %s", grading.sample.key, grading.run + 1, grading.failure)
     return spent
+
+
+def _stopped(gradings: Sequence[Grading], replies: Replies) -> str:
+    """What was done when a run is stopped; what it cost is said beside it."""
+    done = sum(grading.outcome is not None for grading in gradings)
+    cut = sum(count > 0 for count in replies.under_way.values())
+    lost = f" {cut} requests were under way and may be charged." if cut else ""
+    return f"stopped after {done} of {len(gradings)} grades.{lost} The same command goes on: {replies.path}"
 
 
 async def _ask(pending: Sequence[Grading], replies: Replies, config: JudgeConfig, bar: Any) -> None:
@@ -184,7 +200,7 @@ def _beside(config: JudgeConfig, grader: Grader, records: Sequence[Record]) -> d
     """The scores computed without a judge, and the agreement with the unpruned model's answers."""
     numbers = grader.unjudged(grader.benchmark.score(records, config.data))
     if config.full_answers:
-        numbers |= judged.agreement(records, grader.read(config.full_answers))
+        numbers |= judged.agreement(records, grader.benchmark.read(config.full_answers, config.data))
     return numbers
 
 

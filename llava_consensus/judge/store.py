@@ -45,6 +45,7 @@ class Replies:
         self.known: dict[str, Reply] = {}
         self.failed: Counter[str] = Counter()  # tries without a usable reply, by request
         self.in_flight: Counter[str] = Counter()  # sent, and never heard of again: their process was stopped
+        self.under_way: Counter[str] = Counter()  # sent by this process, and not heard of yet
         self.repairs: list[str] = []
         self.hide: Callable[[Any], Any] = lambda value: value  # takes the server's key out of what is written
         try:
@@ -61,17 +62,20 @@ class Replies:
     def sent(self, key: str) -> None:
         """Notes that a request goes out; if nothing follows, its process was stopped and it may have been charged."""
         self._append({"event": "sent", "key": key}, sync=False)
+        self.under_way[key] += 1
 
     def fail(self, key: str, reason: str) -> None:
         """Notes a try that got no usable reply."""
         self._append({"event": "failed", "key": key, "reason": self.hide(reason)}, sync=False)
         self.failed[key] += 1
+        self.under_way[key] -= 1
 
     def add(self, key: str, request: Mapping[str, Any], reply: Reply, raw: Any, at: str) -> None:
         """Stores a reply; when this returns it is on the disk."""
         heard = self.hide({"request": request, **reply._asdict(), "raw": raw})
         self._append({"event": "reply", "key": key, "at": at, **heard})
         self.known[key] = reply
+        self.under_way[key] -= 1
 
     def _append(self, line: Record, sync: bool = True) -> None:
         check_lock(self._lock, self.path.with_name(LOCK))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llava_consensus.benchmarks import base
-from llava_consensus.benchmarks.video_qa import VideoQA, read_predictions
-from llava_consensus.files import Record, read_answers, read_text
+from llava_consensus.benchmarks.video_qa import VideoQA
+from llava_consensus.files import Record
 from llava_consensus.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdicts
 from llava_consensus.judge.prompts import Pieces, Prompt
 from llava_consensus.scorers import video_qa as scorer
@@ -69,11 +69,6 @@ class VideoQAGrader(Grader):
             if slots == set(SLOTS.values()) and any(VERDICT in text for _, pieces in messages for text in pieces[::2]):
                 return Prompt(messages, origin=origin)
         return None
-
-    def read(self, path: Path) -> list[Record]:
-        """Answers in LLaVA's form, or a prediction file of Video-LLaVA."""
-        first = read_text(path).partition("\n")[0]
-        return read_predictions(path) if "'pred'" in first or '"pred"' in first else read_answers(path)
 
     def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
         """The answered questions, in file order; of two with one id the later counts, as in the official script."""

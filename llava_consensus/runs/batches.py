@@ -6,8 +6,8 @@ what does the same in a process of its own, shard by shard (`workers/`).
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,20 +16,22 @@ import shortuuid
 from llava_consensus.benchmarks import Question
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.files import Record
-from llava_consensus.hosts import Answer, Encoded, Host
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.hosts import CLIPS, Answer, Encoded, Host, Loading
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.runs import failures
 from llava_consensus.runs.checksums import of_pictures, signed
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.costs import AnswerCosts
 from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
-from llava_consensus.runs.matching import budget_of
+from llava_consensus.runs.matching import budget_of, shape_of
 from llava_consensus.runs.store import run_name, write_shard
 from llava_consensus.runs.workers import Result, Shard
 
 log = logging.getLogger(__name__)
 
-HostLoader = Callable[[str, str, str], Host]  # model, device, dtype
+DECIMALS = 6  # of measures
+
+HostLoader = Callable[[str, Loading, Mapping[str, str]], Host]  # model, loading, options of the host
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Asker:
 
     plan: Plan
     host: Host
-    budget: Budget
+    budget: Budget | Share
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
@@ -100,12 +102,24 @@ class Asker:
                 "before": answer.before,
                 "after": answer.after,
                 "structural": answer.structural,
+                **self._resolved(answer),
+                **_measures(answer),
                 "notes": list(answer.notes),
-                **self._costs.of(answer.prefill, self.plan.shown(question)),
+                **({"videos": CLIPS if self.plan.clips else "frames"} if self.plan.benchmark.frames else {}),
+                **self._costs.of(answer.prefill, self.plan.shown(question), self._tokens(answer)),
                 **(of_pictures(self.plan.pictures(question)) if self.plan.content is None else {}),
             },
         }
         return signed(record)
+
+    def _tokens(self, answer: Answer) -> list[int]:
+        """The tokens a share comes to, picture by picture; nothing for a number of tokens."""
+        share = self.budget
+        return [share.of(outcome.before).tokens for outcome in answer.outcomes] if isinstance(share, Share) else []
+
+    def _resolved(self, answer: Answer) -> Record:
+        """The budget of each picture where it is a share, beside it."""
+        return {"share": self.budget.share, "budgets": self._tokens(answer)} if isinstance(self.budget, Share) else {}
 
     @cached_property
     def _run(self) -> str:
@@ -113,7 +127,18 @@ class Asker:
 
     @cached_property
     def _costs(self) -> AnswerCosts:
-        return AnswerCosts(self.plan.method, self.budget, self.host.shape())
+        return AnswerCosts(self.plan.method, self.budget, shape_of(self.plan, self.host))
+
+
+def _measures(answer: Answer) -> Record:
+    """What the method says of its choices, picture by picture; nothing for a method that says nothing."""
+    told = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
+    pictures = [
+        {name: values[0].double().round(decimals=DECIMALS).tolist() for name, values in measures.items()}
+        for measures in told
+        if measures
+    ]
+    return {"measures": pictures} if pictures else {}
 
 
 @dataclass(frozen=True)
@@ -129,12 +154,13 @@ class WorkerFactory:
     @property
     def gpus(self) -> int:
         """GPUs a worker needs for itself."""
-        return int(self.plan.device.startswith("cuda"))
+        return int(self.plan.loading.device.startswith("cuda"))
 
     def __call__(self, number: int) -> Callable[[Shard], Result]:
         """The function from a shard to its records, which are written down before they are handed over."""
         plan = self.plan
-        host = self.loader(plan.model, self._device(number), plan.dtype)
+        loading = replace(plan.loading, device=self._device(number))
+        host = self.loader(plan.model, loading, plan.host_options)
         asker = Asker(plan, host, budget_of(plan, host))
         questions = {question.index: question for question in plan.questions}
 
@@ -152,8 +178,9 @@ class WorkerFactory:
         """The device of a worker; workers on the CPU share its cores."""
         import torch
 
-        if self.plan.device == "cuda":
+        device = self.plan.loading.device
+        if device == "cuda":
             return f"cuda:{number % torch.cuda.device_count()}"
-        if self.plan.device == "cpu":
+        if device == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
-        return self.plan.device
+        return device

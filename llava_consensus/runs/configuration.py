@@ -8,24 +8,23 @@ out (`Execution`) and the folder of results are not in it.
 """
 
 import contextlib
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Benchmark, Question
-from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.files import Record
-from llava_consensus.hosts import Prompt
+from llava_consensus.hosts import CLIPS, Loading, Prompt
 from llava_consensus.methods import known_methods, method_class
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 from llava_consensus.runs import DATA, MODEL
-from llava_consensus.runs.fingerprint import fingerprint, place, versions, weight_files
+from llava_consensus.runs.fingerprint import fingerprint, place, versions
 
 
 @dataclass(frozen=True)
@@ -40,22 +39,23 @@ class RunConfig:
         model: folder of a checkpoint, or its name on the hub.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
         limit: only the first questions.
-        device, dtype: `auto`, or as torch calls them.
+        loading: how the model is loaded.
         conversation: template of the prompts; None is the model's own.
         max_new_tokens: bound on an answer's length; None is the benchmark's own.
+        host_options: what the model's host leaves open (`hosts.HostEntry`); the default for each that is left out.
     """
 
     benchmark: Benchmark
     method: Method
-    budget: Budget | None = None
+    budget: Budget | Share | None = None
     match: str = "kept"
     model: str = MODEL
     data: Path = Path(DATA)
     limit: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    loading: Loading = field(default_factory=Loading)
     conversation: str | None = None
     max_new_tokens: int | None = None
+    host_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +71,22 @@ class Plan(RunConfig):
     description: Record
 
     def shown(self, question: Question) -> int:
-        """How many pictures the model sees with a question: of a video, its frames."""
-        return len(question.images) * max(1, self.benchmark.frames)
+        """How many pictures the model sees with a question: of a video, its frames, where it is not one clip."""
+        return len(question.images) * max(1, 0 if self.clips else self.benchmark.frames)
+
+    @property
+    def clips(self) -> bool:
+        """Whether a video is shown as one clip, which the budget is of, and not as pictures."""
+        return bool(self.description.get("videos") == CLIPS)
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
-        folder = self.data / "eval" / self.benchmark.folder / self.benchmark.images
-        return tuple(folder / name for name in question.images)
+        return tuple(self.folder / name for name in question.images)
+
+    @property
+    def folder(self) -> Path:
+        """Where the benchmark's pictures are."""
+        return self.benchmark.place(self.data) / self.benchmark.images
 
     def prompt(self, question: Question) -> Prompt:
         """What the model is asked."""
@@ -89,9 +98,10 @@ class Plan(RunConfig):
         read = self.benchmark.picture
         return None if read is None else lambda path: read(self.data, path.name)
 
-    def reduced_by(self, method: Method, budget: Budget | None, match: str) -> "Plan":
+    def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "Plan":
         """The same questions to the same model with another method and budget; nothing is read a second time."""
         budget, match = _meant(method, budget, match)
+        self.loading.check_method(method)
         same = {key: value for key, value in self.description.items() if key != "match"}
         description = same | _describe_reduction(method, budget) | _describe_match(match)
         return replace(self, method=method, budget=budget, match=match, description=description)
@@ -109,14 +119,21 @@ def prepare(config: RunConfig) -> Plan:
             raise OptionError(f"{name}={value} must be at least 1")
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
-    of_host = hosts.check(config.model, config.conversation, config.dtype, videos=bool(benchmark.frames))
+    config.loading.check_method(config.method)
+    of_host = hosts.check(
+        config.model,
+        config.conversation,
+        config.loading,
+        videos=bool(benchmark.frames),
+        host_options=config.host_options,
+    )
     checked = replace(
         config,
         budget=budget,
         match=match,
         model=place(config.model),
         data=Path(config.data).expanduser(),
-        device=_device(config.device),
+        loading=hosts.pinned(config.model, config.loading),
         conversation=of_host.get("conversation", config.conversation),
     )
     if benchmark.frames:
@@ -126,12 +143,17 @@ def prepare(config: RunConfig) -> Plan:
     return Plan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
 
 
-def _meant(method: Method, budget: Budget | None, match: str) -> tuple[Budget | None, str]:
+def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[Budget | Share | None, str]:
     """Budget and match as far as they act: a method that reduces nothing has neither."""
     if not method.reduces:
         return None, "kept"
     if budget is None:
         raise OptionError(f"tokens: method {method_name(method)!r} needs a budget, for example tokens=64")
+    if isinstance(budget, Share) and match != "kept":
+        raise OptionError(
+            f"match={match} with tokens={budget.share}: what costs as much as a share differs from picture to picture. "
+            "Take match=kept, or tokens as a whole number"
+        )
     return budget, match
 
 
@@ -150,22 +172,6 @@ def _read_questions(config: RunConfig) -> list[Question]:
     return questions
 
 
-def _device(name: str) -> str:
-    if name == "cpu":
-        return name
-    if not re.fullmatch(r"auto|mps|cuda(:\d+)?", name):
-        raise unknown_name("device", name, ("auto", "cpu", "cuda", "mps"))
-    import torch  # only now: it takes a second
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and int(name[5:] or 0) >= torch.cuda.device_count():
-        raise OptionError(
-            f"device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Take --device auto"
-        )
-    return name
-
-
 def _describe(config: RunConfig, of_host: Record) -> Record:
     """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
     benchmark = config.benchmark
@@ -175,31 +181,39 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "benchmark": benchmark.name,
         **_describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": fingerprint(weight_files(Path(config.model))),
+        "weights": fingerprint(hosts.find(config.model, config.loading.revision).files()),
         "data": place(str(config.data)),
         "questions": fingerprint(path for path in files if path.exists()),
         "limit": config.limit,
         **of_host,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
-        "dtype": config.dtype,
+        "dtype": config.loading.dtype,
         "versions": versions(*(("av",) if benchmark.frames else ())),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
         **_describe_match(config.match),
-        "device": config.device,
+        "device": config.loading.device,
+        **_describe_loading(config.loading),
     }
 
 
-def _describe_reduction(method: Method, budget: Budget | None) -> Record:
-    """Method, budget and options; `tokens` is null for a method that reduces nothing."""
+def _describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
+    """Method, budget and options; `tokens` is null for a method that reduces nothing, a fraction for a share."""
     options = _options(method)
     return {
         "method": method_name(method),
-        "tokens": budget and budget.tokens,
-        "merged": budget and budget.merged,
+        "tokens": None if budget is None else amount(budget),
+        "merged": budget.merged if isinstance(budget, Budget) else None,
         "options": {name: value for name, (value, _) in options.items()},
         "changed": {name: value for name, (value, default) in options.items() if value != default},
     }
+
+
+def _describe_loading(loading: Loading) -> Record:
+    """What differs from the loader's own ways, beside device and type of numbers."""
+    usual = asdict(Loading(loading.device, loading.dtype))
+    told = {name: value for name, value in asdict(loading).items() if value != usual[name]}
+    return {"loading": told} if told else {}
 
 
 def _describe_match(match: str) -> Record:

@@ -12,7 +12,7 @@ from typing import Any
 
 from llava_consensus.files import Record
 from llava_consensus.hosts.base import Prefill
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
@@ -29,17 +29,24 @@ class AnswerCosts:
     """
 
     method: Method
-    budget: Budget  # that the method is given
+    budget: Budget | Share  # that the method is given
     shape: Shape
 
-    def of(self, prefill: Prefill | None, pictures: int) -> Record:
-        """The entry `account` of an answer's metadata; nothing where the host does not tell what it read."""
+    def of(self, prefill: Prefill | None, pictures: int, tokens: Sequence[int] = ()) -> Record:
+        """The entry `account` of an answer's metadata; nothing where the host does not tell what it read.
+
+        Args:
+            prefill: what was read.
+            pictures: of the prompt.
+            tokens: what a share comes to for each picture; their mean is what the formulas are given.
+        """
         if prefill is None or not prefill.entering:
             return {}
-        analytic = _analytic(self, prefill.text, prefill.question, pictures)
+        budget = Budget(round(sum(tokens) / len(tokens))) if tokens else self.budget.of(self.shape.available)
+        analytic = _analytic(self.method, budget, self.shape, prefill.text, prefill.question, pictures)
         average = sum(prefill.entering) / len(prefill.entering)
         measured = dict(zip(COUNTS, (prefill.entering[0], prefill.entering[-1], average), strict=True))
-        rows = {"tokens": self.budget.tokens, "text": prefill.text, "question": prefill.question}
+        rows = {"tokens": budget.tokens, "text": prefill.text, "question": prefill.question}
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
 
 
@@ -62,7 +69,7 @@ def of_run(answers: Sequence[Record], by: str) -> Record | None:
     flops = [row["flops"] for row in rows]
     return {
         "match": by,
-        "tokens": rows[0]["tokens"],
+        "tokens": rows[0]["tokens"] if len({row["tokens"] for row in rows}) == 1 else _mean(rows, "tokens"),
         "text": _mean(rows, "text"),
         **{name: _mean(rows, name) for name in COUNTS},
         "flops": {part: _mean(flops, part) for part in PARTS},
@@ -77,9 +84,9 @@ def of_run(answers: Sequence[Record], by: str) -> Record | None:
 
 
 @lru_cache(maxsize=4096)
-def _analytic(costs: AnswerCosts, text: int, question: int, pictures: int) -> Record:
-    shape = costs.shape._replace(text=text, question=question, pictures=pictures)
-    return account(costs.method, costs.budget, shape).record()
+def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question: int, pictures: int) -> Record:
+    shape = shape._replace(text=text, question=question, pictures=pictures)
+    return account(method, budget, shape).record()
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

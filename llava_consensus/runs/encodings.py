@@ -12,23 +12,28 @@ from PIL.Image import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.hosts import Encoded, Host
+from llava_consensus.hosts.base import Clip
 from llava_consensus.runs.configuration import Plan
+from llava_consensus.runs.failures import raise_if_device_failed
 from llava_consensus.runs.pictures import open_image, reason
-from llava_consensus.runs.videos import read_frames
+from llava_consensus.runs.videos import read_clip, read_frames
 
+AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
 CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
 
-Reader = Callable[[Path], list[Image]]
+Reader = Callable[[Path], list[Image | Clip]]
 
 
 def reader(plan: Plan) -> Reader:
-    """Opens a file of a run: the one picture in it, or the frames of a video that are shown.
+    """Opens a file of a run: the one picture in it, or the frames of a video that are shown, apart or as one clip.
 
     The function raises an ImageError for a file that cannot be read.
     """
     frames, content = plan.benchmark.frames, plan.content
+    if plan.clips:
+        return lambda path: [read_clip(path, frames)]
     if frames:
-        return lambda path: read_frames(path, frames)
+        return lambda path: list(read_frames(path, frames))
     return lambda path: [open_image(path, content=content(path) if content else None)]
 
 
@@ -49,7 +54,7 @@ class EncodingCache:
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
         """For each question the encodings of its files, or the error of the first that is unreadable."""
-        fresh = {}
+        fresh: dict[Path, list[Image | Clip]] = {}
         needed = list(dict.fromkeys(path for paths in asked for path in paths))
         for path in needed:
             if path not in self._held:
@@ -57,13 +62,16 @@ class EncodingCache:
                     fresh[path] = self._read(path)
                 except ImageError as error:
                     self._held[path] = error
+                if sum(_pixels(picture) for pictures in fresh.values() for picture in pictures) > AT_ONCE:
+                    self._held.update(self._encode(fresh))
+                    fresh = {}
         self._held.update(self._encode(fresh))
         found = [self._of_question(paths) for paths in asked]
         self._ahead.subtract(path for paths in asked for path in paths)
         self._forget(needed)
         return found
 
-    def _encode(self, fresh: dict[Path, list[Image]]) -> dict[Path, list[Encoded] | ImageError]:
+    def _encode(self, fresh: dict[Path, list[Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
         """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
         if not fresh:
             return {}
@@ -73,6 +81,7 @@ class EncodingCache:
         except ConsensusError:
             raise
         except Exception as error:  # anything a model can raise about a picture
+            raise_if_device_failed(error, str(next(iter(fresh))))
             if len(fresh) == 1:
                 path = next(iter(fresh))
                 return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
@@ -94,3 +103,9 @@ class EncodingCache:
                 del self._held[path]
         while len(self._held) > self._capacity:
             self._held.popitem(last=False)
+
+
+def _pixels(picture: Image | Clip) -> int:
+    """Of a picture, or of all frames of a clip."""
+    frames = picture.frames if isinstance(picture, Clip) else (picture,)
+    return sum(frame.width * frame.height for frame in frames)

@@ -18,6 +18,7 @@ class Execution:
         progress: whether a bar with questions per second is shown.
         retry_errors: whether questions that failed before are asked again.
         fail_on_error: how many questions may fail, a number or a share, see `failures.Bound`; None is any number.
+        allow_outside: whether pictures and videos may lie outside the folder of the benchmark's pictures.
     """
 
     batch: int = 16
@@ -26,6 +27,7 @@ class Execution:
     progress: bool = True
     retry_errors: bool = False
     fail_on_error: str | None = None
+    allow_outside: bool = False
 
     def check(self) -> None:
         """Checks what needs no model.

@@ -14,7 +14,7 @@ from llava_consensus.files import Record
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
 SHOWN = 300  # characters of what was raised
-MODEL = "model"
+MODEL, DEATH = "model", "death"
 
 
 class TooManyErrors(ConsensusError):
@@ -88,10 +88,21 @@ def of_model(question: Question, error: Exception) -> Record:
     Raises:
         DeviceFailed: where nothing can be asked any more in this process.
     """
+    raise_if_device_failed(error, f"question {question.index}")
+    said = f"{type(error).__name__}: {error}"[:SHOWN]
+    return _record(question, said) | {"cause": MODEL}
+
+
+def raise_if_device_failed(error: Exception, what: str) -> None:
+    """Raises DeviceFailed for an error after which CUDA answers nothing more in this process."""
     said = f"{type(error).__name__}: {error}"[:SHOWN]
     if "CUDA error" in said or "device-side assert" in said:
-        raise DeviceFailed(f"question {question.index}: {said}. What was answered is kept; the same command goes on")
-    return _record(question, said) | {"cause": MODEL}
+        raise DeviceFailed(f"{what}: {said}. What was answered is kept; the same command goes on")
+
+
+def of_death(question: Question, reason: str) -> Record:
+    """The record of a question of which processes die."""
+    return _record(question, f"processes that ask it alone die ({reason})"[:SHOWN]) | {"cause": DEATH}
 
 
 def of_length(question: Question) -> Record:

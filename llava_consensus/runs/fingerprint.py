@@ -1,6 +1,6 @@
 """What identifies files and packages in a run's configuration: contents, places and versions.
 
-fingerprint(weight_files(Path("checkpoints/llava-mini")))
+fingerprint([Path("checkpoints/llava-mini/config.json")])
 """
 
 import contextlib
@@ -28,7 +28,6 @@ PACKAGES = (
     "tokenizers",
     "pillow",
 )  # their versions can change answers
-WEIGHTS = {".json", ".safetensors", ".bin", ".model", ".txt"}
 
 
 def place(name: str) -> str:
@@ -38,12 +37,6 @@ def place(name: str) -> str:
         return name
     path = path.resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """What a checkpoint folder holds that can change answers, a vision tower in a folder of its own included."""
-    found = (*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")) if folder.is_dir() else ()
-    return sorted(path for path in found if path.suffix in WEIGHTS)
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

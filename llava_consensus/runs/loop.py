@@ -18,26 +18,23 @@ from tqdm import tqdm
 
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Question
-from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.files import ANSWERS, Record
-from llava_consensus.runs import checksums, metrics
+from llava_consensus.errors import DataError, Interrupted, OptionError
+from llava_consensus.files import ANSWERS, METRICS, Record
+from llava_consensus.runs import checksums, failures, metrics
 from llava_consensus.runs.batches import Asker, HostLoader, WorkerFactory
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.runs.containment import check_inside
+from llava_consensus.runs.deaths import Deaths
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.failures import Watch
 from llava_consensus.runs.matching import budget_of
-from llava_consensus.runs.store import Run, open_run
-from llava_consensus.runs.workers import Result, Shard, conduct
+from llava_consensus.runs.store import AGAIN, Run, open_run
+from llava_consensus.runs.workers import Died, Result, Shard, conduct
+from llava_consensus.shapes import check_shape
 
 log = logging.getLogger(__name__)
 
 BATCHES = 4  # in a shard
-
-
-class Interrupted(ConsensusError):
-    """Ctrl-C: the run is intact and can go on."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True)
@@ -69,6 +66,13 @@ def run(
 
 def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
     """As `run`, for a configuration that is checked already."""
+    if plan.content is None and not execution.allow_outside:
+        check_inside(plan.folder, (path for question in plan.questions for path in plan.pictures(question)))
+    if plan.loading.device_map and execution.workers > 1:
+        raise OptionError(
+            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
+            "model. Take one worker"
+        )
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
@@ -108,6 +112,7 @@ def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
 
 def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:
     """What a complete run measured; scored anew where only the way of scoring is another one."""
+    check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
     changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
     if changed and folder.scored:
         raise DataError(f"{changed[0]}. llava-consensus verify {folder.path} tells all")
@@ -129,7 +134,7 @@ def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution,
     several workers load at different times.
     """
     if execution.workers == 1:
-        host = load(plan.model, plan.device, plan.dtype)
+        host = load(plan.model, plan.loading, plan.host_options)
         budget = budget_of(plan, host)
         steps = _alone(Asker(plan, host, budget), folder, pending, execution.batch)
     else:
@@ -142,14 +147,28 @@ def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution,
             watch.see(*result)
             _check_errors(plan, folder, execution)
             bar.update(len(result.answers) + len(result.errors))
+    Deaths(folder.path).forget()
     return time.perf_counter() - start
 
 
 def _alone(asker: Asker, folder: Run, pending: list[Question], batch: int) -> Iterator[Result]:
-    """In this process, in file order, each batch appended; yields what came of it."""
-    for result in asker.batches(pending, batch):
+    """In this process, in file order, each batch appended; yields what came of it. What a former process died of comes
+    first, each question alone.
+    """
+    deaths = Deaths(folder.path)
+    fatal, suspects = deaths.fatal(pending), deaths.suspects(pending)
+    if fatal:
+        result = Result([], [failures.of_death(question, "see the log of the system") for question in fatal])
         folder.add(*result)
         yield result
+    others = [question for question in pending if question not in (*fatal, *suspects)]
+    for questions, size in ((suspects, 1), (others, batch)):
+        results = asker.batches(questions, size)
+        for first in range(0, len(questions), size):
+            with deaths.asking(questions[first : first + size]):
+                result = next(results)
+                folder.add(*result)
+            yield result
 
 
 def _together(
@@ -158,9 +177,13 @@ def _together(
     """By several workers, each shard stored in one step; yields what came of it."""
     shards = cut(pending, BATCHES * execution.batch)
     factory = WorkerFactory(plan, folder.path.resolve(), execution.batch, execution.workers, load)
-    for shard, result in conduct(execution.engine, execution.workers, factory, shards):
-        folder.add_shard(shard.name, *result)
-        yield result
+    questions = {question.index: question for question in pending}
+    for shard, outcome in conduct(execution.engine, execution.workers, factory, shards):
+        if isinstance(outcome, Died):
+            errors = [failures.of_death(questions[index], outcome.reason) for index in shard.indexes]
+            outcome = Result([], errors)
+        folder.add_shard(shard.name, *outcome)
+        yield outcome
 
 
 def cut(questions: Sequence[Question], size: int) -> list[Shard]:

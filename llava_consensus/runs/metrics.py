@@ -10,6 +10,16 @@ from llava_consensus.files import Record
 from llava_consensus.runs import costs
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.store import Run
+from llava_consensus.shapes import MAYBE_NUMBER, NUMBER, misread
+
+SHAPE = {  # of metrics.json, as far as it is read again
+    **dict.fromkeys(("questions", "answered", "errors"), NUMBER),
+    **dict.fromkeys(("notes", "report", "environment"), dict),
+    "score": MAYBE_NUMBER,
+    "metric": str,
+    "tokens": dict.fromkeys(("before", "after", "structural"), NUMBER),
+    "timing": {"questions_per_second": MAYBE_NUMBER},
+}
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +41,8 @@ def measure(plan: Plan, folder: Run) -> Record:
             len(folder.errors),
             folder.path / "errors.jsonl",
         )
-    report = plan.benchmark.score(answers, plan.data)
+    with misread(f"{plan.benchmark.place(plan.data)}: a file of {plan.benchmark.name}"):
+        report = plan.benchmark.score(answers, plan.data)
     notes = Counter(note for answer in answers for note in answer["metadata"]["notes"])
     kinds = ("before", "after", "structural")
     return {
@@ -62,7 +73,7 @@ def timing(asked: int, seconds: float, workers: int) -> Record:
 
 def environment(plan: Plan) -> Record:
     """The machine a run was done on."""
-    device = plan.device
+    device = plan.loading.device
     if device.startswith("cuda"):
         import torch
 

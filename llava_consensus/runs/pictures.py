@@ -24,7 +24,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from llava_consensus.errors import ImageError
 
 MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
-MAX_SIDE = 16_384  # LLaVA pads to a square, so a long thin picture costs side x side
+MAX_SIDE = 8_192  # LLaVA pads to a square of floats, so a long thin picture costs side x side: at most 0.8 GB
 _FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
 FORMATS = tuple(_FORMATS.split())
 DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel

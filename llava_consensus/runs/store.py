@@ -10,6 +10,7 @@ number of tokens where nothing is reduced:
                     in one step; merged into the two files above, in the order of the questions, when all is there
     scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
     metrics.json    written last; a run is complete when it is there
+    asking.json     while a single process asks: which questions, for the next process if this one dies of them
     lock            held while a process works on the run; the operating system lets go of it when the process dies
 
 Only the end of a file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere
@@ -49,6 +50,7 @@ from llava_consensus.runs import checksums
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
 ALL = "all"  # in place of a number of tokens: every token the model has
+AGAIN = "Delete it; the same command makes it again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 
@@ -105,7 +107,10 @@ class Run:
     def metrics(self) -> Record | None:
         """What a complete run measured; None while the run is not complete."""
         path = self.path / METRICS
-        return read_json(path, "Delete it; the same command makes it again.") if path.exists() else None
+        if not path.exists():
+            return None
+        metrics: Record = read_json(path, AGAIN, dict)
+        return metrics
 
     @property
     def scored(self) -> bool:

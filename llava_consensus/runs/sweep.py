@@ -5,19 +5,19 @@ or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight 
 complete is not asked again, so a stopped sweep goes on where it was.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llava_consensus import hosts
-from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import Host
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.errors import ConsensusError, Interrupted
+from llava_consensus.hosts import Host, Loading
+from llava_consensus.reduction.budget import Budget, Share, most_first
 from llava_consensus.reduction.method import Method
 from llava_consensus.runs.batches import HostLoader
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
 from llava_consensus.runs.execution import Execution
-from llava_consensus.runs.loop import Interrupted, RunResult, evaluate
+from llava_consensus.runs.loop import RunResult, evaluate
 from llava_consensus.runs.store import ALL
 
 
@@ -34,10 +34,11 @@ class Cell:
         """Benchmark, method with the options that are not its defaults, and budget."""
         run = self.plan.description
         options = ",".join(f"{key}={value}" for key, value in run["changed"].items())
-        return f"{run['benchmark']} {run['method']}{':' if options else ''}{options} {run['tokens'] or ALL}"
+        merged = "" if run["merged"] is None else f", merged={run['merged']}"
+        return f"{run['benchmark']} {run['method']}{':' if options else ''}{options} {run['tokens'] or ALL}{merged}"
 
 
-def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequence[Budget]) -> list[Cell]:
+def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequence[Budget | Share]) -> list[Cell]:
     """All runs in order, each of them checked: benchmark by benchmark, all tokens first, then from many tokens to few.
 
     Args:
@@ -51,7 +52,7 @@ def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequenc
     for config in full:
         first = prepare(config)
         found.append(first)
-        for budget in sorted(set(budgets), key=lambda budget: -budget.tokens):
+        for budget in most_first(set(budgets)):
             found += [first.reduced_by(method, budget, config.match) for method in methods if method.reduces]
     return [Cell(plan) for plan in found]
 
@@ -86,11 +87,11 @@ class LoadedOnce:
 
     def __init__(self, loader: HostLoader) -> None:
         self._loader = loader
-        self._key: tuple[str, str, str] | None = None
+        self._key: tuple[str, Loading, Mapping[str, str]] | None = None
         self._host: Host
 
-    def __call__(self, model: str, device: str, dtype: str) -> Host:
-        if self._key != (model, device, dtype):
-            self._host = self._loader(model, device, dtype)
-            self._key = model, device, dtype
+    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Host:
+        key = model, loading, host_options
+        if self._key != key:
+            self._host, self._key = self._loader(*key), key
         return self._host

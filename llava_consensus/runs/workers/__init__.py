@@ -2,17 +2,18 @@
 it is used.
 
 `for shard, result in conduct("local", workers=2, factory, shards): ...` yields shards as they are done, in any order.
-A shard whose worker dies is done again by another one. What a worker does with a shard is said by `batches.py`.
+A shard whose worker dies is done again by another one, then question by question. What a worker does with a shard is
+said by `batches.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from llava_consensus.errors import unknown_name
-from llava_consensus.runs.workers.base import Crew, Factory, Result, Shard
+from llava_consensus.runs.workers.base import Crew, Died, Factory, Result, Shard
 from llava_consensus.runs.workers.schedule import schedule
 
-__all__ = ["ENGINES", "Factory", "Result", "Shard", "check_engine", "conduct"]
+__all__ = ["ENGINES", "Died", "Factory", "Result", "Shard", "check_engine", "conduct"]
 
 ENGINES = {
     "local": "llava_consensus.runs.workers.local",  # processes on this machine
@@ -27,8 +28,10 @@ def check_engine(name: str) -> None:
     import_module(ENGINES[name]).check()
 
 
-def conduct(name: str, workers: int, factory: Factory, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result]]:
-    """Every shard with its result, as they are done.
+def conduct(
+    name: str, workers: int, factory: Factory, shards: Sequence[Shard]
+) -> Iterator[tuple[Shard, Result | Died]]:
+    """Every shard with its result, as they are done; Died for one question of which workers die.
 
     Args:
         name: of the engine.
@@ -36,7 +39,7 @@ def conduct(name: str, workers: int, factory: Factory, shards: Sequence[Shard]) 
         factory: makes a worker's function in the worker's own process, from the number of the worker.
         shards: what is to be done.
     Raises:
-        WorkerError: for a shard that killed several workers in a row.
+        WorkerError: workers die one after another.
     """
     crew: Crew = import_module(ENGINES[name]).Crew(factory, workers)
     try:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from llava_consensus.runs.failures import DeviceFailed
 from llava_consensus.runs.workers.base import Died, Factory, Result, Shard
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
@@ -30,7 +31,7 @@ class Crew:
     def hire(self, worker: int) -> None:
         """Starts a process."""
         here, there = SPAWN.Pipe()
-        process = SPAWN.Process(target=_serve, args=(self._factory, worker, there), daemon=True)
+        process = SPAWN.Process(target=_serve, args=(pickle.dumps(self._factory), worker, there), daemon=True)
         process.start()
         there.close()
         self._processes[worker] = process, here
@@ -55,6 +56,10 @@ class Crew:
             process.join(5)
             del self._processes[worker]
             return Died(f"exit code {process.exitcode}")
+        if isinstance(outcome, DeviceFailed):  # it ends by itself, and the next one has the device anew
+            process.join(5)
+            del self._processes[worker]
+            return Died(str(outcome))
         return outcome
 
     def dismiss(self) -> None:
@@ -67,12 +72,15 @@ class Crew:
         self._processes.clear()
 
 
-def _serve(factory: Factory, worker: int, pipe: Connection) -> None:
-    """A worker's life: load once, then shard after shard, until the parent is gone."""
+def _serve(factory: bytes, worker: int, pipe: Connection) -> None:
+    """A worker's life: load once, then shard after shard, until the parent is gone. What it imports for its factory
+    takes seconds, in which the parent may die too.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        work = factory(worker)
+        make: Factory = pickle.loads(factory)
+        work = make(worker)
         while True:
             pipe.send(work(pipe.recv()))
     except (EOFError, BrokenPipeError):

@@ -1,7 +1,8 @@
 """Engine `ray` (extra `ray`): one actor for each worker, on this machine or on a cluster joined with `ray start`.
 
 Each actor holds one model, on a GPU of its own where the run uses CUDA. The nodes see the same folders of model and
-data; results come back through Ray, so the folder of results is needed only here.
+data; results come back through Ray, so the folder of results is needed only here. A cluster that was started here ends
+with this process, however that ends (`orphans.py`).
 """
 
 import logging
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llava_consensus.errors import OptionError, missing_extra
-from llava_consensus.runs.workers.base import Died, Factory, Result, Shard, Work
+from llava_consensus.runs.failures import DeviceFailed
+from llava_consensus.runs.workers import orphans
+from llava_consensus.runs.workers.base import Died, Factory, Result, Shard, Work, WorkerError
 
 
 def check() -> None:
@@ -30,8 +33,12 @@ class Crew:
 
         self._ray = ray
         self._owned = not ray.is_initialized()
+        self._watcher = orphans.watch() if self._owned else None
         if self._owned:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            try:
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            except Exception as error:  # whatever its daemons can fail at, a plain Exception too
+                raise WorkerError(f"Ray does not start ({error}). Take --engine local, or join a cluster") from error
         self._gpus = int(getattr(factory, "gpus", 0))
         there = int(ray.cluster_resources().get("GPU", 0))
         if self._gpus * workers > there:
@@ -60,6 +67,9 @@ class Crew:
             del self._actors[worker]
             return [(worker, Died(str(error).splitlines()[0]))]
         except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DeviceFailed):  # of no use any more; the next one has the device anew
+                self._ray.kill(self._actors.pop(worker))
+                return [(worker, Died(str(error.cause)))]
             return [(worker, error.cause if isinstance(error.cause, Exception) else error)]
 
     def dismiss(self) -> None:
@@ -68,6 +78,9 @@ class Crew:
             self._ray.kill(actor)
         if self._owned:
             self._ray.shutdown()
+        if self._watcher is not None:
+            with self._watcher:
+                self._watcher.kill()
 
 
 class Holder:

@@ -6,13 +6,16 @@ from itertools import count
 
 from llava_consensus.runs.workers.base import Crew, Died, Result, Shard, WorkerError
 
-MOST_DEATHS = 3  # of workers on one shard, before it is taken for the cause
+MOST_DEATHS = 2  # of workers on one shard: after them it is asked question by question, and one question is given up
+IN_A_ROW = 8  # deaths with nothing answered between: not the questions' fault
 
 
-def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tuple[Shard, Result]]:
-    """Every shard with its result, as they are done. An error raised in a worker is raised here."""
+def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tuple[Shard, Result | Died]]:
+    """Every shard with its result, as they are done; one question of which workers die, with the last death. An error
+    raised in a worker is raised here.
+    """
     waiting, busy, deaths = deque(shards), dict[int, Shard](), Counter[Shard]()
-    idle, numbers = list[int](), count()
+    idle, numbers, row = list[int](), count(), 0
     while waiting or busy:
         while waiting and len(busy) < workers:
             worker = idle.pop(0) if idle else _hire(crew, next(numbers))
@@ -22,11 +25,20 @@ def schedule(crew: Crew, shards: Sequence[Shard], workers: int) -> Iterator[tupl
             shard = busy.pop(worker)
             if isinstance(outcome, Result):
                 idle.append(worker)
+                row = 0 if outcome.answers else row
                 yield shard, outcome
-            else:
+            elif isinstance(outcome, Died):
                 deaths[shard] += 1
-                _raise_if_hopeless(shard, outcome, deaths[shard])
-                waiting.appendleft(shard)
+                row += 1
+                _raise_if_hopeless(shard, outcome, row)
+                if deaths[shard] < MOST_DEATHS:
+                    waiting.appendleft(shard)
+                elif len(shard.indexes) > 1:
+                    waiting.extendleft(Shard((index,)) for index in reversed(shard.indexes))
+                else:
+                    yield shard, outcome
+            else:
+                raise outcome
 
 
 def _hire(crew: Crew, worker: int) -> int:
@@ -34,12 +46,10 @@ def _hire(crew: Crew, worker: int) -> int:
     return worker
 
 
-def _raise_if_hopeless(shard: Shard, outcome: Died | Exception, deaths: int) -> None:
-    """Raises what the worker raised, or WorkerError for a shard that kills every worker."""
-    if not isinstance(outcome, Died):
-        raise outcome
-    if deaths == MOST_DEATHS:
+def _raise_if_hopeless(shard: Shard, outcome: Died, row: int) -> None:
+    """Raises WorkerError where workers die whatever they are given."""
+    if row == IN_A_ROW:
         raise WorkerError(
-            f"questions {shard.indexes[0]}..{shard.indexes[-1]}: {MOST_DEATHS} workers died of them "
+            f"{row} workers died one after another, the last at questions {shard.indexes[0]}..{shard.indexes[-1]} "
             f"({outcome.reason}). Too little memory? Take fewer --workers or a smaller --batch"
         )
