@@ -6,11 +6,21 @@
     llava-consensus verify RUN...                         whether a run is as it was written, its score too
     llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus bench --tokens "288 144"              time, memory and FLOPs of methods, side by side
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
+    llava-consensus figures --to FOLDER                   every figure of the paper from results, as PNG and SVG
+    llava-consensus claims --write docs/paper.md          the paper's claims, judged by results
+    llava-consensus examples --by disagreement            pictures on which the two signals disagree, drawn
+    llava-consensus gallery FOLDER                        what methods keep of your own photographs
     llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
+    llava-consensus ablation alpha --limit 40             an ablation of the paper beside its numbers; table t1 too
+    llava-consensus paper --limit 40                      every table of the paper that the model can give
+    llava-consensus study --limit 40                      selection by vision, by the question, by both: the study
+    llava-consensus ledger --sort average                 published results, every budget by one account
     llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
-    llava-consensus list                                  methods, hosts, benchmarks
+    llava-consensus check-host MODEL                      whether a host fits a model, check by check
+    llava-consensus list [--hosts]                        methods, hosts, benchmarks; which method works where
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
 before it is needed.
@@ -27,7 +37,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from unicodedata import category
 
-from llava_consensus.cli import ask, evaluate, files, judge, models, tables
+from llava_consensus.cli import (
+    ablation,
+    ask,
+    bench,
+    evaluate,
+    examples,
+    figures,
+    files,
+    gallery,
+    judge,
+    ledger,
+    models,
+    paper,
+    study,
+    tables,
+)
 from llava_consensus.cli.arguments import Lines
 from llava_consensus.errors import ConsensusError, DataError
 
@@ -107,9 +132,24 @@ def _parser() -> argparse.ArgumentParser:
         one.set_defaults(lines=lines)
         return one
 
-    for group in (evaluate, files, judge, ask, tables, models):
+    groups = (
+        evaluate,
+        files,
+        judge,
+        ask,
+        bench,
+        tables,
+        ablation,
+        study,
+        paper,
+        figures,
+        examples,
+        gallery,
+        ledger,
+        models,
+    )
+    for group in groups:
         group.add(command)
-    command("list", _list, "methods, hosts and benchmarks")
     return parser
 
 
@@ -121,15 +161,3 @@ def _tell() -> None:
     handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
-
-
-def _list(given: argparse.Namespace) -> Iterator[str]:
-    from llava_consensus.benchmarks import BENCHMARKS
-    from llava_consensus.hosts import HOSTS
-    from llava_consensus.methods import known_methods
-
-    hosts = {name: host.line for name, host in HOSTS.items()}
-    benchmarks = {name: benchmark.line for name, benchmark in BENCHMARKS.items()}
-    for title, entries in (("methods", known_methods()), ("hosts", hosts), ("benchmarks", benchmarks)):
-        yield title
-        yield from (f"  {name:14} {line}" for name, line in entries.items())

@@ -39,27 +39,29 @@ def add(command: Command) -> None:
 def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
     from llava_consensus import hosts
+    from llava_consensus.bench.timing import first_token
     from llava_consensus.benchmarks.base import SHORT
     from llava_consensus.methods import make
     from llava_consensus.runs.pictures import open_image
-    from llava_consensus.runs.timing import first_token
 
     method, budget = arguments.method(given), arguments.budget(given)
     _check(given)
-    hosts.check(given.model, given.conversation, given.dtype)
+    loading, host_options = arguments.loading(given), arguments.host_options(given)
+    loading.check_method(method)
+    hosts.check(given.model, given.conversation, loading, host_options=host_options)
     image = open_image(given.picture, upright=True)
     prompt = hosts.Prompt(given.question + (SHORT if given.short else ""), given.conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
-    host = hosts.load(given.model, given.device, given.dtype)
+    host = hosts.load(given.model, loading, host_options)
     with host.attach(method, budget):
         (answer,) = host.answer([host.encode([image])], [prompt])
     sides = [(method, budget), (make("full"), budget)]
-    reduced, full = first_token(host, [image], prompt, sides, given.repeats)
+    reduced, full = first_token(host, image, prompt, sides, given.repeats)
     structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     yield answer.text
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
-    yield f"time to first token: {reduced.total:.1f} ms, with all tokens {full.total:.1f} ms"
+    yield f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
     yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
         write_out(given.overlay, _encoded(draw_kept(host, image, answer), given.overlay.suffix))
@@ -67,22 +69,26 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
 
 def draw_kept(host: "Host", image: "Image", answer: "Answer") -> "Image":
-    """What was kept, merged and dropped, over the picture.
+    """What was kept, merged and dropped, over the picture; of a tiled one the base view and the grid side by side.
 
     Raises:
-        OptionError: for a model that cuts the picture into tiles.
+        OptionError: for a model whose tiles are not a base view and a grid.
     """
-    from llava_consensus.report.overlay import overlay
+    from llava_consensus.hosts.sequence.patches import patches
+    from llava_consensus.report.overlay import overlay, tiled_overlay
+    from llava_consensus.report.sheet import contact_sheet
 
-    reductions = [reduction for outcome in answer.outcomes for _, reduction in outcome.reductions]
-    everything = range(host.visual_tokens)
-    if len(reductions) > 1 or answer.before != host.visual_tokens:
-        raise OptionError("overlay: this model cuts the picture into tiles, which have no picture of their own yet")
-    grid = round(host.visual_tokens**0.5)
-    if not reductions:
-        return overlay(image, everything, (), everything, grid)
-    kept, anchors, owner = (getattr(reductions[0], name)[0].tolist() for name in ("kept", "anchors", "owner"))
-    return overlay(image, kept, anchors, owner, grid)
+    (outcome,), side = answer.outcomes, round(host.visual_tokens**0.5)
+    columns = host.grid_columns(image.size)
+    if not columns and outcome.before != host.visual_tokens:
+        raise OptionError("overlay: of tiled pictures, those of LLaVA-NeXT are drawn, a base view and a grid of tiles")
+    shown = patches(outcome, side, columns)
+    if not columns:
+        return overlay(image, *shown, side)
+    rows = (len(shown.owner) // side**2 - 1) // columns
+    whole, tiles = tiled_overlay(image, *shown, side, (rows, columns))
+    titles = f"base view, {side} x {side} patches", f"{rows} x {columns} tiles of {side} x {side} patches"
+    return contact_sheet([(titles[0], whole), (titles[1], tiles)], columns=2)
 
 
 def _encoded(image: "Image", suffix: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
+from llava_consensus.cli.grids import carry_out, folders
 from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def add(command: Command) -> None:
     parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")
     parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="or all (%(default)s)")
     parser.add_argument("--methods", default=LINEUP, metavar="NAMES", help="NAME or NAME:key=value,..., or all")
-    parser.add_argument("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets (%(default)s)")
+    parser.add_argument(
+        "--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"
+    )
     arguments.add_model(parser)
     arguments.add_run(parser)
 
@@ -63,15 +66,12 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)
-    failed = []
-    for number, cell in enumerate(grids.sweep(grid, given.out, arguments.execution(given)), 1):
-        score = cell.result.metrics["score"] if cell.result else None
-        became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
-        yield f"[{number}/{len(grid)}] {cell.name}: {became}"
-        failed += [cell.error] if cell.error else []
-    yield f"{len(grid) - len(failed)} of {len(grid)} runs are complete: {given.out}"
-    if failed:
-        raise failed[0]
+    done = []
+    for line, cell in carry_out(grid, given):
+        yield line
+        done.append(cell)
+    yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete: {given.out}"
+    folders(done)
 
 
 def _cost(account: dict[str, Any]) -> str:

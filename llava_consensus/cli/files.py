@@ -16,6 +16,7 @@ from typing import Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.shapes import misread
 
 
 def add(command: Command) -> None:
@@ -26,7 +27,9 @@ def add(command: Command) -> None:
     ):
         parser = command(name, lines, line)
         parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
-        parser.add_argument("--answers", required=True, type=Path, metavar="FILE", help="JSON lines as LLaVA writes")
+        parser.add_argument(
+            "--answers", required=True, type=Path, metavar="FILE", help="LLaVA's lines, or an official file or folder"
+        )
         arguments.add_data(parser)
         arguments.add_benchmark_option(parser)
         if name == "score":
@@ -44,10 +47,9 @@ def add(command: Command) -> None:
 
 def score(given: argparse.Namespace) -> Iterator[str]:
     """The report of an answer file: for people, or the whole of it as JSON."""
-    from llava_consensus.files import read_answers
-
     benchmark = arguments.benchmark(given.name, given)
-    report = benchmark.score(read_answers(given.answers), given.data)
+    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+        report = benchmark.score_file(given.answers, given.data)
     if given.json:
         yield json.dumps(report, indent=1)
         return
@@ -91,7 +93,6 @@ def export(given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus import benchmarks
     from llava_consensus.benchmarks import submission
-    from llava_consensus.files import read_answers
 
     benchmark = arguments.benchmark(given.name, given)
     if benchmark.export is None:
@@ -102,7 +103,8 @@ def export(given: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--out {target}: is there already. Give another name, or --force to write over it")
     if not target.parent.is_dir():
         raise DataError(f"--out {target}: no folder {target.parent}")
-    found = benchmark.export(read_answers(given.answers), given.data, target)
+    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+        found = benchmark.export(benchmark.read(given.answers, given.data), given.data, target)
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):
@@ -125,19 +127,19 @@ def verify(given: argparse.Namespace) -> Iterator[str]:
 
 
 def check_data(given: argparse.Namespace) -> Iterator[str]:
-    """One block for each benchmark; DataError at the end if one that was named is not ready."""
+    """One block for each benchmark; DataError at the end if one that was named is not ready for all it can be."""
     from llava_consensus import benchmarks
-    from llava_consensus.benchmarks.check import check
+    from llava_consensus.benchmarks.check import check, uses
 
     unready = []
     for name in given.names or benchmarks.BENCHMARKS:
         benchmark = arguments.benchmark(name, given)
         yield f"{name}: {benchmark.licence or 'licence not noted'}"
-        ready = True
-        for one in check(benchmark, given.data):
-            ready &= one.ready
+        findings = list(check(benchmark, given.data))
+        for one in findings:
             yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
-        yield f"  {'ready' if ready else 'not ready'}"
-        unready += [] if ready else [name]
+        states = uses(benchmark, given.data, findings)
+        yield "  " + "; ".join(f"{use}: {state}" for use, state in states.items())
+        unready += [name] if "not ready" in states.values() else []
     if unready and given.names:
         raise DataError(f"not ready: {', '.join(unready)}. What is missing and where it comes from is said above")

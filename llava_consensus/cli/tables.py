@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError
 from llava_consensus.files import read_text, write_out
+from llava_consensus.shapes import misread
 
 if TYPE_CHECKING:
     from llava_consensus.report.section import Section
     from llava_consensus.report.table import Catalogue
 
+CHANGED = "llava-consensus verify RUN tells what was changed in which run"
 FORMATS = ("markdown", "csv", "latex", "brief")
 
 
@@ -48,23 +50,27 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         raise DataError(
             f"--out {arguments.out}: no such folder of results. An evaluation makes one: llava-consensus eval"
         )
-    found = table.in_sections(table.read_rows(arguments.out, _known()))
-    bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
+    with misread(f"{arguments.out}: a file of a run", CHANGED):
+        found = table.in_sections(table.read_rows(arguments.out, known()))
+        bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []
-    texts = {name: table.FORMATS[name](found, bench) for name in {arguments.format, *(name for _, name in pages)}}
+    wanted = {arguments.format, *(name for _, name in pages)}
+    wanted |= {name for name, path in (("csv", arguments.csv), ("latex", arguments.latex)) if path}
+    with misread(f"{arguments.out}: a file of a run", CHANGED):
+        texts = {name: table.FORMATS[name](found, bench) for name in wanted}
     for path, name in pages:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
         write_out(path, table.replace_block(read_text(path), texts[name], str(path)).encode())
     for path, name in ((arguments.csv, "csv"), (arguments.latex, "latex")):
         if path:
-            write_out(_parent(path), table.FORMATS[name](found, bench).encode())
+            write_out(_parent(path), texts[name].encode())
     _draw(arguments, found)
     yield texts[arguments.format]
 
 
-def _known() -> "Catalogue":
+def known() -> "Catalogue":
     """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
     from llava_consensus.benchmarks import BENCHMARKS
     from llava_consensus.methods import METHODS
@@ -76,12 +82,13 @@ def _known() -> "Catalogue":
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:
     if arguments.figure or arguments.methods_figure:
-        from llava_consensus.report import figures
+        from llava_consensus.report.figures import accuracy, style
 
-        if arguments.figure:
-            figures.score_against_tokens(found, _parent(arguments.figure))
-        if arguments.methods_figure:
-            figures.methods_apart(found, _parent(arguments.methods_figure))
+        with style.sheet():
+            if arguments.figure:
+                accuracy.score_against_tokens(found, _parent(arguments.figure))
+            if arguments.methods_figure:
+                accuracy.methods_apart(found, _parent(arguments.methods_figure))
 
 
 def _parent(path: Path) -> Path:
@@ -95,5 +102,7 @@ def compare(arguments: argparse.Namespace) -> Iterator[str]:
     """Two runs of a benchmark, paired by question, as text."""
     from llava_consensus.report import versus
 
-    runs = [versus.find(name, arguments.out) for name in (arguments.run_a, arguments.run_b)]
-    yield from versus.lines(*runs)
+    with misread(f"{arguments.run_a} or {arguments.run_b}", CHANGED):
+        runs = [versus.find(name, arguments.out) for name in (arguments.run_a, arguments.run_b)]
+        found = versus.lines(*runs)
+    yield from found

@@ -53,14 +53,16 @@ class Table:
 NAME = Column("method", lambda line: line.label)
 
 
-def heading(tokens: int, full: int | None) -> str:
-    """The paper's line over a budget."""
+def heading(tokens: float, full: float | None) -> str:
+    """The paper's line over a budget; a fraction is a share of each picture's own tokens."""
+    if 0 < tokens < 1:
+        return f"Retain {100 * tokens:g} % of each picture's tokens"
     if full is None or tokens > full:
         return f"Retain {tokens} tokens"
     return f"Retain {tokens} tokens ({100 * (1 - tokens / full):.1f} % fewer)"
 
 
-def upper_bound(tokens: int) -> str:
+def upper_bound(tokens: float) -> str:
     """The line over the full model; 0 stands for a number that no finished run tells."""
     return f"Upper bound, {tokens or 'all'} tokens"
 

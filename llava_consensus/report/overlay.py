@@ -10,17 +10,24 @@ Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
     contact_sheet([("ConsensusDrop, 64 of 576", picture)], columns=1).save("kept.png")
 """
 
-import colorsys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 SIDE = (768, 1152)  # the padded square in the picture is at least and at most so many pixels wide
 MERGED_LIGHT, TINT, DROPPED_LIGHT = 0.45, 0.7, 0.13
-PANEL, MARGIN, TEXT = 480, 18, 19  # a contact sheet in pixels
 PAPER, INK = (255, 255, 255), (30, 30, 30)
-GOLDEN = 0.61803398875  # turns of hue from one anchor to the next: neighbours never look alike
+HUES = (  # Okabe and Ito's, which people with any kind of colour vision tell apart
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (240, 228, 66),
+    (0, 114, 178),
+    (213, 94, 0),
+    (204, 121, 167),
+)
 
 Indices = Sequence[int] | np.ndarray
 Colour = tuple[int, int, int]
@@ -31,42 +38,65 @@ def overlay(
 ) -> Image.Image:
     """The picture with every patch shown as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
     rows, columns = (grid, grid) if isinstance(grid, int) else grid
+    fates = _fates(kept, anchors, owner)
+    if fates.owner.size != rows * columns:
+        raise ValueError(f"owner has {fates.owner.size} patches, but the grid is {rows} x {columns}")
+    return _panel(image, fates, 0, (rows, columns))
+
+
+def tiled_overlay(
+    image: Image.Image, kept: Indices, anchors: Indices, owner: Indices, side: int, grid: tuple[int, int]
+) -> tuple[Image.Image, Image.Image]:
+    """The same of a picture that the model saw twice: whole, as a base view of side x side patches, for which it was
+    stretched to a square, and cut into rows x columns of tiles. One colour is one anchor in both.
+
+    Args:
+        kept, anchors, owner: of the patches of the base view, then of the grid, row by row over all of its tiles. A
+            patch that is no token, which unpadding cuts away, is dropped.
+        side: patches in a row of a tile.
+        grid: rows and columns of tiles.
+    """
+    fates = _fates(kept, anchors, owner)
+    patches = grid[0] * side, grid[1] * side
+    if fates.owner.size != side**2 + patches[0] * patches[1]:
+        raise ValueError(f"owner has {fates.owner.size} patches, which are not {side} x {side} and {patches}")
+    whole = _panel(image.resize((max(image.size),) * 2, Image.Resampling.LANCZOS), fates, 0, (side, side))
+    tiles = _panel(image, fates, side**2, patches)
+    return whole.resize(tiles.size, Image.Resampling.LANCZOS), tiles
+
+
+class _Fates(NamedTuple):
+    """What became of patches."""
+
+    is_kept: np.ndarray  # [N]
+    owner: np.ndarray  # [N] output slots
+    heads: dict[int, int]  # the patch that leads each slot of several
+    colours: dict[int, Colour]  # of these slots
+
+
+def _fates(kept: Indices, anchors: Indices, owner: Indices) -> _Fates:
     kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
-    if owner.size != rows * columns:
-        raise ValueError(f"owner has {owner.size} patches, but the grid is {rows} x {columns}")
-    cell = _cell(image.size, max(rows, columns))
-    square, box = _padded(image, (columns * cell, rows * cell))
     is_kept = np.isin(np.arange(owner.size), kept)
     heads = _heads(kept, anchors, owner, is_kept)
-    colours = {slot: _colour(number) for number, slot in enumerate(heads)}
-    shaded = _shade(np.asarray(square, dtype=np.float32), is_kept, owner, colours, (rows, columns))
+    return _Fates(is_kept, owner, heads, {slot: colour(number) for number, slot in enumerate(heads)})
+
+
+def _panel(image: Image.Image, fates: _Fates, first: int, grid: tuple[int, int]) -> Image.Image:
+    """The picture with the patches of one grid, of which the first is number `first`."""
+    rows, columns = grid
+    here = slice(first, first + rows * columns)
+    is_kept, owner = fates.is_kept[here], fates.owner[here]
+    cell = _cell(image.size, max(grid))
+    padded, box = _padded(image, grid, cell)
+    shaded = _shade(np.asarray(padded, dtype=np.float32), is_kept, owner, fates.colours, grid)
     picture = Image.fromarray(shaded.round().astype(np.uint8))
     draw = ImageDraw.Draw(picture)
-    _outline(draw, is_kept.reshape(rows, columns), cell)
-    for slot, index in heads.items():
-        _mark(draw, (index % columns * cell, index // columns * cell), cell, box, colours[slot])
+    _outline(draw, is_kept.reshape(grid), cell)
+    for slot, index in fates.heads.items():
+        if here.start <= index < here.stop:
+            row, column = divmod(index - first, columns)
+            _mark(draw, (column * cell, row * cell), cell, box, fates.colours[slot])
     return picture.crop(box)
-
-
-def contact_sheet(panels: Sequence[tuple[str, Image.Image]], columns: int, legend: bool = True) -> Image.Image:
-    """Panels of equal width in rows, each under its caption, with the key to the overlay's colours at the foot."""
-    if not panels or columns < 1:
-        raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
-    columns = min(columns, len(panels))
-    tiles = [_tile(title, image) for title, image in panels]
-    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
-    heights = [max(tile.height for tile in row) for row in rows]
-    width = MARGIN + columns * (PANEL + MARGIN)
-    key = _legend(width - 2 * MARGIN) if legend else Image.new("RGB", (1, 0))
-    sheet = Image.new("RGB", (width, MARGIN + sum(heights) + MARGIN * len(rows) + key.height), PAPER)
-    top = MARGIN
-    for row, height in zip(rows, heights, strict=True):
-        for column, tile in enumerate(row):
-            sheet.paste(tile, (MARGIN + column * (PANEL + MARGIN), top))
-        top += height + MARGIN
-    if legend:
-        sheet.paste(key, (MARGIN, top))
-    return sheet
 
 
 def _cell(size: tuple[int, int], across: int) -> int:
@@ -74,17 +104,15 @@ def _cell(size: tuple[int, int], across: int) -> int:
     return max(1, round(min(max(*size, low), high) / across))
 
 
-def _padded(image: Image.Image, size: tuple[int, int]) -> tuple[Image.Image, tuple[int, int, int, int]]:
-    """The picture centred in its square as LLaVA pads it, at `size`, and the box it fills there."""
-    width, height = image.size
-    side = max(width, height)
-    left, top = (side - width) // 2, (side - height) // 2
-    across, down = size[0] / side, size[1] / side
-    box = (round(left * across), round(top * down), round((left + width) * across), round((top + height) * down))
-    box = (box[0], box[1], max(box[2], box[0] + 1), max(box[3], box[1] + 1))
-    square = Image.new("RGB", size)
-    square.paste(image.convert("RGB").resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.LANCZOS), box[:2])
-    return square, box
+def _padded(image: Image.Image, grid: tuple[int, int], cell: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
+    """The picture in the middle of its grid, as LLaVA pads it, and the box it fills there."""
+    (width, height), (down, across) = image.size, (grid[0] * cell, grid[1] * cell)
+    scale = min(across / width, down / height)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    left, top = (across - size[0]) // 2, (down - size[1]) // 2
+    padded = Image.new("RGB", (across, down))
+    padded.paste(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), (left, top))
+    return padded, (left, top, left + size[0], top + size[1])
 
 
 def _heads(kept: np.ndarray, anchors: np.ndarray, owner: np.ndarray, is_kept: np.ndarray) -> dict[int, int]:
@@ -94,10 +122,12 @@ def _heads(kept: np.ndarray, anchors: np.ndarray, owner: np.ndarray, is_kept: np
     return {slot: leaders[slot] for slot in sorted(shared) if slot in leaders}
 
 
-def _colour(number: int) -> Colour:
-    light, saturation = ((1.0, 0.85), (0.92, 0.9), (1.0, 0.6))[number % 3]
-    red, green, blue = colorsys.hsv_to_rgb((0.02 + number * GOLDEN) % 1, saturation, light)
-    return round(255 * red), round(255 * green), round(255 * blue)
+def colour(number: int) -> Colour:
+    """One of seven colours that do not need full colour vision, in three degrees of lightness one after the other."""
+    turn, place = divmod(number, len(HUES))
+    towards, share = ((0, 0.0), (255, 0.3), (0, 0.25))[turn % 3]
+    red, green, blue = (round(part + share * (towards - part)) for part in HUES[place])
+    return red, green, blue
 
 
 def _shade(
@@ -133,84 +163,13 @@ def _mark(
     left = max(box[0], min(corner[0], box[2] - cell))
     top = max(box[1], min(corner[1], box[3] - cell))
     outside = max(abs(left - corner[0]), abs(top - corner[1])) * 2 > cell
-    _dot(draw, (left, top), cell, colour, ring=outside)
+    dot(draw, (left, top), cell, colour, ring=outside)
 
 
-def _dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: Colour, ring: bool = False) -> None:
+def dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: Colour, ring: bool = False) -> None:
     edge, width = max(1, cell // 12), max(1, cell // 10)
     left, top, across = corner[0] + edge, corner[1] + edge, max(0, cell - 2 * edge - 1)
     if ring:
         draw.ellipse([left, top, left + across, top + across], INK, colour, 2 * width)
     else:
         draw.ellipse([left, top, left + across, top + across], colour, PAPER, width)
-
-
-def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
-    return ImageFont.load_default(size)
-
-
-def _tile(title: str, image: Image.Image) -> Image.Image:
-    """One panel: caption, wrapped to its width, above the picture."""
-    height = max(1, round(image.height * PANEL / image.width))
-    picture = image.convert("RGB").resize((PANEL, height), Image.Resampling.LANCZOS)
-    lines = [line for part in title.split("\n") for line in _wrapped(part, PANEL)]
-    head = len(lines) * (TEXT + 5) + 6
-    tile = Image.new("RGB", (PANEL, head + height), PAPER)
-    draw = ImageDraw.Draw(tile)
-    for number, line in enumerate(lines):
-        draw.text((0, number * (TEXT + 5)), line, INK, _font(TEXT))
-    tile.paste(picture, (0, head))
-    return tile
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines no wider than `width` pixels, unless one word is."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _font(TEXT).getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
-
-
-def _legend(width: int) -> Image.Image:
-    """Swatches and what they mean, wrapped to `width`."""
-    entries = ("kept as it is", "merged into the anchor of its colour", "anchor", "anchor in the padding", "dropped")
-    box, gap = TEXT + 8, 26
-    places, left, top = [], 0, 0
-    for text in entries:
-        entry_width = box + 8 + round(_font(TEXT).getlength(text))
-        if left and left + entry_width > width:
-            left, top = 0, top + box + 8
-        places.append((left, top))
-        left += entry_width + gap
-    key = Image.new("RGB", (width, top + box + MARGIN), PAPER)
-    draw = ImageDraw.Draw(key)
-    for number, ((left, top), text) in enumerate(zip(places, entries, strict=True)):
-        _swatch(draw, number, (left, top), box)
-        draw.text((left + box + 8, top + 3), text, INK, _font(TEXT))
-    return key
-
-
-def _swatch(draw: ImageDraw.ImageDraw, number: int, corner: tuple[int, int], box: int) -> None:
-    left, top = corner
-    area = [left, top, left + box - 1, top + box - 1]
-    half = [left + box // 2, top, left + box - 1, top + box - 1]
-    if number == 0:
-        draw.rectangle(area, (250, 214, 120), INK, 2)
-        draw.rectangle([left + 3, top + 3, left + box - 4, top + box - 4], None, PAPER, 2)
-    elif number == 1:
-        draw.rectangle(area, _dim(_colour(0)))
-        draw.rectangle(half, _dim(_colour(1)))
-    elif number < 4:
-        draw.rectangle(area, _dim(_colour(0)))
-        _dot(draw, corner, box, _colour(0), ring=number == 3)
-    else:
-        draw.rectangle(area, (16, 16, 16))
-
-
-def _dim(colour: Colour) -> Colour:
-    red, green, blue = (round(part * MERGED_LIGHT) for part in colour)
-    return red, green, blue

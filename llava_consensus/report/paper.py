@@ -36,7 +36,7 @@ def averaged() -> list[str]:
     return columns(PICTURES)
 
 
-def printed(run_columns: Sequence[str | None], tokens: int) -> list[str]:
+def printed(run_columns: Sequence[str | None], tokens: float) -> list[str]:
     """The paper's tables that belong beside a section: by the tokens of its full model, and the video one.
 
     Args:

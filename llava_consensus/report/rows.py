@@ -18,13 +18,27 @@ from llava_consensus.errors import DataError
 from llava_consensus.files import ANSWERS, CONFIG, METRICS, SCORES, read_json, read_lines
 from llava_consensus.report.catalogue import Catalogue, Facts
 from llava_consensus.report.samples import Sample, sample
+from llava_consensus.shapes import COUNT_OR_NONE, MAYBE_NUMBER, NUMBER, check_shape
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = ("match", "judge", "frames", "choices")  # keys that only some runs have: what a budget means, who judged, ...
+LATER = ("match", "judge", "frames", "videos", "choices")  # keys that only some runs have
 AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
 AWAY = "Move its folder away"
+CONFIG_SHAPE = {
+    **dict.fromkeys(("benchmark", "method", "model", "data", "device"), str),
+    **dict.fromkeys(("options", "changed", "versions"), dict),
+    **dict.fromkeys(("merged", "limit"), COUNT_OR_NONE),
+    "tokens": MAYBE_NUMBER,  # a fraction is a share
+}
+METRICS_SHAPE = {
+    "score": MAYBE_NUMBER,
+    "questions": NUMBER,
+    "answered": NUMBER,
+    "tokens": {"before": NUMBER, "after": NUMBER},
+    "report": dict,
+}
 OF_VIDEO = ("av",)  # packages that only runs on videos name
 FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
@@ -70,8 +84,8 @@ class Row:
         return self.catalogue.benchmark(self.benchmark)
 
     @property
-    def tokens(self) -> int:
-        """The budget it was given; 0 where that is every token there is."""
+    def tokens(self) -> float:
+        """The budget it was given, a fraction where it is a share; 0 where that is every token there is."""
         return self.config["tokens"] or 0
 
     @property
@@ -136,6 +150,9 @@ def read_row(folder: Path) -> Row:
     absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
     if absent:
         raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
+    check_shape(config, CONFIG_SHAPE, folder / CONFIG, AWAY)
+    if metrics is not None:
+        check_shape(metrics, METRICS_SHAPE, folder / METRICS, AGAIN)
     answered = answers.read_bytes().count(b"\n") if answers.exists() else 0
     return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
 
@@ -203,7 +220,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[R
 class Line:
     """A line of a table: a method with a budget, and its run of each benchmark."""
 
-    tokens: int  # 0 where every token there is was meant and no finished run tells how many
+    tokens: float  # 0 where every token there is was meant and no finished run tells how many
     label: str
     runs: Mapping[str, Row]  # by the benchmark's name
 
@@ -222,7 +239,7 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
-    runs_by_line: dict[tuple[int, str], dict[str, Row]] = {}
+    runs_by_line: dict[tuple[float, str], dict[str, Row]] = {}
     ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.label, len(order)), row.label))
     for row in ranked:
         if not row.full:

@@ -111,7 +111,7 @@ class Section:
         return self._cells.get((line.tokens, line.label, name))
 
     @cached_property
-    def _cells(self) -> Mapping[tuple[int, str, str], Cell]:
+    def _cells(self) -> Mapping[tuple[float, str, str], Cell]:
         cells = {
             (line.tokens, line.label, name): self._measured(row)
             for line in self.lines

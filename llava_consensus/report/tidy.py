@@ -5,7 +5,7 @@ Scores in percent (MME in points), unrounded; what is not known is empty. `statu
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llava_consensus.report import costs, paper
@@ -82,6 +82,15 @@ def table(sections: Iterable[Section], bench: costs.Bench = ()) -> str:
         }
     for printed_table, catalogue in catalogues.items():
         writer.writerows(_printed(printed_table, catalogue))
+    return out.getvalue()
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that have the same keys as CSV; what is not known is empty."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
 
 

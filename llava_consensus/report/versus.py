@@ -48,7 +48,8 @@ def lines(first: Row, second: Row) -> list[str]:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
     output = [f"{name}, {comparison.questions} questions"]
     output += [_run(letter, row) for letter, row in (("A", first), ("B", second))]
-    differing = [key for key in (*OF_SECTION, "weights", "dtype") if first.config.get(key) != second.config.get(key)]
+    keys = (*OF_SECTION, "weights", "dtype", "loading")
+    differing = [key for key in keys if first.config.get(key) != second.config.get(key)]
     output += [f"note: the runs differ in {', '.join(differing)} too"] * bool(differing)
     return [*output, f"A - B: {_difference(comparison)}", *_by_type(first.report, second.report, name)]
 

@@ -6,26 +6,18 @@ method against all others in grey: readable with any number of methods. Colours 
 colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
 """
 
-import io
 from collections.abc import Mapping, Sequence
-from math import ceil
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError, missing_extra
-from llava_consensus.files import write_out
+from llava_consensus.errors import DataError
+from llava_consensus.report.figures.style import MARKERS, PALETTE, panels, save
 from llava_consensus.report.rows import LINEUP, RANDOM, Line
 from llava_consensus.report.section import Section
 
 OURS = LINEUP[0].label
-STYLES = (  # colour and marker
-    ("#0072B2", "o"),
-    ("#D55E00", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "D"),
-    ("#E69F00", "v"),
-)
+STYLES = tuple(zip(PALETTE, MARKERS, strict=True))[:5]  # colour and marker
 RANDOM_STYLE = ("#000000", "x")
 GREY = "#b5b5b5"
 BANDS = 3  # methods with a band where some are grey: ours, the best other, random selection
@@ -35,7 +27,7 @@ COLUMNS = 5
 class Point(NamedTuple):
     """A score at a budget, with its interval where there is one."""
 
-    tokens: int
+    tokens: float
     score: float
     low: float
     high: float
@@ -55,20 +47,20 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     """
     section = _largest(sections)
     names = [name for name in section.names if _curves(section, name)]
-    figure, panels = _panels(len(names), 3.6, 3.1)
+    figure, axes = _panels(len(names), 3.6, 3.1)
     styles = _styles(section, names)
-    for panel, name in zip(panels, names, strict=True):
+    for panel, name in zip(axes, names, strict=True):
         _draw(panel, _curves(section, name), styles)
         _bound(panel, section.full.runs.get(name) if section.full else None)
         _axes(panel, section, _headline(section, name))
     handles = {
-        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     order = [label for label in (*styles, "other methods", "all tokens") if label in handles]
     figure.legend(
         [handles[label] for label in order], order, loc="outside lower center", ncols=min(4, len(order)), frameon=False
     )
-    _save(figure, file)
+    save(figure, file)
 
 
 def methods_apart(sections: Sequence[Section], file: Path) -> None:
@@ -82,8 +74,8 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
     curves = _curves(section, None)
     if not curves:
         raise DataError("no method has complete runs of every benchmark, so there is no Acc to draw")
-    figure, panels = _panels(len(curves), 2.6, 2.2, sharey=True)
-    for panel, label in zip(panels, curves, strict=True):
+    figure, axes = _panels(len(curves), 2.6, 2.2, sharey=True)
+    for panel, label in zip(axes, curves, strict=True):
         for points in curves.values():
             panel.plot([point.tokens for point in points], [point.score for point in points], color=GREY, linewidth=0.8)
         if label != OURS and OURS in curves:
@@ -111,16 +103,7 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
         fontsize=8,
     )
     figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
-    _save(figure, file)
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Raises DataError for a kind of file that matplotlib does not write, or one that cannot be written."""
-    content, kind = io.BytesIO(), file.suffix.removeprefix(".") or "png"
-    if kind not in figure.canvas.get_supported_filetypes():
-        raise DataError(f"{file}: must end with .png, .pdf or .svg")
-    figure.savefig(content, dpi=130, format=kind)
-    write_out(file, content.getvalue())
+    save(figure, file)
 
 
 def _largest(sections: Sequence[Section]) -> Section:
@@ -133,23 +116,15 @@ def _largest(sections: Sequence[Section]) -> Section:
 
 def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Any, list[Any]]:
     """A figure with `count` panels in rows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_extra("figures (matplotlib)", "plots") from error
-    columns = min(COLUMNS if sharey or count > 8 else 4, count)
-    rows = ceil(count / columns)
-    figure = Figure(figsize=(max(4.2, width * columns), height * rows + 0.7), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
-    for panel in panels[count:]:
-        panel.set_axis_off()
-    return figure, panels[:count]
+    return panels(count, COLUMNS if sharey or count > 8 else 4, (width, height), sharey=sharey)
 
 
 def _curves(section: Section, name: str | None) -> Curves:
-    """Points of every method by label, fewest tokens first; of Acc without a benchmark's name."""
+    """Points of every method by label, fewest tokens first; of Acc without a benchmark's name. Budgets that are shares
+    have no place on an axis of tokens.
+    """
     curves: dict[str, list[Point]] = {}
-    for line in reversed(section.reduced):
+    for line in (line for line in reversed(section.reduced) if line.tokens >= 1):
         point = _mean_point(section, line) if name is None else _point(section, line, name)
         if point is not None:
             curves.setdefault(line.label, []).append(point)
@@ -209,7 +184,7 @@ def _bound(panel: Any, row: Any) -> None:
 
 def _axes(panel: Any, section: Section, title: str) -> None:
     """A logarithmic axis of tokens with the budgets as ticks."""
-    ticks = sorted({line.tokens for line in section.reduced})
+    ticks = sorted({line.tokens for line in section.reduced if line.tokens >= 1})
     panel.set_xscale("log", base=2)
     panel.set_xticks(ticks, [str(tick) for tick in ticks])
     panel.minorticks_off()

@@ -1,0 +1,177 @@
+"""The command `bench`: what methods cost in time and memory, on a checkpoint or on random weights of a published size.
+
+`llava-consensus bench --shape llava-1.5-7b --dtype float16 --tokens "432 288 144 57 28"` measures what the paper's
+efficiency tables hold; `--operations` counts what methods dispatch instead.
+"""
+
+import argparse
+import logging
+import os
+import platform
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.cli import arguments
+from llava_consensus.cli.arguments import Command
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.runs import DATA, OUT
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from llava_consensus.bench.efficiency import Row
+    from llava_consensus.hosts import Host, Loading, Prompt
+
+METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
+TOKENS = "432 288 144 57 28"
+QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
+SIDE = 672  # pixels of the picture of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
+FORMATS = ("markdown", "latex", "csv")
+PROCESSORS = Path("/proc/cpuinfo")
+
+
+def add(command: Command) -> None:
+    """Adds the command."""
+    parser = command("bench", bench, "time, memory and FLOPs of methods, interleaved in one process")
+    arguments.add_model(parser)
+    parser.add_argument("--shape", metavar="NAME", help="random weights of a published size in place of --model")
+    parser.add_argument("--methods", default=METHODS, help='methods, or "all" (%(default)s)')
+    parser.add_argument("--tokens", default=TOKENS, help="budgets (%(default)s)")
+    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
+    parser.add_argument("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)")
+    parser.add_argument("--pictures", type=int, default=1, help="how many of them (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count (%(default)s)")
+    parser.add_argument("--length", type=int, default=20, help="tokens of each answer (%(default)s)")
+    line = f"kept after every round; goes on where it stopped ({OUT}/bench.json)"
+    parser.add_argument("--out", type=Path, default=Path(OUT) / "bench.json", metavar="FILE", help=line)
+    parser.add_argument("--again", action="store_true", help="measure anew over what --out holds")
+    parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
+    parser.add_argument("--operations", action="store_true", help="count dispatched operations and waits instead")
+
+
+def bench(given: argparse.Namespace) -> Iterator[str]:
+    """The tables of what was measured, or counts of operations."""
+    from llava_consensus.bench import efficiency
+    from llava_consensus.hosts import Prompt
+    from llava_consensus.methods import METHODS as ALL
+
+    names = list(ALL) if given.methods == "all" else given.methods.split()
+    made = {name: arguments.one_word_method(name) for name in names}
+    budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
+    protocol = efficiency.Protocol(given.repeats, given.length)
+    _check(given)
+    pictures = _pictures(given)
+    host = _host(given, loading)
+    prompt = Prompt(QUESTION)
+    shape = efficiency.prompt_shape(host, prompt, pictures[0])
+    rows, left_out = efficiency.rows_of(host, names, budgets, shape, given.match, made.__getitem__)
+    if given.operations:
+        yield from _operations(host, pictures[0], prompt, rows)
+        return
+    described = {**_description(given, loading, host), "left_out": left_out}
+    if given.again:
+        given.out.unlink(missing_ok=True)
+    tell = logging.getLogger(__name__).info
+    measured = efficiency.Bench(host, pictures, prompt, shape, rows, protocol).measure(described, given.out, tell)
+    yield from _printed(measured, given.format)
+
+
+def _check(given: argparse.Namespace) -> None:
+    """What `bench` alone needs to be right, before weights load."""
+    from llava_consensus.reduction.checks import choose
+    from llava_consensus.reduction.costs import MATCHES
+
+    choose("match", given.match, MATCHES)
+    if given.pictures < 1:
+        raise OptionError(f"pictures={given.pictures} must be at least 1")
+    if given.out.is_dir():
+        raise DataError(f"--out {given.out}: is a folder. Give the name of a file")
+
+
+def _pictures(given: argparse.Namespace) -> "list[Image]":
+    """The pictures that were asked for; noise that is always the same where there are none."""
+    from PIL import Image
+
+    from llava_consensus.runs.pictures import open_image
+
+    folder = given.images or Path(DATA) / "eval" / "gqa" / "data" / "images"
+    files = sorted(path for kind in ("*.jpg", "*.png") for path in folder.glob(kind))[: given.pictures]
+    if files and (given.images or not given.shape):
+        return [open_image(path) for path in files]
+    if given.images:
+        raise DataError(f"--images {given.images}: no .jpg or .png there")
+    noise = random.Random(0)
+    return [Image.frombytes("RGB", (SIDE, SIDE), noise.randbytes(3 * SIDE * SIDE)) for _ in range(given.pictures)]
+
+
+def _host(given: argparse.Namespace, loading: "Loading") -> Any:
+    """The checkpoint, or random weights where they fit."""
+    from llava_consensus import hosts
+
+    options = arguments.host_options(given)
+    if given.shape is None:
+        hosts.check(given.model, loading=loading, host_options=options)
+        return hosts.load(given.model, loading, options)
+    from llava_consensus.bench.memory import refuse_too_large
+    from llava_consensus.hosts.hf import random_weights
+
+    planned = random_weights.plan(given.shape, loading, options)
+    refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)
+    return planned.host()
+
+
+def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> dict[str, Any]:
+    """Model, machine and versions."""
+    import torch
+
+    from llava_consensus.runs.fingerprint import versions
+
+    device = host.model.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return {
+        "model": given.shape or given.model,
+        "weights": "random weights" if given.shape else "checkpoint",
+        "loading": {**asdict(loading), "dtype": str(host.model.dtype).removeprefix("torch.")},
+        "host_options": arguments.host_options(given),
+        "match": given.match,
+        "pictures": given.pictures,
+        "machine": {
+            "device": name,
+            "processor": _processor(),
+            "processors": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "system": platform.platform(),
+        },
+        "versions": versions(),
+    }
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.+)", PROCESSORS.read_text()) if PROCESSORS.exists() else None
+    return found[1] if found else platform.processor()
+
+
+def _operations(host: "Host", picture: "Image", prompt: "Prompt", rows: "Sequence[Row]") -> Iterator[str]:
+    """A line for each method: operations and waits, and how many more than the full model's."""
+    from llava_consensus.bench.operations import count
+
+    full = count(host, picture, prompt, rows[0].side)
+    yield f"{'method':24} tokens  operations    more  waits  more"
+    for row in rows:
+        found = full if row is rows[0] else count(host, picture, prompt, row.side)
+        more, waits = found.total - full.total, found.waits - full.waits
+        yield f"{row.name:24} {row.tokens:6} {found.total:11} {more:7} {found.waits:6} {waits:5}"
+
+
+def _printed(content: dict[str, Any], kind: str) -> Iterator[str]:
+    from llava_consensus.report import efficiency, latex, markdown, tidy
+
+    if kind == "csv":
+        yield tidy.lines(efficiency.cells(content))
+        return
+    write = {"markdown": markdown, "latex": latex}[kind].table
+    yield from (write(table) + "\n" for table in efficiency.tables(content))

@@ -1,0 +1,103 @@
+"""Presets: a grid of runs as a file anyone can read and copy, one for each table of the paper (`presets/*.json`).
+
+    {"title": "T5: weight of the vision side", "about": "alpha of the convex fuser at 128 tokens",
+     "printed": "ablation_alpha",                     the table of paper.json whose numbers stand beside
+     "reference": "consensusdrop",                    the method that every row is compared with, at the same tokens
+     "benchmarks": {"pope": "pope_f1", ...},          benchmark -> its column in that table
+     "rows": [{"label": "alpha 0.3", "method": "consensusdrop:alpha=0.3", "tokens": 128,
+               "printed": {"alpha": 0.3}}, ...]}      the printed row: the one with these values; left out if none is
+
+A row may have `merged`, how many of its tokens are merged ones. A preset may have `full` (the printed row of all
+tokens), `host_options` (of the model's host), and `needs`, where not any model will do: `weights` says which, `hosts`
+whose hosts (names of `llava-consensus list`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.files import read_json
+from llava_consensus.report import paper
+from llava_consensus.shapes import COUNT_OR_NONE, NUMBER, check_shape
+
+FOLDER = "presets"
+AGAIN = "Mend it; llava_consensus/report/preset.py says what is in it"
+SHAPE = {**dict.fromkeys(("title", "about", "printed", "reference"), str), "benchmarks": dict, "rows": list}
+ROW_SHAPE = {"label": str, "method": str, "tokens": NUMBER}
+
+
+@dataclass(frozen=True, eq=False)
+class PresetRow:
+    """One line of a preset: a method as on the command line, and its budget."""
+
+    label: str
+    method: str
+    tokens: int | float
+    merged: int | None = None
+    printed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A grid of runs with the numbers that the paper prints for it; see the head of this file."""
+
+    name: str
+    title: str
+    about: str
+    printed: str
+    reference: str
+    benchmarks: Mapping[str, str]
+    rows: tuple[PresetRow, ...]
+    full: Mapping[str, Any] = field(default_factory=dict)
+    host_options: Mapping[str, str] = field(default_factory=dict)
+    weights: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def is_ablation(self) -> bool:
+        """Whether it varies the paper's default configuration."""
+        return self.printed.startswith("ablation_")
+
+    def reference_of(self, row: PresetRow) -> PresetRow | None:
+        """The row that another is compared with: the reference method with as many tokens, split as the paper does."""
+        same = (one for one in self.rows if one.method == self.reference and one.tokens == row.tokens)
+        return next((one for one in same if one.merged is None), None)
+
+    def printed_row(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The paper's row with these values; None for no values."""
+        rows = paper.tables()[self.printed] if values else ()
+        return next((row for row in rows if values.items() <= row.items()), None)
+
+
+def names() -> list[str]:
+    """The presets that come with the package."""
+    folder = resources.files("llava_consensus.report") / FOLDER
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
+
+
+def read(name: str) -> Preset:
+    """The preset called `name`, or the one in a file.
+
+    Raises:
+        OptionError: for a name that is neither.
+        DataError: for a file that is no preset.
+    """
+    shipped = Path(str(resources.files("llava_consensus.report") / FOLDER / f"{name}.json"))
+    path = shipped if shipped.is_file() else Path(name)
+    if not path.is_file():
+        raise OptionError(f"preset {name!r}: must be one of {', '.join(names())}, or a file like theirs")
+    content = read_json(path, AGAIN, dict)
+    check_shape(content, SHAPE, path, AGAIN)
+    for row in content["rows"]:
+        check_shape(row, ROW_SHAPE, path, AGAIN)
+        check_shape({"merged": row.get("merged")}, {"merged": COUNT_OR_NONE}, path, AGAIN)
+    if content["printed"] not in paper.tables():
+        raise DataError(f"{path}: printed={content['printed']!r} must be one of {', '.join(paper.tables())}. {AGAIN}")
+    needs = content.pop("needs", {})
+    rows = tuple(PresetRow(**row) for row in content.pop("rows"))
+    return Preset(
+        path.stem, rows=rows, weights=needs.get("weights", ""), hosts=tuple(needs.get("hosts", ())), **content
+    )

@@ -1,0 +1,97 @@
+"""Selection inside the language model by what the vision tower finds salient, what the question looks at, or both: the
+controlled study of the paper's section 3.
+
+Pruning is FastV's: after decoder layer 2 (counted from 1) the best tokens of a score stay. The vision side is the
+attention of the tower's class token, the cross-modal side that of the prompt's last token in that layer, head means
+both. Every choice is recorded with how far the two sides agree on the K best tokens, and, for recovery, with the
+correction factor (`reduction/fusers.py`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.reduction import fusers, saliency
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, whole_or_none, within
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
+from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Need, VisualTokens
+
+SIDES = ("vision", "cross")
+RECOVERY = "recovery"
+PUBLISHED_LAYER = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(InDecoder):
+    """Keep the best tokens of one side after a decoder layer, or one side's with the other's corrections.
+
+    Args:
+        scores: `vision` | `cross` | `recovery` (the student's best, and among them what the teacher would miss).
+        student: `vision` | `cross`, whose ranking comes first in recovery.
+        rate: r in [0, 1], share of the kept tokens that the teacher adds in recovery.
+        layer: how many decoder layers see everything; None is 2, in models of fewer than 32 layers in proportion.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    positions: str = "keep"
+    scores: str = RECOVERY
+    student: str = "vision"
+    rate: float = 0.1
+    layer: int | None = None
+
+    title: ClassVar[str] = "Study"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("scores", self.scores, (*SIDES, RECOVERY))
+        choose("student", self.student, SIDES)
+        within("rate", self.rate, 0.0, 1.0)
+        whole_or_none("layer", self.layer, "how many layers see everything")
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        """One cut, that leaves T."""
+        return [Cut(only_cut(self.layer, PUBLISHED_LAYER, layers), tokens)]
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """The last row's attention, and that of the class token in each tile."""
+        queries = 1 if shape.classes else shape.patches
+        tower = 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
+        return super().flops(shape, budget) + tower
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        """The K best tokens, with `agreement` and, for recovery, `correction` of each picture."""
+        count = view.cut.kept
+        with watch.time("saliency"), torch.no_grad():
+            sides = {"vision": vision_saliency(view.tower), "cross": last_row_saliency(view, "the study")}
+        with watch.time("selection"):
+            measures = {"agreement": fusers.agreement(sides["vision"], sides["cross"], count)}
+            if self.scores != RECOVERY:
+                return Chosen(fusers.top(sides[self.scores], count), measures=measures)
+            student, teacher = (sides[side] for side in (self.student, other(self.student)))
+            measures["correction"] = fusers.correction_factor(student, teacher, count, self.rate)
+            return Chosen(fusers.recover(student, teacher, count, self.rate), measures=measures)
+
+
+def other(side: str) -> str:
+    """The teacher of a student."""
+    return SIDES[1 - SIDES.index(side)]
+
+
+def vision_saliency(tower: VisualTokens | None) -> Tensor:
+    """Attention of the class token over a picture's tokens, on one scale for all its tiles: [P, n].
+
+    Raises:
+        OptionError: for a host that does not say what its vision tower saw.
+    """
+    if tower is None:
+        raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
+    vision = tower.of_tiles(saliency.class_saliency(tower.needed(Need.ATTENTION)))
+    return saliency.pool_tiles(vision, tower.tile, tower.tiles_per_unit) if tower.tiles_per_unit > 1 else vision
