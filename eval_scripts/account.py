@@ -15,12 +15,12 @@ from typing import Any
 from PIL import Image
 
 from llava_consensus import METHODS, load, make
+from llava_consensus.cli import arguments
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.runs import MODEL
 
 PAPER = Path(__file__).parents[1] / "llava_consensus" / "report" / "paper.json"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
@@ -145,11 +145,10 @@ def verdict(name: str, column: str, printed: float, ours: float | None) -> str:
 def main() -> None:
     """Prints the three parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=MODEL)
+    arguments.add_model(parser)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64])
-    parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    host = load(given.model, given.device)
+    host = load(given.model, arguments.loading(given))
     text, question = host.rows(Prompt(QUESTION))
     shape = host.shape(text)._replace(question=question)
     print(f"{given.model}: one picture of {shape.available} tokens, {text} rows of text")

@@ -16,7 +16,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.report.overlay import contact_sheet
+from llava_consensus.report.sheet import contact_sheet
 from llava_consensus.runs import DATA, MODEL
 from llava_consensus.runs.pictures import open_image
 

@@ -9,16 +9,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 from zlib import crc32
 
+import torch
 from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile
-from llava_consensus.hosts.base import Answer, Prefill
+from llava_consensus.hosts import Loading
+from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill
 from llava_consensus.methods import make
-from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.runs.configuration import RunConfig
 
@@ -46,9 +48,19 @@ class Fake(Benchmark):
         return {"accuracy": 100 * sum(right) / len(extracted), "extracted": extracted}
 
 
+class FakeModel(torch.nn.Module):
+    """A model that does nothing, whose forwards can be timed."""
+
+    device = torch.device("cpu")
+
+    def forward(self) -> None:
+        """Nothing."""
+
+
 class FakeAttachment:
     def __init__(self, host: "FakeHost", tokens: int) -> None:
         self.host, self.tokens = host, tokens
+        self.model = SimpleNamespace(module=host.model)
         self.outcomes: list[Any] = []
 
     def detach(self) -> None:
@@ -72,6 +84,7 @@ class FakeHost:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.tokens = self.visual_tokens
+        self.model = FakeModel()
         self.seconds = seconds
         self.encoded: list[int] = []
         self.asked: list[str] = []
@@ -79,7 +92,8 @@ class FakeHost:
         self.interrupt_after: int | None = None
 
     def attach(self, method: Any, budget: Any) -> FakeAttachment:
-        return FakeAttachment(self, budget.tokens if method.reduces else self.visual_tokens)
+        available = self.visual_tokens
+        return FakeAttachment(self, budget.of(available).tokens if method.reduces else available)
 
     def encode(self, images: list[Image.Image]) -> list[Any]:
         colours = [int(image.getpixel((0, 0))[0]) for image in images]  # type: ignore[index]
@@ -90,12 +104,23 @@ class FakeHost:
         if self.interrupt_after is not None and len(self.asked) >= self.interrupt_after:
             raise KeyboardInterrupt
         time.sleep(self.seconds)
+        self.model()
         self.groups.append(len(prompts))
         self.asked += [prompt.text for prompt in prompts]
         texts = [f"{prompt.text} {own} {'é' * (self.tokens % 5)}" for own, prompt in zip(encoded, prompts, strict=True)]
         before = [len(own) * self.visual_tokens for own in encoded]
         read = [self.prefill(prompt, len(own)) for own, prompt in zip(encoded, prompts, strict=True)]
-        return [Answer(t, b, min(b, self.tokens), 0, (), (), r) for t, b, r in zip(texts, before, read, strict=True)]
+        seen = [self.outcomes(len(own)) for own in encoded]
+        answered = zip(texts, before, seen, read, strict=True)
+        return [Answer(t, b, min(b, self.tokens), 0, (), o, r) for t, b, o, r in answered]
+
+    def outcomes(self, pictures: int) -> tuple[PictureOutcome, ...]:
+        count = self.visual_tokens
+        origin = torch.zeros(count, dtype=torch.long), torch.arange(count)
+        return (PictureOutcome(0, count, min(count, self.tokens), 0, (), origin=origin),) * pictures
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        return 0
 
     def shape(self, text: int = 0) -> Shape:
         return Shape(2, 8, 2, 1, 4, 16, 10, 2, 8, 2, 16, self.visual_tokens, 3, text, number_bytes=4)
@@ -130,7 +155,7 @@ def make_data(folder: Path, pictures: int = 4, each: int = 5) -> Path:
 def make_model(folder: Path) -> Path:
     """A folder that looks like a checkpoint."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
     return folder
 
 
@@ -146,13 +171,15 @@ def config(
     /,
     method: str = "consensusdrop",
     options: Mapping[str, Any] | None = None,
-    tokens: int = 64,
+    tokens: int | float = 64,
     merged: int | None = None,
+    device: str = "cpu",
+    dtype: str = "auto",
     **changes: Any,
 ) -> RunConfig:
     """The configuration most tests use, of names and numbers, on the fake benchmark where they do not say another."""
-    given = {"benchmark": Fake(), "data": data, "model": str(model), "device": "cpu", **changes}
-    return RunConfig(method=make(method, **(options or {})), budget=Budget(tokens, merged), **given)
+    given = {"benchmark": Fake(), "data": data, "model": str(model), "loading": Loading(device, dtype), **changes}
+    return RunConfig(method=make(method, **(options or {})), budget=budget(tokens, merged), **given)
 
 
 class DyingHost(FakeHost):
@@ -177,5 +204,5 @@ class Loader:
     after: int = 6
     seconds: float = 0.0
 
-    def __call__(self, model: str, device: str, dtype: str) -> FakeHost:
+    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> FakeHost:
         return FakeHost(self.seconds) if self.marker is None else DyingHost(self.marker, self.after)

@@ -157,11 +157,11 @@ def onevision(number: int) -> Picture:
     return Picture([IMAGE] * (16 + rows * (columns + 1)), {"pixel_values": pixels, "image_sizes": torch.tensor([size])})
 
 
-def _video_llava() -> Any:
+def video_llava(size: int = 56) -> Any:
     from transformers import CLIPVisionConfig, LlamaConfig, VideoLlavaConfig, VideoLlavaForConditionalGeneration
 
     config = VideoLlavaConfig(
-        vision_config=CLIPVisionConfig(**SQUARE),
+        vision_config=CLIPVisionConfig(**VISION, image_size=size, patch_size=14),
         text_config=LlamaConfig(**TEXT),
         image_token_index=IMAGE,
         video_token_index=VIDEO,
@@ -219,12 +219,12 @@ def film(patch: int, apart: bool) -> Callable[[int], Picture]:
 def _internvl() -> Any:
     from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
 
-    vision = InternVLVisionConfig(**VISION, image_size=[56, 56], patch_size=[14, 14], use_qk_norm=True)
+    vision = InternVLVisionConfig(**VISION, image_size=[112, 112], patch_size=[14, 14], use_qk_norm=True)
     config = InternVLConfig(
         vision_config=vision,
         text_config=Qwen2Config(**TEXT),
         image_token_id=IMAGE,
-        image_seq_length=4,
+        image_seq_length=16,
         tie_word_embeddings=False,
     )
     return ready(InternVLForConditionalGeneration, config)
@@ -232,13 +232,13 @@ def _internvl() -> Any:
 
 def run(number: int) -> Picture:
     count = [3, 2, 4, 3][number]
-    return Picture([START] + [IMAGE] * 4 * count + [END], {"pixel_values": noise(count, 3, 56, 56, seed=number)})
+    return Picture([START] + [IMAGE] * 16 * count + [END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
 
 
 def _smolvlm(kind: str) -> Any:
     import transformers
 
-    vision = dict(SQUARE)
+    vision = dict(VISION, image_size=112, patch_size=14)
     text = dict(TEXT, model_type="llama")
     config = getattr(transformers, f"{kind}Config")(
         vision_config=vision, text_config=text, image_token_id=IMAGE, scale_factor=2, pad_token_id=0
@@ -249,9 +249,9 @@ def _smolvlm(kind: str) -> Any:
 def split(number: int) -> Picture:
     """Tiles with tags of their own and the whole view behind them."""
     count = [3, 2, 4, 3][number]
-    ids = [word for tile in range(count - 1) for word in (START, 30 + tile, *[IMAGE] * 4)]
-    pixels = noise(1, count, 3, 56, 56, seed=number)
-    return Picture([*ids, START, TAG, *[IMAGE] * 4, START], {"pixel_values": pixels})
+    ids = [word for tile in range(count - 1) for word in (START, 30 + tile, *[IMAGE] * 16)]
+    pixels = noise(1, count, 3, 112, 112, seed=number)
+    return Picture([*ids, START, TAG, *[IMAGE] * 16, START], {"pixel_values": pixels})
 
 
 def _gemma3() -> Any:
@@ -279,6 +279,9 @@ def qwen_tower(model: Any) -> list[Any]:
     return [model.model.visual.blocks[-1].attn]
 
 
+TILES = 20  # a budget with a token for each of the 17 tiles that a picture can have, below every picture
+
+
 CASES: dict[str, Case] = {
     "llava": Case(_llava, square, clip_tower),
     "llava_next": Case(lambda: _next("LlavaNext"), tiled, clip_tower, 10, 20),
@@ -286,12 +289,22 @@ CASES: dict[str, Case] = {
     "qwen2_5_vl video": Case(lambda: _qwen("Qwen2_5_VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
     "qwen3_vl": Case(lambda: _qwen("Qwen3VL"), grid(16), qwen_tower),
     "qwen3_vl video": Case(lambda: _qwen("Qwen3VL"), film(16, True), qwen_tower, clips=(0, 1, 2, 3)),
-    "internvl": Case(_internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention]),
+    "internvl": Case(
+        _internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention], TILES, TILES
+    ),
     "smolvlm": Case(
-        lambda: _smolvlm("SmolVLM"), split, lambda model: [model.model.vision_model.encoder.layers[-1].self_attn]
+        lambda: _smolvlm("SmolVLM"),
+        split,
+        lambda model: [model.model.vision_model.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
     ),
     "idefics3": Case(
-        lambda: _smolvlm("Idefics3"), split, lambda model: [model.model.vision_model.encoder.layers[-1].self_attn]
+        lambda: _smolvlm("Idefics3"),
+        split,
+        lambda model: [model.model.vision_model.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
     ),
     "llava_onevision": Case(
         _onevision, onevision, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn], 12, 40
@@ -309,9 +322,9 @@ CASES: dict[str, Case] = {
         lambda: _next("LlavaNextVideo"), frames(lambda count: count * 4), clip_tower, 10, 12, clips=(0, 1, 2, 3)
     ),
     "gemma3": Case(_gemma3, boxed, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn]),
-    "video_llava": Case(_video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
+    "video_llava": Case(video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
     "video_llava video": Case(
-        _video_llava,
+        video_llava,
         frames(lambda count: count * 17),
         lambda model: [model.model.video_tower.encoder.layers[-2].self_attn],
         clips=(0, 1, 2, 3),

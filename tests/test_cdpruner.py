@@ -15,7 +15,7 @@ from units import unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Prompt, load
+from llava_consensus.hosts import Loading, Prompt, load
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
@@ -252,7 +252,7 @@ def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     transformers.logging.get_logger()  # sets its own level and propagation, so before the next lines
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level(logging.WARNING, "transformers")
-    host = load("checkpoints/llava-mini", device="cpu")
+    host = load("checkpoints/llava-mini", Loading("cpu"))
     assert "text_model" not in caplog.text  # weights that LLaVA has no place for are no news
     pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
     prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]

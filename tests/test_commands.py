@@ -8,6 +8,7 @@ import pandas
 import pytest
 from fakes import FakeHost, config, make_model
 from golden_cases import sample
+from judged_data import make_mmvet
 from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2, write_lines
 
 from llava_consensus import cli
@@ -155,6 +156,25 @@ def test_check_data_finds_missing_pictures_and_foreign_labels(data: Path, capsys
     labels.write_text(labels.read_text().replace("number 3 ", "number 4 "))
     assert cli.main(["check-data", "pope", "--data", str(data)]) == 3
     assert "another label version" in capsys.readouterr().out.lower()
+
+
+def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last(name: str) -> str:
+        cli.main(["check-data", name, "--data", str(data)])
+        return capsys.readouterr().out.splitlines()[-1].strip()
+
+    assert last("pope") == "scoring: ready; answering: not ready", "its pictures are not there"
+    assert last("mmbench") == "scoring: ready; export: ready; answering: ready"
+    make_mmvet(data)
+    assert last("mmvet") == "scoring: by a judge; export: ready; answering: not ready"
+    (data / "eval/vqav2/llava_vqav2_mscoco_test2015.jsonl").unlink()
+    assert last("vqav2") == "scoring: ready; export: not ready; answering: not ready"
+    (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
+    assert last("vqav2").startswith("scoring: by EvalAI; ")
+    (data / "eval/scienceqa/llava_test_CQM-A.json").unlink()
+    assert last("sqa") == "scoring: ready; answering: not ready"
+    (data / "eval/scienceqa/problems.json").unlink()
+    assert last("sqa") == "scoring: not ready; answering: not ready"
 
 
 def test_check_data_knows_the_real_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def official() -> Any:
     from llava_consensus import hosts
 
-    return hosts.load(str(MINI), "cpu", "float32")
+    return hosts.load(str(MINI), hosts.Loading("cpu", "float32"))
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: P
     from llava_consensus import hosts
 
     assert cli.main(["convert", str(converted), str(tmp_path / "llava-mini")]) == 0
-    back = hosts.load(str(tmp_path / "llava-mini"), "cpu", "float32").model.state_dict()
+    back = hosts.load(str(tmp_path / "llava-mini"), hosts.Loading("cpu", "float32")).model.state_dict()
     for name, values in official.model.state_dict().items():
         assert torch.equal(back[name], values), name
 

@@ -173,6 +173,28 @@ def test_schedules_of_pyramiddrop() -> None:
             counts("pyramiddrop", tokens, count="eq")
 
 
+def test_lists_of_pyramiddrop_are_taken_as_they_are() -> None:
+    """The authors' own default, another one by hand, and cuts whose counts follow from T."""
+    assert counts("pyramiddrop", 9, ratios="0.5 0.25 0.125") == counts("pyramiddrop", 72)
+    assert make("pyramiddrop", layers="2 5", ratios="0.4 0.1").entering(Budget(9), 101, 6) == [101] * 2 + [40] * 3 + [
+        10
+    ]
+    assert make("pyramiddrop", layers=3).entering(Budget(9), 101, 6) == [101] * 3 + [9] * 3
+    assert make("pyramiddrop", layers="2 4").entering(Budget(9), 100, 6) == [100] * 2 + [30] * 2 + [9] * 2
+    for options, message in (
+        ({"layers": "8 4"}, "must ascend"),
+        ({"layers": "8 x"}, "whole numbers with spaces"),
+        ({"layers": 1.5}, "whole numbers with spaces"),
+        ({"ratios": "0.5 0.25"}, "2 for 3 cuts"),
+        ({"ratios": "0.1 0.5 0.5"}, "do not grow"),
+        ({"ratios": "1.5 0.5 0"}, r"in \(0, 1\]"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            make("pyramiddrop", **options)
+    with pytest.raises(OptionError, match=r"must be in 1\.\.5: the model has 6"):
+        make("pyramiddrop", layers="2 6").entering(Budget(9), 100, 6)
+
+
 # ---- DART
 
 

@@ -82,9 +82,16 @@ def test_a_shard_of_a_dead_worker_goes_to_a_new_one() -> None:
     assert crew.hired == [0, 1, 2] and crew.given[2] == (2, SHARDS[0])
 
 
-def test_a_shard_that_kills_every_worker_stops_the_run_and_says_which() -> None:
-    with pytest.raises(WorkerError, match=r"questions 0\.\.1: 3 workers died of them \(out of memory\)"):
-        list(schedule(Puppets([Died("out of memory")] * 3), SHARDS[:1], 2))
+def test_of_a_shard_that_kills_workers_only_the_question_that_does_is_given_up() -> None:
+    died = Died("exit code -11")
+    crew = Puppets([died, died, died, died, DONE, DONE])
+    assert list(schedule(crew, SHARDS[:2], 1)) == [(Shard((0,)), died), (Shard((1,)), DONE), (SHARDS[1], DONE)]
+    assert [shard for _, shard in crew.given[:4]] == [SHARDS[0], SHARDS[0], Shard((0,)), Shard((0,))]
+
+
+def test_workers_that_die_of_everything_stop_the_run() -> None:
+    with pytest.raises(WorkerError, match=r"8 workers died one after another, .* \(out of memory\)"):
+        list(schedule(Puppets([Died("out of memory")] * 9), [Shard(tuple(range(9)))], 2))
 
 
 def test_an_error_in_a_worker_is_raised_as_it_is() -> None:
@@ -158,7 +165,7 @@ def test_damage_in_a_shard_stops_with_file_and_line(data: Path, tmp_path: Path) 
 def test_sweep_checks_first_loads_once_and_goes_on_past_a_failure(data: Path, tmp_path: Path) -> None:
     loads: list[str] = []
 
-    def load(*key: str) -> FakeHost:
+    def load(*key: Any) -> FakeHost:
         loads.append(key[0])
         return FakeHost()
 

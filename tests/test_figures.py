@@ -8,7 +8,7 @@ from PIL import Image
 from run_folders import store
 
 from llava_consensus.errors import DataError, MissingDependency
-from llava_consensus.report import figures
+from llava_consensus.report.figures import accuracy as figures
 from llava_consensus.report.table import Section, in_sections, read_rows
 
 

@@ -146,6 +146,8 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
     assert order[:32].tolist() == arrays["replay/important"][0].tolist()
     direction = torch.nn.functional.normalize(torch.from_numpy(arrays["replay/features"]), dim=-1)
     similarity = direction @ direction.transpose(1, 2)
+    to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)
+    first = torch.zeros(1, 1, dtype=torch.long)
     lists = np.split(arrays["replay/lists"].astype(np.int64), np.cumsum(arrays["replay/lengths"])[:-1])
     scores = np.split(arrays["replay/scores"], np.cumsum(np.array([(len(one) + 1) // 2 for one in lists[:-1]]))[:-1])
     assert len(lists) == 65 and len(lists[-1]) == 32
@@ -153,7 +155,7 @@ def test_vispruner_round_by_round_on_the_towers_own_features() -> None:
     for before, after, official in zip(lists[:-1], lists[1:], scores, strict=True):
         own = similarity[0][before[::2]][:, before[1::2]].amax(1)
         worst = max(worst, float(np.abs(own.numpy() - official).max()))
-        left = thin_once(similarity, torch.from_numpy(before)[None], len(before) - 32)[0].numpy()
+        left = thin_once(to_each, first, torch.from_numpy(before)[None], len(before) - 32)[0].numpy()
         assert len(left) == len(before) - ROUND and left[-len(before[1::2]) :].tolist() == before[1::2].tolist()
         at = {place: own[slot].item() for slot, place in enumerate(before[::2].tolist())}
         near = [abs(at[a] - at[b]) for a, b in zip(left, after, strict=True) if a != b]

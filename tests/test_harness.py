@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from fakes import FakeHost, config, make_model, make_place
 
-from llava_consensus.errors import BusyError, ConsensusError, DataError, OptionError
+from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.files import read_answers, read_lines
+from llava_consensus.hosts.checkpoints import check_checkpoint
 from llava_consensus.methods import make
 from llava_consensus.runs import loop
 from llava_consensus.runs.configuration import prepare
 from llava_consensus.runs.encodings import EncodingCache
 from llava_consensus.runs.execution import Execution
-from llava_consensus.runs.loop import Interrupted, RunResult
+from llava_consensus.runs.loop import RunResult
 from llava_consensus.runs.pictures import open_image
 from llava_consensus.runs.store import open_run, run_name
 
@@ -328,7 +329,7 @@ def test_a_model_that_is_no_checkpoint_is_told_from_a_hub_name(
         prepare(config(data, Path("checkpoints/two")))
     with pytest.raises(DataError, match=r"no config\.json"):
         prepare(config(data, Path("checkpoints/empty")))
-    assert prepare(config(data, Path("liuhaotian/llava-v1.5-7b"))).description["model"] == "liuhaotian/llava-v1.5-7b"
+    check_checkpoint("liuhaotian/llava-v1.5-7b")
 
 
 def test_a_missing_folder_of_pictures_and_an_empty_question_file_stop_the_run(data: Path) -> None:

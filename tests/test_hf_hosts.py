@@ -15,11 +15,13 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
+from llava_consensus.hosts.hf.arguments import takes_features
 from llava_consensus.hosts.hf.host import check_version
 from llava_consensus.methods import METHODS, ConsensusDrop
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency
 from llava_consensus.reduction.scap import text_attention
+from llava_consensus.reduction.tokens import VisionAttention
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
@@ -301,6 +303,35 @@ def test_a_loss_counts_the_answer_alone_and_reaches_the_projector(tiny: Tiny) ->
     tiny.model.zero_grad(set_to_none=True)
 
 
+def changed_ids(inputs: dict[str, Any], keep: Tensor) -> dict[str, Any]:
+    """The same inputs with some of the rows of the prompt."""
+    shape = inputs["input_ids"].shape
+    return {name: value[:, keep] if value.shape == shape else value for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("left", ["one of each picture", "none"])
+def test_placeholders_that_were_not_expanded(tiny: Tiny, left: str) -> None:
+    inputs = tiny.one()
+    visual = torch.isin(inputs["input_ids"][0], PLACEHOLDERS)
+    first = visual & ~torch.nn.functional.pad(visual, (1, 0))[:-1]
+    keep = ~visual | first if left != "none" else ~visual
+    with tiny.attach(), pytest.raises(OptionError, match="placeholders"):
+        generate(tiny.model, changed_ids(inputs, keep))
+
+
+def test_a_prompt_of_embeddings_is_refused_and_a_step_after_it_is_not(tiny: Tiny) -> None:
+    embeds = torch.zeros(1, 4, 64)
+    with tiny.attach():
+        with pytest.raises(OptionError, match=r"inputs_embeds.*Pass them, or detach"):
+            tiny.model(inputs_embeds=embeds)
+        with pytest.raises(OptionError, match="inputs_embeds"):
+            tiny.model.generate(inputs_embeds=embeds, max_new_tokens=2)
+        read = tiny.model(**tiny.one(), use_cache=True)
+        step = tiny.model(inputs_embeds=embeds[:, :1], past_key_values=read.past_key_values)
+        assert step.logits.shape[1] == 1
+    assert tiny.model(inputs_embeds=embeds).logits.shape[1] == 4
+
+
 def test_prompts_and_pictures_that_do_not_match(tiny: Tiny) -> None:
     from llava_consensus.hosts.hf import reduce
 
@@ -362,7 +393,7 @@ def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: l
         if tiny.name.startswith("qwen"):
             made = inner.visual.merger(features.flatten(0, 1)).unflatten(0, (len(features), -1))
         elif tiny.name == "internvl":
-            grid = inner.pixel_shuffle(features.unflatten(1, (4, 4)), scale_factor=0.5).flatten(1, 2)
+            grid = inner.pixel_shuffle(features.unflatten(1, (8, 8)), scale_factor=0.5).flatten(1, 2)
             made = inner.multi_modal_projector(grid)
         elif tiny.name in ("smolvlm", "idefics3"):
             made = inner.connector(inner.vision_model.post_layernorm(features))
@@ -430,26 +461,37 @@ def test_blocks_of_windows_are_refused() -> None:
 
 
 @torch.no_grad()
-def test_received_saliency_never_holds_a_square_of_patches() -> None:
+class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """The bytes of the largest tensor that was made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for one in found if isinstance(found, tuple | list) else [found]:
+            self.bytes = max(self.bytes, one.untyped_storage().nbytes() if isinstance(one, Tensor) else 0)
+        return found
+
+
+def test_a_host_never_holds_a_square_of_patches() -> None:
     tiny = Tiny("qwen2_5_vl")
     side = 64  # 4096 patches, whose square for four heads would be 256 MiB
     pixels = hf_models.noise(side**2, 6 * 14**2, seed=0)
     ids = [hf_models.START, *[hf_models.IMAGE] * (side**2 // 4), hf_models.END]
     picture = hf_models.Picture(ids, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])})
-    largest = 0
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal largest
-            found = function(*args, **(kwargs or {}))
-            for one in found if isinstance(found, tuple | list) else [found]:
-                largest = max(largest, one.untyped_storage().nbytes() if isinstance(one, Tensor) else 0)
-            return found
-
-    with tiny.attach(tokens=64) as attached, Largest():
+    with tiny.attach(tokens=64) as attached, Largest() as largest:
         tiny.model(**prompts([1, 5, picture, 6, 7]))
     assert attached.outcomes[0].after == 64
-    assert largest < 64 * 2**20
+    assert largest.bytes < 64 * 2**20
+
+
+def test_received_saliency_never_holds_a_square_of_patches() -> None:
+    patches = 16384  # whose square would be 1 GiB
+    attention = VisionAttention(*(hf_models.noise(1, 1, patches, 4, seed=seed) for seed in (0, 1)), 0.5, 0)
+    with Largest() as largest:
+        saliency = received_saliency(attention)
+    assert largest.bytes <= QUERY_CHUNK * patches * 4
+    assert abs(float(saliency.sum()) - 1) < 0.01
 
 
 # ---- what every attachment holds, on these models too
@@ -519,11 +561,35 @@ def test_lengths_that_count_the_prompt_are_those_of_the_whole_prompt() -> None:
         assert by_place.shape[1] == size + 3
 
 
-def test_versions_before_features_could_be_handed_over() -> None:
+def test_versions_that_are_adapted() -> None:
+    with pytest.raises(OptionError, match=r"transformers 4.57.6: .* need >= 5.0"):
+        check_version("4.57.6")
+    check_version("5.0.0")
     with pytest.raises(OptionError, match=r"transformers 5.18.1: .* need >= 5.19"):
-        check_version("5.18.1")
-    check_version("5.19.0.dev0")
+        check_version("5.18.1", (5, 19))
     check_version("6.0")
+    assert not takes_features("5.18.1") and takes_features("5.19.0.dev0") and takes_features("6.0")
+
+
+# ---- versions of transformers that take no features
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"max_new_tokens": None, "max_length": 300}])
+def test_older_versions_are_given_embeddings(tiny: Tiny, options: dict[str, Any], monkeypatch: Any) -> None:
+    inputs = prompts(*tiny.rows()[:2])
+    options = {"max_new_tokens": NEW, "do_sample": False, **options}
+    with tiny.attach():
+        expected, logits = tiny.model.generate(**inputs, **options), tiny.model(**inputs).logits[:, -1]
+        monkeypatch.setattr("llava_consensus.hosts.hf.arguments.takes_features", lambda _: False)
+        if tiny.name.startswith("qwen3") or tiny.name == "gemma3":
+            with pytest.raises(OptionError, match="as features alone"):
+                tiny.model.generate(**inputs, **options)
+            return
+        with pytest.warns(UserWarning, match="inputs_embeds"):
+            found = tiny.model.generate(**inputs, **options)
+        assert torch.equal(found, expected)
+        with pytest.warns(UserWarning, match="inputs_embeds"):
+            assert torch.allclose(tiny.model(**inputs).logits[:, -1], logits, atol=1e-5)
 
 
 # ---- every method on every host

@@ -18,14 +18,18 @@ MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "errors": set(),
     "files": {"errors"},
     "locks": {"errors"},
+    "shapes": {"errors"},
     "reduction": {"errors"},
     "methods": {"reduction", "errors"},
     "hosts": {"methods", "reduction", "files", "errors"},
     "scorers": {"errors"},
-    "benchmarks": {"scorers", "files", "errors"},
-    "judge": {"benchmarks", "scorers", "files", "locks", "errors"},
-    "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "locks", "errors"},
-    "report": {"files", "errors"},
+    "benchmarks": {"scorers", "files", "shapes", "errors"},
+    "judge": {"benchmarks", "scorers", "files", "locks", "shapes", "errors"},
+    "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "locks", "shapes", "errors"},
+    "bench": {"hosts", "methods", "reduction", "files", "errors"},
+    "report": {"files", "shapes", "errors"},
+    "study": {"runs", "report", "benchmarks", "hosts", "methods", "reduction", "files", "errors"},
+    "lmms_eval": {"runs", "hosts", "methods", "reduction", "files", "errors"},
 }
 FREE = {"cli", "__init__"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))

@@ -159,7 +159,7 @@ def test_vqav2_files() -> None:
 def test_scienceqa_files() -> None:
     items, problems = whole("scienceqa/llava_test_CQM-A.json"), whole("scienceqa/problems.json")
     test = whole("scienceqa/pid_splits.json")["test"]
-    assert [one["id"] for one in items] == test == list(problems) and len(test) == len(set(test)) >= 150
+    assert [one["id"] for one in items] == test == list(problems) and len(test) == len(set(test)) >= 400
     pictured = [one for one in items if "image" in one]
     assert 0.4 < len(pictured) / len(items) < 0.8
     assert {len(one["choices"]) for one in problems.values()} == {2, 3, 4, 5}
@@ -193,7 +193,8 @@ def test_mmbench_tables(path: str) -> None:
     frame = table(path)
     assert list(frame) == ["index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "source",
                            "l2-category", "comment", "split"]  # fmt: skip
-    assert frame["index"].is_unique and 150 <= len(frame) <= 300 and set(frame["split"]) == {"dev"}
+    assert frame["index"].is_unique and set(frame["split"]) == {"dev"}
+    assert (frame["index"] % 1_000_000).nunique() >= (60 if "_cn" in path else 400)
     turns = frame["index"] // 1_000_000
     assert list(turns) == sorted(turns), "all first rows come first"
     for _, group in frame.groupby(frame["index"] % 1_000_000):
@@ -228,7 +229,7 @@ def test_seed_files() -> None:
     gold = whole("seed_bench/SEED-Bench.json")
     asked = rows("seed_bench/llava-seed-bench.jsonl")
     names = {number: name for name, number in gold["question_type"].items()}
-    assert sorted(names) == list(range(1, 13)) and len(asked) == len(gold["questions"])
+    assert sorted(names) == list(range(1, 13)) and len(asked) == len(gold["questions"]) >= 400
     kinds = collections.Counter(one["question_type_id"] for one in gold["questions"])
     assert set(kinds) == set(names) and min(kinds.values()) >= 10
     for row, one in zip(asked, gold["questions"], strict=True):

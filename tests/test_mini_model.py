@@ -11,7 +11,7 @@ import torch
 
 from llava_consensus import attach, load, make
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.hosts import Prompt
+from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs.pictures import open_image
 
@@ -24,7 +24,7 @@ SHORT = "Answer the question using a single word or phrase."
 
 @pytest.fixture(scope="module")
 def host() -> Any:
-    return load(str(golden.ROOT / "checkpoints" / "llava-mini"), device="cpu")
+    return load(str(golden.ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +89,12 @@ def test_prompts_of_one_batch_must_agree_and_templates_must_exist(host: Any) -> 
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no config\.json"):
         load(str(tmp_path))
-    with pytest.raises(OptionError, match="dtype='int3'"):
-        load("checkpoints/llava-mini", dtype="int3")
+    with pytest.raises(OptionError, match="unknown dtype 'int3'"):
+        load("checkpoints/llava-mini", Loading(dtype="int3"))
     (tmp_path / "vicuna").mkdir()
-    (tmp_path / "vicuna" / "config.json").write_text("{}")
+    (tmp_path / "vicuna" / "config.json").write_text('{"architectures": ["LlavaLlamaForCausalLM"]}')
     with pytest.raises(OptionError, match="must contain 'llava'"):
-        load(str(tmp_path / "vicuna"), device="cpu")
+        load(str(tmp_path / "vicuna"), Loading("cpu"))
 
 
 class Bomb:
@@ -117,7 +117,7 @@ def test_weights_are_never_executed_and_damage_is_named(tmp_path: Path, monkeypa
             weights.unlink()
             torch.save((Bomb(), torch.zeros(10**6)), folder / "pytorch_model.bin")
         with pytest.raises(DataError, match="cannot be loaded"):
-            load(str(folder), device="cpu")
+            load(str(folder), Loading("cpu"))
     assert not Path("exploded").exists()
 
 

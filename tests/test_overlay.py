@@ -1,12 +1,20 @@
 """The picture of what was kept: bright where kept, tinted where merged, dark where dropped, cropped as the original."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import tiny_llava
 from PIL import Image
+from prompts import ANYRES, batch, row, tiles
 
-from llava_consensus.report.overlay import contact_sheet, overlay
+from llava_consensus import attach
+from llava_consensus.hosts.sequence.patches import patches
+from llava_consensus.report.overlay import overlay, tiled_overlay
+from llava_consensus.report.sheet import contact_sheet
 
 GRAY = 160
 
@@ -86,3 +94,47 @@ def test_contact_sheet_lays_out_rows_and_wraps_captions() -> None:
     assert contact_sheet(panels[:1], 4).width < two.width
     with pytest.raises(ValueError, match="panels"):
         contact_sheet([], 2)
+
+
+def test_a_tiled_picture_is_drawn_whole_and_in_tiles() -> None:
+    """A wide picture in 1 x 2 tiles of 4 x 4 patches: one patch of each view kept, one anchor for patches of both."""
+    owner = np.full(16 + 32, -1)
+    kept, anchor = [5, 16 + 2 * 8 + 6], 16 + 1 * 8 + 1
+    owner[kept], owner[[0, anchor]] = [0, 1], 2
+    whole, grid = tiled_overlay(Image.new("RGB", (400, 200), (GRAY,) * 3), kept, [anchor], owner, 4, (1, 2))
+    assert whole.size == grid.size and whole.width == 2 * whole.height
+
+    def seen(picture: Image.Image, line: int, column: int, cells: tuple[int, int]) -> np.ndarray:
+        x, y = (round((place + 0.5) * size) for place, size in
+                ((column, picture.width / cells[1]), (line, picture.height / cells[0])))  # fmt: skip
+        return np.asarray(picture, dtype=float)[y - 3 : y + 3, x - 3 : x + 3].mean((0, 1))
+
+    assert np.allclose(seen(whole, 1, 1, (4, 4)), GRAY, atol=2) and np.allclose(seen(grid, 2, 6, (4, 8)), GRAY, atol=2)
+    assert seen(whole, 3, 3, (4, 4)).mean() < 0.2 * GRAY and seen(grid, 3, 3, (4, 8)).mean() < 0.2 * GRAY
+    dot, tint = seen(grid, 1, 1, (4, 8)), seen(whole, 0, 0, (4, 4))
+    assert np.ptp(dot) > 100 and np.ptp(tint) > 40 and dot.argmax() == tint.argmax()
+    with pytest.raises(ValueError, match="which are not 3 x 3"):
+        tiled_overlay(Image.new("RGB", (9, 9)), [0], [], owner, 3, (1, 2))
+
+
+@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
+@torch.no_grad()
+def test_patches_are_numbered_as_the_views_lie(tower_folder: Path, tile_budget: str) -> None:
+    """Of a picture that unpadding cuts rows from: every kept place is a token of its view."""
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    ids, _ = batch(row(5))
+    with attach(model, "consensusdrop", 20, order="raster", merged=5, tile_budget=tile_budget) as attached:
+        model(ids, images=[tiles(5)], image_sizes=[(100, 60)])
+    (outcome,) = attached.outcomes
+    found = patches(outcome, 4, 2)
+    owner = np.array(found.owner)
+    assert len(found.owner) == 16 + 64 and (owner[:16] >= 0).all()
+    grid = owner[16:].reshape(8, 8)
+    assert (grid[2:6] >= 0).all() and (grid[[0, 1, 6, 7]] == -1).all(), "the outer rows are padding"
+    assert len(found.kept) + len(found.anchors) == 20 == len(set(owner[owner >= 0].tolist()))
+    tile, token = (part.numpy() for part in outcome.origin)
+    for place in found.kept:
+        view, cell = divmod(place - 16, 64) if place >= 16 else (-1, place)
+        line, column = divmod(cell, 8 if view == 0 else 4)
+        number = 0 if view < 0 else 1 + line // 4 * 2 + column // 4
+        assert ((tile == number) & (token == line % 4 * 4 + column % 4)).sum() == 1

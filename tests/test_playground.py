@@ -6,20 +6,25 @@ import collections
 import itertools
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from playground.mini import build as builder
+from playground.mini import connect, forms, full_prefix, sequences
 from playground.mini import tokenizer as words
 from playground.mini.catalogue import CATEGORIES, COLOURS, NAMES, OBJECTS, SIGN_ALPHABET
+from playground.mini.export import export_language
 from playground.mini.labels import CLASSES, label
 from playground.mini.paths import CHECKPOINT, MINI, ROOT
 from playground.mini.questions import GQA_MIX, SHORT, View, write
 from playground.mini.scenes import SPLITS, UNITS, padded, render, sample, scene
-from playground.mini.styles import prompt, training_questions
+from playground.mini.styles import TRAIN_MIX, prompt, training_questions
+from playground.mini.tower import WIDTH
 
 PROMPTS = [
     words.SYSTEM,
@@ -111,6 +116,57 @@ def test_training_mix_has_every_style() -> None:
     assert kinds >= {*GQA_MIX, "reading", "place", "letter", "chinese", "judge", "describe", "list"}
     ends = ("single word or phrase.", "given choices directly.", "请直接回答选项字母。")
     assert all(any(prompt(qa).endswith(end) for qa in made) for end in ends)
+
+
+def test_the_last_stage_asks_as_every_benchmark_does() -> None:
+    plan = sequences.Plan("train", forms=True)
+    made = [qa for index in range(80) for qa in sequences.questions(index, plan)]
+    assert {qa.kind for qa in made} == set(forms.MIX)
+    for qa in made:
+        if qa.kind in ("choice", "words", "letter", "chinese"):
+            options = re.findall(r"^([A-E])\. ", qa.question, re.MULTILINE)
+            assert qa.answer in options == list("ABCDE"[: len(options)])
+        if qa.kind in ("pair", "judge"):
+            assert qa.answer in ("yes", "no") and qa.question.endswith(("?", "yes or no."))
+    plain = [qa for index in range(80) for qa in sequences.questions(index, sequences.Plan("train"))]
+    assert {qa.kind for qa in plain} == set(TRAIN_MIX), "the stages before and the tokenizer keep their mix"
+
+
+def test_the_last_stage_sees_nothing_but_all_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Recorder:
+        device, project = "cpu", torch.nn.Identity()
+
+        def step(self, batch: sequences.Batch, see: Any, half: bool) -> float:
+            seen.append((batch, see(batch)))
+            return 0.0
+
+    monkeypatch.setattr(full_prefix, "features", lambda _, images: torch.zeros(len(images), 576, 128))
+    for step in (1, 777):
+        full_prefix.update(Recorder(), None, step, False)
+    for batch, visual in seen:
+        assert batch.where.tolist() == [list(range(576))] * full_prefix.SIZE and visual.shape[1] == 576
+        start = batch.start
+        assert batch.position[:, : start + 576].tolist() == [list(range(start + 576))] * full_prefix.SIZE
+        questions = batch.position[:, start + 576 :][batch.segment[:, start:] > 0]
+        assert questions.min() == start + 576, "every question begins where the picture ends"
+        assert all(index >= connect.SCENES for index in batch.indices), "scenes that no stage before was shown"
+
+
+def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_prefix, "WORK", tmp_path)
+    learner = connect.Learner("cpu")
+    assert full_prefix.begin(learner, "joint3") == 0
+    export_language(learner.model, learner.project, tmp_path / "again", WIDTH)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (CHECKPOINT / name).read_bytes()
+
+
+def test_the_last_stage_warms_up_and_ends_slowly() -> None:
+    rates = [full_prefix.rate(step, 1000) for step in range(1, 1001)]
+    assert rates[0] < 0.02 * max(rates) and rates[-1] <= 0.021 * max(rates) and max(rates) == full_prefix.PEAK
+    assert rates[99:650] == [full_prefix.PEAK] * 551
 
 
 def test_gqa_files(eval_folder: Path) -> None:

@@ -208,3 +208,19 @@ def test_tome_equals_a_slow_tower_in_double_precision(tower_folder: Path, propor
             assert torch.allclose(found[index].projected[0, places], expected, atol=1e-10)
     with attach(model, "tome", tokens=5, proportional=not proportional) as attached:
         assert not torch.allclose(found[0].projected, attached.encode(images, [1, 1])[0].projected)
+
+
+def test_decreasing_schedules_by_hand() -> None:
+    """The authors' list of r = 4 in five blocks is 8, 6, 4, 2, 0; what is left over goes to the first blocks."""
+    decreasing = make("tome", rate="decreasing")
+    assert decreasing.schedule(10, 30, 5) == [8, 6, 4, 2, 0]
+    assert decreasing.schedule(8, 30, 5) == [9, 7, 4, 2, 0]
+    assert decreasing.schedule(2, 12, 3) == [6, 3, 1]  # 7, 3 and 0 wanted, and 12, 6 and 3 are halved at most
+    assert decreasing.schedule(5, 8, 1) == [3]
+    for tokens in (192, 128, 64, 32):
+        counts = decreasing.schedule(tokens, 576, 23)
+        assert 576 - sum(counts) == tokens and counts == sorted(counts, reverse=True)
+    with pytest.raises(OptionError, match="rate=constant"):
+        decreasing.schedule(1, 30, 3)
+    with pytest.raises(OptionError, match="rate='linear' must be one of constant, decreasing"):
+        make("tome", rate="linear")

@@ -178,6 +178,16 @@ def test_prumerge_plus_fixed_walks_or_spreads() -> None:
     assert make("prumerge_plus").select(many, 63)[0].tolist() == list(range(99, 36, -1))  # more outliers than T
 
 
+def test_prumerge_plus_at_a_fixed_ratio() -> None:
+    """A quarter of 16 tokens by attention, and every fourth from the second on; one that is both is taken once, and the
+    next by attention in its place.
+    """
+    saliency = torch.tensor([[0.01 * place for place in range(16)]])
+    kept = make("prumerge_plus", spread="ratio").select(saliency, 8)[0].tolist()
+    assert kept == [15, 14, 13, 12, 2, 6, 10, 11]
+    assert sorted(make("prumerge_plus", spread="ratio").select(torch.rand(1, 576), 144)[0].tolist()[72:])[0] <= 4
+
+
 def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> None:
     given = unit(24, batch=1)
     result = make("visionzip").reduce(given, Budget(24, 23))
@@ -189,9 +199,23 @@ def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> N
 def test_vispruner_rounds_on_odd_lists() -> None:
     similarity = unit(9, batch=1).features
     similarity = similarity @ similarity.transpose(1, 2)
-    left = thin_once(similarity, torch.arange(9)[None], 3)
+    left = thin_once(similarity[0].T.contiguous(), torch.zeros(1, 1, dtype=torch.long), torch.arange(9)[None], 3)
     assert left.shape == (1, 6) and left[0, 2:].tolist() == [1, 3, 5, 7]
     assert thin(similarity, 1).shape == (1, 1) and thin(similarity, 0).shape == (1, 0)
+
+
+def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again() -> None:
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(2, 150, 8, generator=generator), dim=-1)
+    points[:, ::4] = points[:, :1]  # many ties
+    similarity = points @ points.transpose(1, 2)
+    for index, one in enumerate(similarity):
+        left = list(range(150))
+        while len(left) > 9:
+            even, odd = left[::2], left[1::2]
+            order = one[even][:, odd].amax(1).sort(descending=True, stable=True).indices.tolist()
+            left = [even[place] for place in order[min(8, len(left) - 9) :]] + odd
+        assert thin(similarity, 9)[index].tolist() == left
 
 
 def test_bad_options() -> None:

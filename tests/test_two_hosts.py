@@ -26,7 +26,8 @@ DATA = Path("playground/mini")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
     assert cli.main(["convert", "checkpoints/llava-mini", str(out)]) == 0
-    return hosts.load("checkpoints/llava-mini", "cpu", "float32"), hosts.load(str(out), "cpu", "float32")
+    loading = hosts.Loading("cpu", "float32")
+    return hosts.load("checkpoints/llava-mini", loading), hosts.load(str(out), loading)
 
 
 def answers(host: Any, name: str, budget: int = 64) -> list[Any]:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from llava_consensus import benchmarks, load, make
-from llava_consensus.hosts import Prompt
+from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs.pictures import open_image
 
@@ -58,7 +58,7 @@ def prompt_ids(host: Any) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    model = load(str(ROOT / "checkpoints" / "llava-mini"), device="cpu")
+    model = load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
     stack = {"torch": torch.__version__, "transformers": transformers.__version__}
     content = {"made_on": stack, "prompt_ids": prompt_ids(model), "answers": answers(model, 9)}
     path = Path(__file__).with_name("mini_answers.json")

@@ -1,0 +1,188 @@
+"""Checkpoint folders of the tiny models of `hf_models`, each with a processor of its real class and a tokenizer of
+bytes, as a hub would hold them.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import hf_models
+import pytest
+import transformers
+
+from llava_consensus import hosts
+from llava_consensus.hosts.hf.harness import ProcessorHost
+
+SPECIAL = {
+    0: "<pad>",
+    1: "<s>",
+    2: "</s>",
+    hf_models.IMAGE: "<image>",
+    hf_models.VIDEO: "<video>",
+    hf_models.START: "<start>",
+    hf_models.END: "<end>",
+    hf_models.TAG: "<global-img>",
+    hf_models.BOX: "<box>",
+    506: "<fake_token_around_image>",
+    507: "<end_of_utterance>",
+    **{300 + 6 * row + column: f"<row_{row + 1}_col_{column + 1}>" for row in range(6) for column in range(6)},
+}
+NAMES = {
+    "image_token": "<image>",
+    "video_token": "<video>",
+    "context_image_token": "<image>",
+    "start_image_token": "<start>",
+    "end_image_token": "<end>",
+    "vision_start_token": "<start>",
+    "vision_end_token": "<end>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<end_of_utterance>",
+    "boi_token": "<box>",
+    "eoi_token": "<end>",
+}
+SIDE = {"height": 56, "width": 56}
+CLIP = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+
+
+def cropped(side: int) -> dict[str, Any]:
+    """Pictures are resized and cropped to squares of so many pixels."""
+    return {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+
+
+CROP = cropped(56)
+FILMING = find_spec("torchvision") is not None  # which video processors need
+SMOLVLM = pytest.mark.skipif(
+    find_spec("num2words") is None or not FILMING, reason="SmolVLM's processor needs num2words and torchvision"
+)
+
+FILM = {"Qwen3VLVideoProcessor": {"size": {"shortest_edge": 64 * 32**2, "longest_edge": 128 * 32**2}}}
+
+
+def tokenizer() -> Any:
+    """A token for each byte, and the special ones where the models have them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    free = [place for place in range(512) if place not in SPECIAL]
+    vocabulary = {text: place for place, text in SPECIAL.items()}
+    vocabulary |= dict(zip(alphabet, free, strict=False))
+    vocabulary |= {f"<unused {place}>": place for place in free[len(alphabet) :]}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL.values()])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        padding_side="left",
+        extra_special_tokens=NAMES,
+    )
+
+
+def template(image: str = "<image>", video: str = "<video>", begin: str = "") -> str:
+    """A chat template with these placeholders."""
+    parts = f"{{% if part.type == 'image' %}}{image}{{% elif part.type == 'video' %}}{video}{{% else %}}"
+    turns = "{% for turn in messages %}USER: {% for part in turn.content %}" + parts + "{{ part.text }}"
+    return begin + turns + "{% endif %}{% endfor %}{% endfor %}\nASSISTANT:"
+
+
+def _made(kind: str, image: str | None, words: dict[str, Any], video: str = "", **options: Any) -> Any:
+    parts = {"tokenizer": tokenizer(), "image_processor": getattr(transformers, str(image))(**words)}
+    processor_class = getattr(transformers, kind)
+    if video and FILMING:
+        parts["video_processor"] = getattr(transformers, video)(**{**words, **FILM.get(video, {})})
+    elif video:  # the processor without its video side, which it would not be made without
+        processor_class = type(kind, (processor_class,), {"check_argument_for_proper_class": lambda *_: None})
+        parts["video_processor"] = None
+    options.setdefault("chat_template", template())
+    return processor_class(**parts, **options)
+
+
+def _qwen(kind: str, patch: int) -> Any:
+    token = (2 * patch) ** 2  # pixels
+    words = {"patch_size": patch, "size": {"shortest_edge": 4 * token, "longest_edge": 16 * token}}
+    wrapped = template("<start><image><end>", "<start><video><end>")
+    videos = "Qwen2VLVideoProcessor" if patch == 14 else "Qwen3VLVideoProcessor"
+    return _made(f"{kind}Processor", "Qwen2VLImageProcessor", words, videos, chat_template=wrapped)
+
+
+def _split(kind: str, video: str = "") -> Any:
+    words = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
+    return _made(f"{kind}Processor", f"{kind}ImageProcessor", words, video, image_seq_len=16)
+
+
+def _tiled(kind: str, video: str = "", **options: Any) -> Any:
+    pins = {"LlavaNextVideo": "LlavaNext"}.get(kind, kind)
+    words: dict[str, Any] = {**CROP, "image_grid_pinpoints": hf_models.PINS}
+    if kind == "LlavaOnevision":
+        grid = [[56 * height, 56 * width] for height in range(1, 4) for width in range(1, 4)]
+        words = {"size": SIDE, "image_grid_pinpoints": grid}
+    return _made(f"{kind}Processor", f"{pins}ImageProcessor", words, video, **options)
+
+
+def video_llava(side: int = 56) -> Any:
+    """The processor of a Video-LLaVA for pictures of so many pixels."""
+    names = "VideoLlavaProcessor", "VideoLlavaImageProcessor"
+    return _made(*names, cropped(side), "VideoLlavaVideoProcessor", **CLIP)
+
+
+PROCESSORS: dict[str, Callable[[], Any]] = {
+    "llava": lambda: _made("LlavaProcessor", "CLIPImageProcessor", CROP, **CLIP),
+    "llava_next": lambda: _tiled("LlavaNext", **CLIP),
+    "llava_next_video": lambda: _tiled("LlavaNextVideo", "LlavaNextVideoVideoProcessor", **CLIP),
+    "llava_onevision": lambda: _tiled(
+        "LlavaOnevision",
+        "LlavaOnevisionVideoProcessor",
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_2",
+    ),
+    "video_llava": video_llava,
+    "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", 14),
+    "qwen3_vl": lambda: _qwen("Qwen3VL", 16),
+    "internvl": lambda: _made(
+        "InternVLProcessor",
+        "GotOcr2ImageProcessor",
+        {"size": {"height": 112, "width": 112}, "max_patches": 6},
+        "InternVLVideoProcessor",
+        image_seq_length=16,
+    ),
+    "smolvlm": lambda: _split("SmolVLM", "SmolVLMVideoProcessor"),
+    "idefics3": lambda: _split("Idefics3"),
+    "gemma3": lambda: _made(
+        "Gemma3Processor",
+        "Gemma3ImageProcessor",
+        {"size": {"height": 112, "width": 112}},
+        image_seq_length=16,
+        chat_template=template("<box>", begin="<s>"),
+    ),
+}
+CLIPS = ("llava_next_video", "llava_onevision", "video_llava", "qwen2_5_vl", "qwen3_vl")
+WITH_VIDEOS = (*CLIPS, "internvl", "smolvlm")
+FAMILIES = [pytest.param(name, marks=SMOLVLM if name == "smolvlm" else ()) for name in PROCESSORS]
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """The folder of a tiny model with its processor."""
+    model = hf_models.CASES[name].build()
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    PROCESSORS[name]().save_pretrained(folder)
+    return folder
+
+
+def host_of(name: str, folder: Path) -> Any:
+    """A tiny model in the harness: from its folder, or where its processor cannot be loaded without torchvision, from
+    memory.
+    """
+    if FILMING or name not in WITH_VIDEOS:
+        return hosts.load(str(checkpoint(name, folder)), hosts.Loading("cpu", "float32"))
+    model = hf_models.CASES[name].build()
+    model.generation_config.eos_token_id = None
+    host = ProcessorHost(hosts.wrap(model).view, PROCESSORS[name]())  # type: ignore[attr-defined]
+    host.check_prompts()
+    return host

@@ -1,0 +1,89 @@
+"""What the doubles share. `generate` is transformers' own on 4.37, for which the models were written, and a greedy loop
+that calls them in the same way on later versions, which no longer take their caches of tuples.
+"""
+
+import math
+from typing import Any
+
+import numpy
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+OLD = int(transformers.__version__.split(".")[0]) < 5
+
+
+class Greedy(PreTrainedModel, GenerationMixin):
+    """A model with a greedy `generate` where that of transformers does not fit it."""
+
+    if not OLD:
+
+        @torch.no_grad()
+        def generate(self, inputs: Any = None, input_ids: Any = None, **given: Any) -> Tensor:
+            ids, count, past = inputs if input_ids is None else input_ids, given.pop("max_new_tokens"), None
+            names = ("token_type_ids", "images", "attention_mask", "position_ids")
+            given = {name: given[name] for name in names if given.get(name) is not None}
+            given.setdefault("attention_mask", torch.ones_like(ids))
+            for _ in range(count):
+                step = self.prepare_inputs_for_generation(ids, past_key_values=past, use_cache=True, **given)
+                out = self(**step, return_dict=True)
+                past, word = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
+                ids = torch.cat((ids, word), 1)
+                given["attention_mask"] = torch.cat((given["attention_mask"], torch.ones_like(word)), 1)
+                if "token_type_ids" in given:
+                    given["token_type_ids"] = torch.cat((given["token_type_ids"], torch.zeros_like(word)), 1)
+            return ids
+
+    @staticmethod
+    def _reorder_cache(cache: Any, order: Tensor) -> Any:
+        return tuple(tuple(states.index_select(0, order) for states in layer) for layer in cache)
+
+
+def built(model_class: Any, config: Any, seed: int) -> Any:
+    """A model with random weights of a size at which answers depend on everything."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = model_class(config)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            wide = "position" in name or name.endswith("query")
+            scale = 0.5 if wide else 1.2 / math.sqrt(parameter.shape[-1])
+            parameter.data.normal_(std=scale, generator=generator)
+    return model.eval()
+
+
+def pixels_of(image: Image.Image, size: int) -> Tensor:
+    """A picture as numbers around 0: [3, size, size]."""
+    values = numpy.array(image.convert("RGB").resize((size, size)), dtype=numpy.float32)
+    return torch.from_numpy(values).permute(2, 0, 1) / 127.5 - 1
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.chunk(2, -1)
+    return (states * cos + torch.cat((-second, first), -1) * sin).to(states.dtype)
+
+
+def causal(mask: Tensor, new: int, extra: int) -> Tensor:
+    """Added to logits [R, 1, new, extra + new]: 0 where a column is seen; `mask` [R, extra + new]."""
+    seen = torch.ones(new, extra + new, dtype=torch.bool).tril(extra) & mask[:, None, None].bool()
+    return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, states: Tensor) -> Tensor:
+        wide = states.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(states) * self.weight
+
+
+def answer(logits: Tensor, labels: Any, cache: Any) -> CausalLMOutputWithPast:
+    loss = (
+        None if labels is None else nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    )
+    return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

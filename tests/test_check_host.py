@@ -1,0 +1,188 @@
+"""`check-host`: a host is held against what its model computes, and a host that does something else is found out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import remote_cases
+import torch
+from remote_doubles.base import OLD
+from torch.nn.utils.rnn import pad_sequence
+
+from llava_consensus import hosts
+from llava_consensus.cli import main
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.convert import convert
+from llava_consensus.hosts.loading import Loading
+from llava_consensus.hosts.probe.checks import CHECKS, Finding, probe
+from llava_consensus.hosts.remote import cogvlm, seam
+from llava_consensus.hosts.remote import host as remote_host
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+
+MINI = "checkpoints/llava-mini"
+
+
+def failed(findings: list[Finding]) -> dict[str, str]:
+    return {one.check: one.note or f"{one.difference}" for one in findings if one.passed is False}
+
+
+@pytest.fixture(params=["qwen_vl", "cogvlm"])
+def folder(request: Any, tmp_path: Path) -> Path:
+    return remote_cases.checkpoint(request.param, tmp_path)
+
+
+def test_doubles_pass_from_their_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-host", str(folder), "--trust-remote-code"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(" pass ") == len(CHECKS)
+
+
+def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in folder.glob("*.py"):
+        file.write_text("raise SystemExit('this ran')")
+    (folder / "model.safetensors").write_text("no weights")
+    for command in (["check-host"], ["ask", "picture.png", "what?", "--model"]):
+        assert main([*command, str(folder)]) == 2
+        assert "--trust-remote-code" in capsys.readouterr().err
+
+
+def test_internvl_chat_passes(internvl: Any) -> None:
+    findings = probe(internvl, make("consensusdrop"))
+    assert all(one.passed for one in findings), findings
+
+
+def test_internvl_chat_passes_by_the_command_with_its_own_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llava.model import builder
+    from llava.model.multimodal_encoder import clip_encoder
+
+    model = remote_cases.double("internvl_chat", tmp_path).model
+    processor = model.get_vision_tower().image_processor
+    loaded = remote_cases.tokenizer(), model, processor, 2048
+    monkeypatch.setattr(clip_encoder, "is_intern_vit_6b_model", lambda name: True, raising=False)
+    monkeypatch.setattr(builder, "load_pretrained_model", lambda *given, **options: loaded)
+    config = '{"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "OpenGVLab/InternViT-6B-224px"}'
+    (tmp_path / "config.json").write_text(config)
+    assert main(["check-host", str(tmp_path), "--trust-remote-code", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count(" pass ") == len(CHECKS)
+
+
+@pytest.fixture
+def internvl(tmp_path: Path) -> Any:
+    case = remote_cases.double("internvl_chat", tmp_path)
+    host = hosts.wrap(case.model)
+    host.tokenizer = remote_cases.tokenizer()
+    host.image_processor = case.model.get_vision_tower().image_processor
+    return host
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])
+def test_llava_mini_passes(method: str) -> None:
+    findings = probe(hosts.load(MINI, Loading(device="cpu")), make(method))
+    assert all(one.passed for one in findings), findings
+
+
+@pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
+def test_its_hugging_face_layout_passes(tmp_path: Path) -> None:
+    convert(Path(MINI), tmp_path / "mini")
+    findings = probe(hosts.load(str(tmp_path / "mini"), Loading(device="cpu")), make("consensusdrop"))
+    assert all(one.passed for one in findings), findings
+
+
+@pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
+@pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])
+def test_a_tiny_qwen_passes(method: str, tmp_path: Path) -> None:
+    from hf_checkpoints import host_of
+
+    findings = probe(host_of("qwen2_5_vl", tmp_path / "qwen"), make(method))
+    assert len(findings) == len(CHECKS) and all(one.passed for one in findings), findings
+
+
+def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from llava_consensus.hosts.tower.clip import ClipBlocks
+
+    monkeypatch.setattr(ClipBlocks, "scale", lambda self, block: 1.0)
+    assert main(["check-host", MINI, "--device", "cpu"]) == 7
+    captured = capsys.readouterr()
+    assert "1 of 7 checks failed" in captured.err
+    (line,) = [line for line in captured.out.splitlines() if "FAIL" in line]
+    assert line.startswith("vision attention")
+
+
+# ---- broken hosts
+
+
+@pytest.fixture
+def cog(tmp_path: Path) -> Iterator[Any]:
+    host = hosts.wrap(remote_cases.double("cogvlm", tmp_path).model)
+    host.tokenizer = remote_cases.tokenizer()
+    return host
+
+
+def broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seam, "following", lambda attachment, inputs, cached: inputs)
+
+
+def broken_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cogvlm.CogVLM.arguments
+
+    def shifted(self: Any, inputs: Any, out: Any) -> Any:
+        arguments = original(self, inputs, out)
+        return {**arguments, "position_ids": arguments["position_ids"] + torch.arange(out.real.shape[1])}
+
+    monkeypatch.setattr(cogvlm.CogVLM, "arguments", shifted)
+
+
+def broken_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cogvlm.CogDecoder, "choosing", lambda self, experts: self)
+
+
+def broken_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cogvlm.EvaTower.taps
+    monkeypatch.setattr(
+        cogvlm.EvaTower, "taps", lambda self, needs, features, attention: original(self, needs, features, attention - 1)
+    )
+
+
+def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Attachment._install
+
+    def install(self: Any) -> None:
+        original(self)
+        self.model.module.register_forward_hook(lambda *args: None)
+
+    monkeypatch.setattr(Attachment, "_install", install)
+
+
+def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attachment, "budgets", lambda self, tiles, available, video=False: [Budget(available - 1)])
+
+
+def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = cogvlm.CogVLM.picture
+    monkeypatch.setattr(cogvlm.CogVLM, "picture", lambda self, *given: original(self, *given).flip(-1))
+
+
+def broken_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_host, "_padded", lambda rows: pad_sequence(rows, batch_first=True))
+
+
+@pytest.mark.parametrize(
+    "broken, found",
+    [
+        (broken_mask, {"decoding"}),
+        (broken_positions, {"decoding"}),
+        (broken_experts, {"text probe (SCAP)"}),
+        (broken_block, {"vision attention"}),
+        (broken_detach, {"detached"}),
+        (broken_budget, {"all tokens kept"}),
+        (broken_pixels, {"encoded before"}),
+        (broken_padding, {"batch as one by one"}),
+    ],
+)
+def test_a_broken_host_is_found_out(cog: Any, monkeypatch: pytest.MonkeyPatch, broken: Any, found: set[str]) -> None:
+    broken(monkeypatch)
+    assert found <= failed(probe(cog, make("consensusdrop"))).keys()

@@ -1,0 +1,97 @@
+"""The paper's layout of tiled pictures, a fixed grid of 2 x 2 tiles without unpadding and newlines, on both hosts."""
+
+import copy
+import json
+from pathlib import Path
+
+import hf_models
+import pytest
+import torch
+import transformers
+from hf_models import IMAGE, noise, prompts
+from models import IMAGE as PIXELS
+from models import PATCHES, tiny_llava
+from prompts import ANYRES, batch, row, tiles
+
+from llava_consensus import attach, hosts
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.llava.prepare import PREPARE
+
+FIXED = {"layout": "2880"}
+NEEDS_HF = pytest.mark.skipif(
+    tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 19),
+    reason="models of transformers need version 5.19 or later",
+)
+SIZES = [(100, 40), (30, 110)]  # of which the checkpoint's own layout would cut rows or columns away
+
+
+@pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("visionzip", 40), ("fastv", 9)])
+@torch.no_grad()
+def test_official_pictures_are_laid_out_as_an_edited_configuration_would(
+    tower_folder: Path, method: str, tokens: int
+) -> None:
+    stock = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad", tokenizer_padding_side="left")
+    edited = copy.deepcopy(stock)
+    edited.config.mm_patch_merge_type, edited.config.image_grid_pinpoints = "spatial", [[2 * PIXELS, 2 * PIXELS]]
+    before = stock.config.to_json_string()
+    ids, mask = batch(row(5), row(6, 7), left=True)
+    given = dict(attention_mask=mask, images=[tiles(5), tiles(5, 1)], image_sizes=SIZES)
+    said = []
+    for model, options in ((stock, FIXED), (edited, {})):
+        with attach(model, method, tokens, host_options=options) as attached:
+            logits = model(ids, **given).logits
+            answer = model.generate(ids, **given, max_new_tokens=4, do_sample=False)
+            said.append((logits, answer, [outcome[:4] for outcome in attached.outcomes]))
+    assert torch.equal(said[0][0], said[1][0]) and torch.equal(said[0][1], said[1][1])
+    after = 5 * PATCHES if method == "full" else tokens
+    assert said[0][2] == said[1][2] == [(number, 5 * PATCHES, after, 0) for number in range(2)]
+    assert stock.config.to_json_string() == before and PREPARE not in vars(stock)
+
+
+@NEEDS_HF
+@pytest.mark.parametrize(("method", "tokens"), [("full", 1), ("consensusdrop", 20), ("tome", 40), ("fastv", 9)])
+@torch.no_grad()
+def test_pictures_of_transformers_are_laid_out_by_hand(method: str, tokens: int) -> None:
+    model = hf_models.CASES["llava_next"].build()
+    pixels = noise(2, 5, 3, PIXELS, PIXELS, seed=3)
+    pictures = [
+        hf_models.Picture([IMAGE] * 5 * PATCHES, {"pixel_values": one[None], "image_sizes": torch.tensor([size[::-1]])})
+        for one, size in zip(pixels, SIZES, strict=True)
+    ]
+    inputs = prompts([1, 5, pictures[0], 6, 7, 8], [1, pictures[1], 9, 10])
+    with attach(model, method, tokens, host_options=FIXED) as attached:
+        from llava_consensus.hosts.hf import reduce
+
+        features = reduce(model, **inputs).get("mm_encoder_outputs")
+        answer = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        after = 5 * PATCHES if method == "full" else tokens
+        assert [outcome[:4] for outcome in attached.outcomes] == [(n, 5 * PATCHES, after, 0) for n in range(2)]
+    assert answer.shape[1] == inputs["input_ids"].shape[1] + 4
+    if method == "full":
+        projected = model.model.multi_modal_projector(
+            model.model.vision_tower(pixels.flatten(0, 1), output_hidden_states=True).hidden_states[-2][:, 1:]
+        ).view(2, 5, PATCHES, -1)
+        for picture, found in zip(projected, features["image"].pooler_output, strict=True):
+            grid = picture[1:].view(2, 2, 4, 4, -1).transpose(1, 2).reshape(4 * PATCHES, -1)
+            assert torch.allclose(torch.cat((picture[0], grid)), found, atol=1e-5)
+
+
+@torch.no_grad()
+def test_other_numbers_of_tiles_are_refused(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    ids, _ = batch(row(5))
+    with attach(model, tokens=20, host_options=FIXED), pytest.raises(OptionError, match="5 tiles, and one is 3"):
+        model(ids, images=[tiles(3)], image_sizes=[(110, 30)])
+
+
+def test_models_without_tiles_are_refused_before_weights(tower_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"cuts none .*'pad'.*: take a checkpoint of LLaVA 1"):
+        attach(tiny_llava(tower_folder), tokens=20, host_options=FIXED)
+    sizes = {"architectures": ["LlavaLlamaForCausalLM"], "image_aspect_ratio": "pad"}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    with pytest.raises(OptionError, match="this model cuts none"):
+        hosts.check(str(tmp_path), host_options=FIXED)
+    with pytest.raises(OptionError, match=r"knows layout=stock\|2880"):
+        hosts.check(str(tmp_path), host_options={"layout": "2881"})
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"image_aspect_ratio": "anyres"}))
+    assert hosts.check(str(tmp_path), host_options=FIXED)["host_options"] == FIXED
