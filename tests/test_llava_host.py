@@ -263,6 +263,22 @@ def test_selection_with_kept_positions_equals_masking_the_dropped_tokens(
     assert torch.allclose(reduced[0], masked[0, mask[0].bool()], atol=1e-4)
 
 
+@needs_5
+@torch.no_grad()
+def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(llava_model: Any, prompt: SimpleNamespace) -> None:
+    with attach(llava_model, tokens=6, positions="mean", order="raster") as attached:
+        given = (prompt.ids, torch.zeros(1, 1), None, None, None, prompt.images)
+        placed = llava_model.prepare_inputs_labels_for_multimodal(*given)[1][0]
+        (reduction,) = (part for _, part in attached.outcomes[0].reductions)
+    owner, source = reduction.owner[0], reduction.source[0]
+    expected = []
+    for slot in range(6):
+        members = (owner == slot).nonzero()[:, 0].float()
+        expected.append((float(source[slot]), float(members.mean().round())))
+    assert any(anchor != mean for anchor, mean in expected), "no token was merged, so nothing is tested"
+    assert placed[5:11].tolist() == [5 + mean for _, mean in sorted(expected)]
+
+
 @torch.no_grad()
 def test_generation_in_left_padded_batches_equals_single_prompts(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")

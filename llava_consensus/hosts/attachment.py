@@ -12,6 +12,7 @@ import copy
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from llava_consensus.hosts.sequence.insert import (
     with_pictures,
 )
 from llava_consensus.hosts.sequence.layout import Layout, RowKinds, content, copied, read_layout
-from llava_consensus.hosts.sequence.splice import Sequence, cut, splice
+from llava_consensus.hosts.sequence.splice import Rule, Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.hosts.shares import Shares
 from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
@@ -254,6 +255,8 @@ class Attachment(Caller, Shares):
         watch = call.watch = call.watch or Stopwatch(full.embeds.device)
         model = self.here
         assert model.tower is not None
+        if self.method.positions == "mean":
+            full = replace(full, position_rule=Rule.MEAN)
         with torch.autocast(full.embeds.device.type, enabled=False):
             clip = (
                 None if self._clip is None else self._clip.sides(model.tower, tiles, self._asked(call, len(full.real)))

@@ -50,7 +50,9 @@ class Method:
 
     @property
     def positions(self) -> str:
-        """`renumber` (0..S'-1) or `keep` (original positions; a merged token takes its anchor's)."""
+        """`renumber` (0..S'-1), `keep` (original positions; a merged token takes its anchor's) or `mean` (likewise, but a
+        merged token takes the mean of its members', rounded).
+        """
         return "renumber"
 
     @property
@@ -117,7 +119,8 @@ class Placed(Method):
     Args:
         order: `top_then_merged` | `raster` (a merged token stands at its anchor's place among the kept), and for some
             methods `official` (as their authors order the tokens).
-        positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's).
+        positions: `renumber` (0..S'-1) | `keep` (original positions; a merged token takes its anchor's) | `mean` (like
+            `keep`, but a merged token takes the mean of its members' positions, rounded).
         newlines: of a tiled picture that is reduced: `keep` (outside the budget) | `drop`. Those of a picture that
             stays as it is, and of videos, always stay.
     Raises:
@@ -132,7 +135,7 @@ class Placed(Method):
 
     def __post_init__(self) -> None:
         choose("order", self.order, self.orders)
-        choose("positions", self.positions, ("renumber", "keep"))
+        choose("positions", self.positions, ("renumber", "keep", "mean"))
         choose("newlines", self.newlines, ("keep", "drop"))
 
 

@@ -36,7 +36,7 @@ def reduced_arguments(
     arguments.pop("position_ids", None)
     arguments |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
     arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
-    if view.keeps_positions or attachment.method.positions == "keep":
+    if view.keeps_positions or attachment.method.positions != "renumber":
         arguments |= view.placing(inputs, out.positions, out.real)
     elif inputs.get("position_ids") is not None:
         arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)

@@ -127,9 +127,9 @@ class LlavaModel:
                 f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
                 "a class token among the patches is no candidate"
             )
-        keeps = method.positions == "keep" and method.place is not Place.DECODER
+        keeps = method.positions != "renumber" and method.place is not Place.DECODER
         if keeps and int(transformers.__version__.split(".")[0]) < 5:
             raise OptionError(
-                f"positions=keep needs transformers >= 5: "
+                f"positions={method.positions} needs transformers >= 5: "
                 f"generate() of {transformers.__version__} does not advance given positions"
             )

@@ -40,7 +40,7 @@ class OlderLlava(LlavaModel):
 
     def check_method(self, method: Method) -> None:
         """Raises OptionError for methods that do not work on any such model."""
-        if method.place is Place.DECODER or method.positions == "keep":
+        if method.place is Place.DECODER or method.positions != "renumber":
             raise OptionError(
                 f"{type(method).__name__}: {self.called}'s own code makes mask and positions from the length of the "
                 "cache, so nothing can be cut between its layers and positions cannot be kept. Take a method that acts "

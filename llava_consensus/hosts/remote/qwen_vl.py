@@ -147,8 +147,8 @@ class QwenVL(RemoteModel):
     def check(self, method: Method) -> None:
         """Raises OptionError for what this model cannot do."""
         super().check(method)
-        if method.positions == "keep":
-            raise OptionError("positions=keep: Qwen-VL numbers its rows by their place in the cache. Take renumber")
+        if method.positions != "renumber":
+            raise OptionError(f"positions={method.positions}: Qwen-VL numbers its rows by their place in the cache. Take renumber")
 
     @staticmethod
     def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:

@@ -94,14 +94,18 @@ def _sort_keys(reduction: Reduction, keys: Keys, place: Tensor) -> Tensor:
 
 
 def _means(values: Tensor, reduction: Reduction) -> Tensor:
-    """Mean of a channel over the tokens each slot was made of: [B, N, ...] -> [B, K + M, ...]. Kept tokens have their
-    own value, bit for bit; a slot that stands for no patch is zero.
+    """Mean of a channel over the tokens each slot was made of, rounded where its values are whole numbers: [B, N, ...] ->
+    [B, K + M, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no patch is zero.
     """
     slots = reduction.source.shape[1]
-    member = one_hot(reduction.owner + 1, slots + 1)[..., 1:].transpose(1, 2).to(values.dtype)  # [B, K + M, N]
-    flat = values.flatten(2) if values.ndim > 2 else values[..., None]
+    whole = not values.is_floating_point()
+    dtype = torch.float32 if whole else values.dtype
+    member = one_hot(reduction.owner + 1, slots + 1)[..., 1:].transpose(1, 2).to(dtype)  # [B, K + M, N]
+    flat = (values.flatten(2) if values.ndim > 2 else values[..., None]).to(dtype)
     count = member.sum(-1, keepdim=True)
     mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
+    if whole:
+        mean = mean.round().to(values.dtype)
     source_values = rows_of(values, reduction.source.clamp_min(0))
     return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
 

@@ -40,12 +40,13 @@ class Sequence:
     positions: Tensor  # [R, S], or [R, S, A] of A axes
     channels: dict[str, Channel] = field(default_factory=dict)  # whatever else goes with the rows
     unpadded: bool = False  # whether all rows are known to be real
+    position_rule: Rule = Rule.SOURCE  # what a merged token gets for its position
 
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""
         base_channels = {
             "embeds": Channel(self.embeds, 0, Rule.BLANK),
-            "positions": Channel(self.positions, 0, Rule.SOURCE),
+            "positions": Channel(self.positions, 0, self.position_rule),
         }
         return {**base_channels, **self.channels}
 
