@@ -265,7 +265,9 @@ def test_selection_with_kept_positions_equals_masking_the_dropped_tokens(
 
 @needs_5
 @torch.no_grad()
-def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(llava_model: Any, prompt: SimpleNamespace) -> None:
+def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(
+    llava_model: Any, prompt: SimpleNamespace
+) -> None:
     with attach(llava_model, tokens=6, positions="mean", order="raster") as attached:
         given = (prompt.ids, torch.zeros(1, 1), None, None, None, prompt.images)
         placed = llava_model.prepare_inputs_labels_for_multimodal(*given)[1][0]

@@ -32,7 +32,8 @@ def test_every_preset_can_be_run_and_stands_beside_printed_rows(name: str) -> No
     found = preset.read(name)
     for row in found.rows:
         assert arguments.one_word_method(row.method).reduces and budget(row.tokens, row.merged)
-        assert found.reference_of(row) is not None, "there is something to compare with"
+        compared = found.reference_of(row) or next(one for one in found.rows if one.against == row.method)
+        assert compared, "there is something to compare with"
         beside = found.printed_row(row.printed)
         assert (beside is None) == (not row.printed)
         assert beside is None or all(beside.get(column) for column in found.benchmarks.values())
@@ -134,6 +135,24 @@ def test_a_preset_of_ones_own(place: list[str], tmp_path: Path, capsys: pytest.C
     assert cli.main(["table", "mine.json", *place, "--format", "csv"]) == 0
     assert "mine,random,random,128,,fake," in capsys.readouterr().out
     assert cli.main(["ablation", "mine.json", *place, "--bench", "gqa"]) == 2
+
+
+def test_a_preset_of_several_budgets_compares_rows_with_one_another(
+    place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"label": "closed up", "method": "random", "tokens": [128, 64]}]
+    rows += [{"label": "kept", "method": "random:positions=keep", "tokens": [128, 64], "against": "random"}]
+    words = {"title": "Mine", "about": "a copy", "printed": "", "reference": "", "limits": {"fake": 12}}
+    (tmp_path / "pairs.json").write_text(json.dumps({**words, "benchmarks": {"fake": ""}, "rows": rows}))
+    assert cli.main(["table", "pairs.json", *place]) == 0
+    said = capsys.readouterr().out
+    assert "kept less closed up" in said and "the first 12 questions" in said and "paper" not in said.lower()
+    assert said.count("| kept ") == 2 * 2, "one line for each budget in both tables"
+    (tmp_path / "pairs.json").write_text(
+        json.dumps({**words, "benchmarks": {}, "rows": [{**rows[0], "tokens": ["x"]}]})
+    )
+    assert cli.main(["table", "pairs.json", *place]) == 3
+    assert "tokens is of the wrong type (str)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["t2", "t3", "t4-cogvlm"])

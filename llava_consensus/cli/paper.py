@@ -60,8 +60,9 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
     from llava_consensus.report import preset as presets
 
     load = loaded_once(given)
-    for name in presets.names():
-        preset = presets.read(name)
+    for preset in map(presets.read, presets.names()):
+        if not preset.printed:
+            continue
         names = _asked(given, preset.benchmarks)
         why = ablation.unfit(preset, given) if names else f"asks none of {given.bench}"
         own = argparse.Namespace(**{**vars(given), "bench": " ".join(names)})

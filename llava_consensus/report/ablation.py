@@ -113,18 +113,23 @@ def beside(results: Results) -> Table:
     """Our scores and the paper's, column by column."""
     preset = results.preset
 
+    papers = bool(preset.printed)
+
     def line(row: PresetRow | None) -> tuple[str, ...]:
         cells = [FULL if row is None else row.label]
         for benchmark in preset.benchmarks:
-            cells += [results.score(row, benchmark), number(results.printed(row, benchmark))]
-        return (*cells, results.mean(row), results.printed_mean(row))
+            cells += [results.score(row, benchmark), *([number(results.printed(row, benchmark))] if papers else [])]
+        return (*cells, results.mean(row), *([results.printed_mean(row)] if papers else []))
 
-    head = ["", *(part for name in preset.benchmarks for part in (results.title(name), "paper")), "mean", "paper"]
+    beside_it = ["paper"] if papers else []
+    head = ["", *(part for name in preset.benchmarks for part in (results.title(name), *beside_it)), "mean", *beside_it]
+    printed = " The paper's numbers are for its own checkpoint on the complete benchmarks." if papers else ""
+    first = "".join(f" {results.title(name)}: the first {count:,} questions." for name, count in preset.limits.items())
     note = (
-        "Ours: score ± half of its 95 % interval (MME in points). The paper's numbers are for its own checkpoint on "
-        "the complete benchmarks. Mean: of all columns that have scores, MME / 20, of ours and of the paper's "
-        f"alike. † differs from {preset.reference} with as many tokens, paired by question (p < 0.05); ‡ also after "
-        "Holm's correction over the table."
+        f"Ours: score ± half of its 95 % interval (MME in points).{printed}{first} Mean: of all columns that have "
+        f"scores, MME / 20{', of ours and of the papers alike' if papers else ''}. † differs from "
+        f"{preset.reference or 'the row it is compared with'} with as many tokens, paired by question (p < 0.05); ‡ "
+        "also after Holm's correction over the table."
     )
     return Table(preset.title, tuple(head), (Group(FULL, (line(None),)), *by_tokens(preset, line)), note)
 
@@ -140,7 +145,7 @@ def differences(results: Results) -> Table:
         return f"{test.difference:+.1f} ({test.low:+.1f} to {test.high:+.1f}){results.mark(row, benchmark)}"
 
     def line(row: PresetRow) -> tuple[str, ...]:
-        return (row.label, *(cell(row, benchmark) for benchmark in preset.benchmarks))
+        return (compared(preset, row), *(cell(row, benchmark) for benchmark in preset.benchmarks))
 
     marks = [results.mark(row, benchmark) for row in preset.rows for benchmark in preset.benchmarks]
     note = (
@@ -148,7 +153,8 @@ def differences(results: Results) -> Table:
         f"real after Holm's correction (‡), {marks.count('†')} more only where each is looked at alone (†)."
     )
     head = ("", *(results.title(benchmark) for benchmark in preset.benchmarks))
-    return Table(f"Difference to {preset.reference}", head, by_tokens(preset, line), note)
+    title = f"Difference to {preset.reference}" if preset.reference else "Differences"
+    return Table(title, head, by_tokens(preset, line, compared_rows(preset)), note)
 
 
 def spread(results: Results) -> Table:
@@ -184,11 +190,25 @@ def _same() -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def by_tokens(preset: Preset, line: Callable[[PresetRow], tuple[str, ...]]) -> tuple[Group, ...]:
+def compared(preset: Preset, row: PresetRow) -> str:
+    """What a row's difference is called: its own label, or both labels where the row says what it is compared with."""
+    reference = preset.reference_of(row)
+    return f"{row.label} less {reference.label}" if row.against and reference else row.label
+
+
+def compared_rows(preset: Preset) -> Sequence[PresetRow]:
+    """The rows of the table of differences: all, or those that are compared where there is no common reference."""
+    return preset.rows if preset.reference else [row for row in preset.rows if row.against]
+
+
+def by_tokens(
+    preset: Preset, line: Callable[[PresetRow], tuple[str, ...]], rows: Sequence[PresetRow] | None = None
+) -> tuple[Group, ...]:
     """Lines of a preset under the headings of their budgets."""
-    tokens = dict.fromkeys(row.tokens for row in preset.rows)
+    shown = preset.rows if rows is None else rows
     return tuple(
-        Group(f"{count:g} tokens", tuple(line(row) for row in preset.rows if row.tokens == count)) for count in tokens
+        Group(f"{count:g} tokens", tuple(line(row) for row in shown if row.tokens == count))
+        for count in dict.fromkeys(row.tokens for row in shown)
     )
 
 

@@ -7,9 +7,11 @@
      "rows": [{"label": "alpha 0.3", "method": "consensusdrop:alpha=0.3", "tokens": 128,
                "printed": {"alpha": 0.3}}, ...]}      the printed row: the one with these values; left out if none is
 
-A row may have `merged`, how many of its tokens are merged ones. A preset may have `full` (the printed row of all
-tokens), `host_options` (of the model's host), and `needs`, where not any model will do: `weights` says which, `hosts`
-whose hosts (names of `llava-consensus list`).
+A row may have `merged`, how many of its tokens are merged ones, and `against`, the method it is compared with in place
+of the reference; `tokens` may be a list, which stands for a row each. A preset may have `full` (the printed row of all
+tokens), `limits` (benchmark -> only its first questions), `host_options` (of the model's host), and `needs`, where not
+any model will do: `weights` says which, `hosts` whose hosts (names of `llava-consensus list`). A preset of which the
+paper prints nothing has an empty `printed` and empty columns.
 """
 
 from collections.abc import Mapping
@@ -37,6 +39,7 @@ class PresetRow:
     method: str
     tokens: int | float
     merged: int | None = None
+    against: str = ""
     printed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -52,6 +55,7 @@ class Preset:
     benchmarks: Mapping[str, str]
     rows: tuple[PresetRow, ...]
     full: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     host_options: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
     hosts: tuple[str, ...] = ()
@@ -62,8 +66,11 @@ class Preset:
         return self.printed.startswith("ablation_")
 
     def reference_of(self, row: PresetRow) -> PresetRow | None:
-        """The row that another is compared with: the reference method with as many tokens, split as the paper does."""
-        same = (one for one in self.rows if one.method == self.reference and one.tokens == row.tokens)
+        """The row that another is compared with: its own or the common reference with as many tokens, split as the
+        paper does.
+        """
+        method = row.against or self.reference
+        same = (one for one in self.rows if one.method == method and one.tokens == row.tokens)
         return next((one for one in same if one.merged is None), None)
 
     def printed_row(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -91,13 +98,22 @@ def read(name: str) -> Preset:
         raise OptionError(f"preset {name!r}: must be one of {', '.join(names())}, or a file like theirs")
     content = read_json(path, AGAIN, dict)
     check_shape(content, SHAPE, path, AGAIN)
-    for row in content["rows"]:
-        check_shape(row, ROW_SHAPE, path, AGAIN)
-        check_shape({"merged": row.get("merged")}, {"merged": COUNT_OR_NONE}, path, AGAIN)
-    if content["printed"] not in paper.tables():
-        raise DataError(f"{path}: printed={content['printed']!r} must be one of {', '.join(paper.tables())}. {AGAIN}")
+    if content["printed"] not in ("", *paper.tables()):
+        raise DataError(
+            f"{path}: printed={content['printed']!r} must be one of {', '.join(paper.tables())}, or empty. {AGAIN}"
+        )
     needs = content.pop("needs", {})
-    rows = tuple(PresetRow(**row) for row in content.pop("rows"))
+    rows = tuple(row for given in content.pop("rows") for row in _rows(given, path))
     return Preset(
         path.stem, rows=rows, weights=needs.get("weights", ""), hosts=tuple(needs.get("hosts", ())), **content
     )
+
+
+def _rows(given: Mapping[str, Any], path: Path) -> list[PresetRow]:
+    """The rows that a line of a preset stands for: one for each of its budgets."""
+    check_shape(given, {**ROW_SHAPE, "tokens": (*NUMBER, list)}, path, AGAIN)
+    budgets = given["tokens"] if isinstance(given["tokens"], list) else [given["tokens"]]
+    for tokens in budgets:
+        check_shape({**given, "tokens": tokens}, ROW_SHAPE, path, AGAIN)
+    check_shape({"merged": given.get("merged")}, {"merged": COUNT_OR_NONE}, path, AGAIN)
+    return [PresetRow(**{**given, "tokens": tokens}) for tokens in budgets]
