@@ -50,6 +50,7 @@ from llava_consensus.cli import (
     ledger,
     models,
     paper,
+    positions,
     study,
     tables,
 )
@@ -141,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         tables,
         ablation,
         study,
+        positions,
         paper,
         figures,
         examples,

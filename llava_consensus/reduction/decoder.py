@@ -105,6 +105,10 @@ class InDecoder(Method, ABC):
         """Whether position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
+    def closes_gaps(self, layer: int) -> bool:
+        """Whether position ids have no gaps from this layer on, before which there is a cut."""
+        return self.renumbers
+
     @abstractmethod
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """Cuts of a picture of `available` tokens, more than T, by ascending layer."""

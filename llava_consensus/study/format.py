@@ -39,9 +39,25 @@
                   that of each of 24 equal stretches, from the first patch to the last. It is a multiple of what each
                   patch would have if all had the same, so 1 is no preference.
 
+`positions.json` says what closing up the positions of the tokens that stay does:
+
+    {"description": {...}, "benchmark": "textvqa", "title": "TextVQA", "scale": 1.0, "tokens": 64,
+     "layers": [{"closed_from": null, "accuracy": 78.1, "interval": [...], "difference": null, ...}, ...],
+     "questions": 100, "attention": [{"positions": "full", "layer": 1, "stretches": [...], "visual": 0.31}, ...]}
+
+    closed_from   the first decoder layer, counted from 0, whose positions are closed up; null is none of them, the row
+                  that the others are compared with; "full" stands for all tokens
+    accuracy, interval   as in study.json
+    difference, difference_interval, p   to the row whose positions are closed up nowhere, paired by question
+    questions     how many were looked at for `attention`
+    positions     "full" (all tokens), "renumber" or "keep", of ConsensusDrop
+    layer         a decoder layer, counted from 1
+    stretches     share of the last prompt word's attention in each equal stretch of patch indices, mean over heads
+    visual        their sum
+
 A null number was not measured, or means nothing there. Rows stand in the order they were run.
 """
 
-STUDY, SCAP = "study.json", "scap.json"
+STUDY, SCAP, POSITIONS = "study.json", "scap.json", "positions.json"
 RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
 STRETCHES = 24  # of patch indices; the rows of LLaVA-1.5's grid

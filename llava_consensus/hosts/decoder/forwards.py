@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
@@ -67,6 +68,12 @@ class CutCache:
     columns: dict[int, Columns]  # of each layer from the first cut on
     holes: bool = False  # whether a later turn may have left padding behind the prompt
 
+    def grown(self, cache: Any) -> int:
+        """Rows a cache was given since. Its own length is that of the first layer, which may have been cut before."""
+        first = self.columns.get(0)
+        length: int = cache.get_seq_length()
+        return length - (self.size if first is None else first.width)
+
 
 class CutForward:
     """The forward that is cut."""
@@ -78,6 +85,7 @@ class CutForward:
         self.method, self.decoder = hooks.method, hooks.attachment.here.decoder
         self.watch = call.watch
         check_window(self.decoder, armed.layout.real.shape[1])
+        check_first_layer(armed.units)
         beams = len(embeds) // len(armed.layout.real)
         self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
@@ -102,23 +110,24 @@ class CutForward:
             hidden = self._cut(index, hidden)
             need = self.rows.padded or self.decoder.kernel == "eager"
             mask = causal(self.rows.real, hidden.shape[1]) if need else None
-            self.changes, self.cached = self.decoder.arguments(hidden, self.rows.positions, mask), self._cached()
+            self.changes = self.decoder.arguments(hidden, self.rows.positions, mask)
+            self.cached = self._cached(index)
         for picture in self.seen:
             picture.entering.append(picture.left)
         if self.changes:
             self.columns[index] = self.cached
         return hidden, self.changes
 
-    def _cached(self) -> Columns:
+    def _cached(self, layer: int) -> Columns:
         """What the cache of the layers from here on will hold."""
         rows, full = self.rows, self.full
-        shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._renumbers else torch.tensor([0])
+        shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._closes(layer) else torch.tensor([0])
         return Columns(rows.real.shape[1], rows.padded, rows.real, shift[:, None].to(rows.real.device))
 
-    @property
-    def _renumbers(self) -> bool:
-        renumbers: bool = self.method.renumbers
-        return renumbers and not getattr(self.decoder, "keeps_positions", False)
+    def _closes(self, layer: int) -> bool:
+        """Whether positions are closed up from this layer on."""
+        closes: bool = self.method.closes_gaps(layer)
+        return closes and not getattr(self.decoder, "keeps_positions", False)
 
     def _cut(self, layer: int, hidden: Tensor) -> Tensor:
         """Lets the method choose among all pictures cut here, equal ones together, and shortens the sequences."""
@@ -137,7 +146,7 @@ class CutForward:
             with torch.autocast(hidden.device.type, enabled=False):
                 groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
         with watch.time("shorten"):
-            self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._renumbers)
+            self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._closes(layer))
         for indices, _, _, chosen in groups:
             for index in indices:
                 self.seen[index].merged = 0 if chosen.merged is None else chosen.merged.shape[1]
@@ -240,10 +249,20 @@ def causal(real: Tensor, new: int) -> Tensor:
 
 def fits(cut_cache: CutCache, cache: Any) -> bool:
     """Whether a cache's layers are as long as this prefill left them, and grown alike since."""
-    grown = cache.get_seq_length() - cut_cache.size
+    grown = cut_cache.grown(cache)
     return grown >= 0 and all(
         cache.get_seq_length(i) == columns.width + grown for i, columns in cut_cache.columns.items()
     )
+
+
+def check_first_layer(units: list[tuple[Unit, list[Cut]]]) -> None:
+    """Raises OptionError where tokens leave before the first layer and `generate` counts the prompt by its cache."""
+    shortened = any(cut.layer == 0 and cut.left < len(unit.places) for unit, cuts in units for cut in cuts)
+    if shortened and int(transformers.__version__.split(".")[0]) < 5:
+        raise OptionError(
+            f"a cut before the first decoder layer needs transformers >= 5: generate() of {transformers.__version__} "
+            "takes the length of the prompt from that layer's cache"
+        )
 
 
 def check_window(decoder: Any, size: int) -> None:

@@ -143,7 +143,7 @@ class DecoderHooks:
         cut_cache = self._known.get(cache) or self._last_that_fits(cache)
         if cut_cache is None:
             return None
-        return Step(self.attachment.here.decoder, cut_cache, cache.get_seq_length() - cut_cache.size, call)
+        return Step(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), call)
 
     def _last_that_fits(self, cache: Any) -> CutCache | None:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a
