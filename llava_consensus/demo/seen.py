@@ -18,8 +18,8 @@ from llava_consensus.report.overlay import SIDE, Fates, View, fates, view
 
 SALIENCIES = ("vision", "cross", "fused")
 NOT_DRAWN = (
-    "drawing: of pictures in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another model, "
-    "or leave the drawing out"
+    "drawing: of pictures in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another "
+    "model, or leave the drawing out"
 )
 
 

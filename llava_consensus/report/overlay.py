@@ -1,4 +1,4 @@
-"""Pictures of what became of every patch of a picture, for people. All drawings of patches in this project are made here.
+"""Pictures of what became of every patch of a picture, for people. All drawings of patches are made here.
 
 A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
 one tint, and a dot marks the anchor that stands for them. A dropped patch is nearly white. The three differ in
