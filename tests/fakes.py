@@ -18,7 +18,7 @@ from PIL import Image
 
 from llava_consensus.benchmarks.base import Benchmark, DataFile
 from llava_consensus.hosts import Loading
-from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill
+from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill, Tiles
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.shape import Shape
@@ -77,6 +77,12 @@ class FakeAttachment:
         self.detach()
 
 
+class FakeEncoded(int):
+    """A picture of one colour, whose tokens form a square."""
+
+    tiles = Tiles(torch.zeros(1, 1, 1), {})
+
+
 class FakeHost:
     """Answers with a function of picture, question and tokens; writes down what it was asked."""
 
@@ -96,7 +102,7 @@ class FakeHost:
         return FakeAttachment(self, budget.of(available).tokens if method.reduces else available)
 
     def encode(self, images: list[Image.Image]) -> list[Any]:
-        colours = [int(image.getpixel((0, 0))[0]) for image in images]  # type: ignore[index]
+        colours = [FakeEncoded(image.getpixel((0, 0))[0]) for image in images]  # type: ignore[index]
         self.encoded += colours
         return colours
 

@@ -28,6 +28,7 @@ MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "locks", "shapes", "errors"},
     "bench": {"hosts", "methods", "reduction", "files", "errors"},
     "report": {"files", "shapes", "errors"},
+    "demo": {"bench", "benchmarks", "runs", "report", "hosts", "methods", "reduction", "files", "errors"},
     "study": {"runs", "report", "benchmarks", "hosts", "methods", "reduction", "files", "errors"},
     "lmms_eval": {"runs", "hosts", "methods", "reduction", "files", "errors"},
 }

@@ -18,12 +18,13 @@ from PIL.Image import Image
 
 from llava_consensus.bench.memory import peak_bytes, reset_peak
 from llava_consensus.files import Record
-from llava_consensus.hosts.base import Host, Prompt
+from llava_consensus.hosts.base import Clip, Host, Prompt
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 Side = tuple[Method, Budget | Share]
+Shown = Image | Clip | list[Image | Clip]  # several are the frames of one video
 
 
 class Sample(NamedTuple):
@@ -52,8 +53,9 @@ class Sample(NamedTuple):
         return self.ttft_ms - self.tower_ms - self.reduction_ms
 
 
-def answer_once(host: Host, picture: Image, prompt: Prompt, side: Side) -> Sample:
+def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sample:
     """Answers with exactly `prompt.max_new_tokens` tokens, method attached; attaching is not timed."""
+    shown = picture if isinstance(picture, list) else [picture]
     prompt = replace(prompt, min_new_tokens=prompt.max_new_tokens)
     with host.attach(*side) as attached:
         model = attached.model.module
@@ -62,7 +64,7 @@ def answer_once(host: Host, picture: Image, prompt: Prompt, side: Side) -> Sampl
         with _forward_ends(model) as ends:
             start = now(model.device)
             with watch.time("tower"):
-                encoded = host.encode([picture])
+                encoded = host.encode(shown)
             (answer,) = host.answer([encoded], [prompt])
             end = now(model.device)
         stages = attached.milliseconds()
@@ -78,7 +80,7 @@ def answer_once(host: Host, picture: Image, prompt: Prompt, side: Side) -> Sampl
     )
 
 
-def one_round(host: Host, pictures: Sequence[Image], prompt: Prompt, sides: Sequence[Side]) -> list[list[Sample]]:
+def one_round(host: Host, pictures: Sequence[Shown], prompt: Prompt, sides: Sequence[Side]) -> list[list[Sample]]:
     """Every side on every picture in turn, so that a busy moment hits all of them: samples of each side."""
     samples: list[list[Sample]] = [[] for _ in sides]
     for picture in pictures:
@@ -87,7 +89,7 @@ def one_round(host: Host, pictures: Sequence[Image], prompt: Prompt, sides: Sequ
     return samples
 
 
-def first_token(host: Host, picture: Image, prompt: Prompt, sides: Sequence[Side], repeats: int = 5) -> list[float]:
+def first_token(host: Host, picture: Shown, prompt: Prompt, sides: Sequence[Side], repeats: int = 5) -> list[float]:
     """Median milliseconds from a picture to the first token, for each side, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
     rounds = [one_round(host, [picture], prompt, sides) for _ in range(repeats + 1)][1:]

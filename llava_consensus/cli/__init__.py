@@ -6,6 +6,7 @@
     llava-consensus verify RUN...                         whether a run is as it was written, its score too
     llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
     llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
+    llava-consensus demo                                  a page to play with, in the browser
     llava-consensus bench --tokens "288 144"              time, memory and FLOPs of methods, side by side
     llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
     llava-consensus report --write docs/results.md        the tables of all results
@@ -41,6 +42,7 @@ from llava_consensus.cli import (
     ablation,
     ask,
     bench,
+    demo,
     evaluate,
     examples,
     figures,
@@ -138,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         files,
         judge,
         ask,
+        demo,
         bench,
         tables,
         ablation,

@@ -1,13 +1,14 @@
-"""The command `ask`: one question about one picture.
+"""The command `ask`: one question about one picture or video.
 
 `llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
-language model saw and how long the first token took, and draws what was kept. Times are medians of interleaved repeats
-after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy moment alone.
+language model saw and how long the first token took, and draws what was kept and merged. Times are medians of
+interleaved repeats after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy
+moment alone. Of a video some frames are shown, as one clip where the model knows clips and else as so many pictures.
 """
 
 import argparse
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,20 +21,26 @@ from llava_consensus.files import write_out
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.hosts import Answer, Host
+    from llava_consensus.hosts import Answer, Encoded, Host
+    from llava_consensus.hosts.base import Clip
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".gif")
 
 
 def add(command: Command) -> None:
     """Adds the command."""
-    parser = command("ask", ask, "ask one question about one picture")
-    parser.add_argument("picture", metavar="PICTURE")
+    parser = command("ask", ask, "ask one question about one picture or video")
+    parser.add_argument("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}")
     parser.add_argument("question", metavar="QUESTION")
     arguments.add_method(parser)
     parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
+    parser.add_argument("--frames", default=8, type=int, help="of a video that are shown (%(default)s)")
     parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
-    parser.add_argument("--overlay", type=Path, metavar="FILE", help="write a picture of what was kept")
+    parser.add_argument(
+        "--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"
+    )
+    parser.add_argument("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing")
 
 
 def ask(given: argparse.Namespace) -> Iterator[str]:
@@ -42,53 +49,65 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.bench.timing import first_token
     from llava_consensus.benchmarks.base import SHORT
     from llava_consensus.methods import make
-    from llava_consensus.runs.pictures import open_image
 
     method, budget = arguments.method(given), arguments.budget(given)
     _check(given)
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
-    hosts.check(given.model, given.conversation, loading, host_options=host_options)
-    image = open_image(given.picture, upright=True)
-    prompt = hosts.Prompt(given.question + (SHORT if given.short else ""), given.conversation)
+    video = Path(given.picture).suffix.lower() in VIDEOS
+    known = hosts.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
+    shown = _opened(given, video, "videos" in known)
+    conversation = known.get("conversation", given.conversation) if video else given.conversation
+    prompt = hosts.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     host = hosts.load(given.model, loading, host_options)
     with host.attach(method, budget):
-        (answer,) = host.answer([host.encode([image])], [prompt])
+        encoded = host.encode(shown)
+        (answer,) = host.answer([encoded], [prompt])
     sides = [(method, budget), (make("full"), budget)]
-    reduced, full = first_token(host, image, prompt, sides, given.repeats)
+    reduced, full = first_token(host, shown, prompt, sides, given.repeats)
     structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
+    times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
     yield answer.text
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
-    yield f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
+    yield times
     yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
-        write_out(given.overlay, _encoded(draw_kept(host, image, answer), given.overlay.suffix))
+        drawn = _drawn(host, shown, encoded, answer, given, times)
+        write_out(given.overlay, _encoded(drawn, given.overlay.suffix))
         yield f"kept, merged and dropped: {given.overlay}"
 
 
-def draw_kept(host: "Host", image: "Image", answer: "Answer") -> "Image":
-    """What was kept, merged and dropped, over the picture; of a tiled one the base view and the grid side by side.
+def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
+    """What the model is shown."""
+    from llava_consensus.runs.pictures import open_image
 
-    Raises:
-        OptionError: for a model whose tiles are not a base view and a grid.
-    """
-    from llava_consensus.hosts.sequence.patches import patches
-    from llava_consensus.report.overlay import overlay, tiled_overlay
-    from llava_consensus.report.sheet import contact_sheet
+    if not video:
+        return [open_image(given.picture, upright=True)]
+    from llava_consensus.runs.videos import read_clip
 
-    (outcome,), side = answer.outcomes, round(host.visual_tokens**0.5)
-    columns = host.grid_columns(image.size)
-    if not columns and outcome.before != host.visual_tokens:
-        raise OptionError("overlay: of tiled pictures, those of LLaVA-NeXT are drawn, a base view and a grid of tiles")
-    shown = patches(outcome, side, columns)
-    if not columns:
-        return overlay(image, *shown, side)
-    rows = (len(shown.owner) // side**2 - 1) // columns
-    whole, tiles = tiled_overlay(image, *shown, side, (rows, columns))
-    titles = f"base view, {side} x {side} patches", f"{rows} x {columns} tiles of {side} x {side} patches"
-    return contact_sheet([(titles[0], whole), (titles[1], tiles)], columns=2)
+    clip = read_clip(given.picture, given.frames)
+    return [clip] if clips else list(clip.frames)
+
+
+def _drawn(
+    host: "Host",
+    shown: "Sequence[Image | Clip]",
+    encoded: "Sequence[Encoded]",
+    answer: "Answer",
+    given: argparse.Namespace,
+    times: str,
+) -> "Image":
+    """The sheet about an answer."""
+    from llava_consensus.demo.drawn import card, counted
+    from llava_consensus.demo.seen import seen_by
+
+    seen = seen_by(host, shown, encoded, answer)
+    truth = f"    truth: {given.truth}" if given.truth else ""
+    tokens = "" if given.method == "full" else f" at {given.tokens} tokens"
+    lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
+    return card(seen, given.question, lines)
 
 
 def _encoded(image: "Image", suffix: str) -> bytes:
@@ -102,7 +121,7 @@ def _encoded(image: "Image", suffix: str) -> bytes:
 
 def _check(given: argparse.Namespace) -> None:
     """What `ask` alone needs to be right, before weights load."""
-    for name in ("repeats", "max_new_tokens"):
+    for name in ("repeats", "frames", "max_new_tokens"):
         value = getattr(given, name)
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")

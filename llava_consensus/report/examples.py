@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
-from llava_consensus.report import patches
+from llava_consensus.report import overlay
 from llava_consensus.report.figures import style
 
 VISION, CROSS, BOTH = "vision-only", "cross-only", "ConsensusDrop"
 COLOURS = {VISION: "#009E73", CROSS: "#0072B2", BOTH: "#CC79A7"}  # green, blue, magenta, as in the paper
 SHARED = "#E69F00"  # patches in both sets
 WIDTH = 1.75  # of a panel in inches
+PIXELS = (480, 480)  # of the longer side of a panel
 PLAIN = "#444444"
 
 
@@ -64,12 +66,12 @@ def whole(example: Example, tokens: int) -> Any:
     """One example in four parts."""
     budgets = [one.tokens for one in example.selections[BOTH]]
     figure, panels = _grid(2 + len(COLOURS), max(4, len(budgets)), example)
-    seen = patches.view(example.image, example.side)
+    seen = _view(example.image, example.side)
     _compare(panels[0], seen, example, tokens)
     _saliencies(panels[1], seen, example, tokens)
     for label, row in zip(COLOURS, panels[2:], strict=True):
         for panel, chosen in zip(row, example.selections[label], strict=False):
-            patches.selection(panel, seen, chosen.kept, chosen.merged, COLOURS[label])
+            _selection(panel, seen, chosen, COLOURS[label])
             panel.set_title(_counts(label, chosen), fontsize=7)
             _answer(panel, chosen)
     _foot(figure, example)
@@ -80,7 +82,7 @@ def rows(examples: Sequence[Example], tokens: int) -> Any:
     """Several examples, a row each: original, vision-only, cross-only, consensus."""
     figure, panels = _grid(len(examples), 4, examples[0], words=0.85)
     for row, example in zip(panels, examples, strict=True):
-        _compare(row, patches.view(example.image, example.side), example, tokens)
+        _compare(row, _view(example.image, example.side), example, tokens)
         row[0].set_xlabel(fill(_asked(example), 38), fontsize=6.5)
     _legend(figure, sides=False)
     return figure
@@ -89,13 +91,13 @@ def rows(examples: Sequence[Example], tokens: int) -> Any:
 def methods(image: Image.Image, side: int, chosen: Mapping[str, Selection], words: str) -> Any:
     """A picture and what every method keeps of it, under words that say which model looked."""
     figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
-    seen = patches.view(image, side)
+    seen = _view(image, side)
     places = [panel for row in panels for panel in row]
-    patches.picture(places[0], seen)
+    _show(places[0], overlay.picture(seen))
     places[0].set_title("the photograph", fontsize=7)
     for number, (panel, (label, one)) in enumerate(zip(places[1:], chosen.items(), strict=False)):
         colour = COLOURS.get(label, style.look(number).colour)
-        patches.selection(panel, seen, one.kept, one.merged, colour)
+        _selection(panel, seen, one, colour)
         panel.set_title(_counts(label, one), fontsize=7)
         _answer(panel, one)
     _legend(figure, fill(words, 108), sides=False)
@@ -113,20 +115,20 @@ def _grid(rows: int, columns: int, example: Example, words: float = 0.55) -> tup
     return figure, [panels[first : first + columns] for first in range(0, rows * columns, columns)]
 
 
-def _compare(row: Sequence[Any], seen: patches.View, example: Example, tokens: int) -> None:
+def _compare(row: Sequence[Any], seen: overlay.View, example: Example, tokens: int) -> None:
     """The original, and what each of three keeps of it."""
-    patches.picture(row[0], seen)
+    _show(row[0], overlay.picture(seen))
     row[0].set_title("original", fontsize=7)
     if example.full:
         row[0].set_xlabel(f"all tokens: {example.full}", fontsize=6.5)
     for panel, label in zip(row[1:], COLOURS, strict=False):
         chosen = _with(example.selections[label], tokens)
-        patches.selection(panel, seen, chosen.kept, chosen.merged, COLOURS[label])
+        _selection(panel, seen, chosen, COLOURS[label])
         panel.set_title(_counts(label, chosen), fontsize=7, color=COLOURS[label])
         _answer(panel, chosen)
 
 
-def _saliencies(row: Sequence[Any], seen: patches.View, example: Example, tokens: int) -> None:
+def _saliencies(row: Sequence[Any], seen: overlay.View, example: Example, tokens: int) -> None:
     """Heat maps of both sides and their fusion, and the overlap of the two sets with the consensus framed."""
     for panel, title, values in zip(
         row,
@@ -135,14 +137,35 @@ def _saliencies(row: Sequence[Any], seen: patches.View, example: Example, tokens
         strict=False,
     ):
         if values is not None:
-            patches.heat(panel, seen, values)
+            _show(panel, overlay.heat(seen, values))
         panel.set_title(title, fontsize=7)
-    sets = {COLOURS[label]: _with(example.selections[label], tokens).kept for label in (VISION, CROSS)}
-    patches.overlap(row[3], seen, sets, SHARED)
-    patches.outline(row[3], seen, _with(example.selections[BOTH], tokens).kept, COLOURS[BOTH])
+    sets = {_rgb(COLOURS[label]): _with(example.selections[label], tokens).kept for label in (VISION, CROSS)}
+    consensus = _with(example.selections[BOTH], tokens).kept
+    _show(row[3], overlay.overlap(seen, sets, _rgb(SHARED), consensus, _rgb(COLOURS[BOTH])))
     row[3].set_title("both sets, consensus framed", fontsize=7)
     if example.disagreement is not None:
         row[3].set_xlabel(f"disagreement {100 * example.disagreement:.0f} %", fontsize=6.5)
+
+
+def _view(image: Image.Image, side: int) -> overlay.View:
+    return overlay.view(image, (side, side), side=PIXELS)
+
+
+def _selection(panel: Any, seen: overlay.View, chosen: Selection, colour: str) -> None:
+    """What was kept and merged, outlined in a method's colour; merged tokens are not told apart."""
+    owner = np.full(seen.rows * seen.columns, -1)
+    owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
+    known = overlay.fates(chosen.kept, [], owner)
+    _show(panel, overlay.selection(seen, known, outline=_rgb(colour), apart=False))
+
+
+def _show(panel: Any, drawn: Image.Image) -> None:
+    panel.imshow(np.asarray(drawn))
+
+
+def _rgb(colour: str) -> overlay.Colour:
+    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
+    return red, green, blue
 
 
 def _counts(label: str, chosen: Selection) -> str:
@@ -181,7 +204,7 @@ def _legend(figure: Any, words: str = "", sides: bool = True) -> None:
     """What the colours mean, and a line of words below."""
     from matplotlib.patches import Patch
 
-    calm = tuple(part / 255 for part in patches.CALM)
+    calm = tuple(part / 255 for part in overlay.CALM)
     handles = [
         Patch(facecolor="none", edgecolor="black", label="outlined: kept as it is"),
         Patch(facecolor=calm, label="merged with others"),

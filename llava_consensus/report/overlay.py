@@ -1,175 +1,228 @@
-"""Pictures of what a reduction kept, for people: one overlay, or several side by side with captions.
+"""Pictures of what became of every patch of a picture, for people. All drawings of patches are made here.
 
-A patch kept as it is stays bright inside a white outline; a merged patch is dim and tinted in the colour of the anchor
-that stands for it, and a dot in that colour marks the anchor itself; a dropped patch is nearly black. The model saw
-the picture padded to a square (`image_aspect_ratio=pad`): the grid is laid over that square, then the padding is cut
-off again; an anchor that lies in the padding is a ring at the nearest edge.
+A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
+one tint, and a dot marks the anchor that stands for them. A dropped patch is nearly white. The three differ in
+lightness, so that they can be told apart without colour vision and in grey print. The grid of patches lies over the
+picture as the model saw it, padded to a square (`image_aspect_ratio=pad`); the padding is cut off again, and an anchor
+that lies in the padding is a ring at the nearest edge.
+
 Reads plain indices (see `reduction.tokens.Reduction`), no model and no torch:
 
     picture = overlay(image, reduction.kept[0], reduction.anchors[0], reduction.owner[0], grid=24)
     contact_sheet([("ConsensusDrop, 64 of 576", picture)], columns=1).save("kept.png")
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from llava_consensus.errors import missing_extra
+
 SIDE = (768, 1152)  # the padded square in the picture is at least and at most so many pixels wide
-MERGED_LIGHT, TINT, DROPPED_LIGHT = 0.45, 0.7, 0.13
+MERGED, DROPPED = 0.62, 0.9  # how far a merged patch goes toward its tint, and a dropped one toward white
+PALE = 0.5  # how far a tint goes toward white
 PAPER, INK = (255, 255, 255), (30, 30, 30)
+CALM = (176, 196, 214)  # the one tint where merged tokens are not told apart
 HUES = (  # Okabe and Ito's, which people with any kind of colour vision tell apart
-    (230, 159, 0),
     (86, 180, 233),
+    (230, 159, 0),
     (0, 158, 115),
-    (240, 228, 66),
+    (204, 121, 167),
     (0, 114, 178),
     (213, 94, 0),
-    (204, 121, 167),
+    (240, 228, 66),
 )
+GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
 
 Indices = Sequence[int] | np.ndarray
 Colour = tuple[int, int, int]
+Box = tuple[int, int, int, int]
+
+
+class View(NamedTuple):
+    """A picture under the grid of patches by which a model saw it."""
+
+    pixels: np.ndarray  # [rows * cell, columns * cell, 3] float, 0 to 255, with the padding
+    box: Box  # left, top, right and bottom of the picture in it
+    rows: int
+    columns: int
+    cell: int  # pixels of a patch's side
+    first: int  # number of its first patch among all patches of the picture
+
+
+class Fates(NamedTuple):
+    """What became of the N patches of a picture."""
+
+    is_kept: np.ndarray  # [N]
+    owner: np.ndarray  # [N] output slots, -1 where dropped
+    heads: dict[int, int]  # the patch that leads each slot of several: an anchor, or a kept patch merged into
+
+
+def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[int, int] = SIDE) -> View:
+    """A picture in the middle of rows x columns of patches, padded as LLaVA pads; `side` bounds the longer side of the
+    grid in pixels.
+    """
+    cell = max(1, round(min(max(*image.size, side[0]), side[1]) / max(grid)))
+    (width, height), (down, across) = image.size, (grid[0] * cell, grid[1] * cell)
+    scale = min(across / width, down / height)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    left, top = (across - size[0]) // 2, (down - size[1]) // 2
+    padded = Image.new("RGB", (across, down), PAPER)
+    padded.paste(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), (left, top))
+    box = (left, top, left + size[0], top + size[1])
+    return View(np.asarray(padded, dtype=np.float32), box, *grid, cell, first)
+
+
+def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
+    """What became of patches, from the indices of kept ones and of anchors, and the output slot of every patch."""
+    kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
+    is_kept = np.isin(np.arange(owner.size), kept)
+    leaders = {int(owner[index]): int(index) for index in [*kept, *anchors]}
+    shared = {int(slot) for slot in owner[~is_kept] if slot >= 0}
+    return Fates(is_kept, owner, {slot: leaders[slot] for slot in sorted(shared) if slot in leaders})
 
 
 def overlay(
     image: Image.Image, kept: Indices, anchors: Indices, owner: Indices, grid: int | tuple[int, int]
 ) -> Image.Image:
     """The picture with every patch shown as kept, merged (tinted by anchor) or dropped; `owner` holds output slots."""
-    rows, columns = (grid, grid) if isinstance(grid, int) else grid
-    fates = _fates(kept, anchors, owner)
-    if fates.owner.size != rows * columns:
-        raise ValueError(f"owner has {fates.owner.size} patches, but the grid is {rows} x {columns}")
-    return _panel(image, fates, 0, (rows, columns))
+    shape = (grid, grid) if isinstance(grid, int) else grid
+    known = fates(kept, anchors, owner)
+    if known.owner.size != shape[0] * shape[1]:
+        raise ValueError(f"owner has {known.owner.size} patches, but the grid is {shape[0]} x {shape[1]}")
+    return selection(view(image, shape), known)
 
 
-def tiled_overlay(
-    image: Image.Image, kept: Indices, anchors: Indices, owner: Indices, side: int, grid: tuple[int, int]
-) -> tuple[Image.Image, Image.Image]:
-    """The same of a picture that the model saw twice: whole, as a base view of side x side patches, for which it was
-    stretched to a square, and cut into rows x columns of tiles. One colour is one anchor in both.
+def picture(seen: View) -> Image.Image:
+    """The picture itself, as large as the drawings of the same view."""
+    return _finished(seen, seen.pixels)
+
+
+def selection(
+    seen: View,
+    known: Fates,
+    shown: Sequence[str] = ("kept", "merged"),
+    outline: Colour = INK,
+    apart: bool = True,
+) -> Image.Image:
+    """Kept patches as they are inside an outline, merged ones tinted, all others nearly white.
 
     Args:
-        kept, anchors, owner: of the patches of the base view, then of the grid, row by row over all of its tiles. A
-            patch that is no token, which unpadding cuts away, is dropped.
-        side: patches in a row of a tile.
-        grid: rows and columns of tiles.
+        shown: `kept`, `merged` or both; the patches of the other kind look as if they were dropped.
+        outline: its colour.
+        apart: whether each merged token has its own tint, and its anchor a dot.
     """
-    fates = _fates(kept, anchors, owner)
-    patches = grid[0] * side, grid[1] * side
-    if fates.owner.size != side**2 + patches[0] * patches[1]:
-        raise ValueError(f"owner has {fates.owner.size} patches, which are not {side} x {side} and {patches}")
-    whole = _panel(image.resize((max(image.size),) * 2, Image.Resampling.LANCZOS), fates, 0, (side, side))
-    tiles = _panel(image, fates, side**2, patches)
-    return whole.resize(tiles.size, Image.Resampling.LANCZOS), tiles
-
-
-class _Fates(NamedTuple):
-    """What became of patches."""
-
-    is_kept: np.ndarray  # [N]
-    owner: np.ndarray  # [N] output slots
-    heads: dict[int, int]  # the patch that leads each slot of several
-    colours: dict[int, Colour]  # of these slots
-
-
-def _fates(kept: Indices, anchors: Indices, owner: Indices) -> _Fates:
-    kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
-    is_kept = np.isin(np.arange(owner.size), kept)
-    heads = _heads(kept, anchors, owner, is_kept)
-    return _Fates(is_kept, owner, heads, {slot: colour(number) for number, slot in enumerate(heads)})
-
-
-def _panel(image: Image.Image, fates: _Fates, first: int, grid: tuple[int, int]) -> Image.Image:
-    """The picture with the patches of one grid, of which the first is number `first`."""
-    rows, columns = grid
-    here = slice(first, first + rows * columns)
-    is_kept, owner = fates.is_kept[here], fates.owner[here]
-    cell = _cell(image.size, max(grid))
-    padded, box = _padded(image, grid, cell)
-    shaded = _shade(np.asarray(padded, dtype=np.float32), is_kept, owner, fates.colours, grid)
-    picture = Image.fromarray(shaded.round().astype(np.uint8))
-    draw = ImageDraw.Draw(picture)
-    _outline(draw, is_kept.reshape(grid), cell)
-    for slot, index in fates.heads.items():
+    here = slice(seen.first, seen.first + seen.rows * seen.columns)
+    owner = known.owner[here]
+    is_kept = known.is_kept[here] & ("kept" in shown)
+    is_merged = ~known.is_kept[here] & (owner >= 0) & ("merged" in shown)
+    tints = _tints(known) if apart else {}
+    grey = (seen.pixels @ GREY)[..., None]
+    by_patch = np.array([tints.get(int(slot), CALM) for slot in owner], dtype=np.float32)
+    tinted = (1 - MERGED) * grey + MERGED * _per_pixel(seen, by_patch)
+    rest = np.where(_per_pixel(seen, is_merged)[..., None], tinted, (1 - DROPPED) * grey + DROPPED * 255)
+    drawn = Image.fromarray(_whole(np.where(_per_pixel(seen, is_kept)[..., None], seen.pixels, rest)))
+    draw = ImageDraw.Draw(drawn)
+    if apart and "merged" in shown:
+        _edges(draw, seen, np.where(is_merged, owner, -1), PAPER, max(1, seen.cell // 24))
+    _edges(draw, seen, is_kept, outline, max(2, seen.cell // 12))
+    for slot, index in known.heads.items() if apart and "merged" in shown else ():
         if here.start <= index < here.stop:
-            row, column = divmod(index - first, columns)
-            _mark(draw, (column * cell, row * cell), cell, box, fates.colours[slot])
-    return picture.crop(box)
+            _mark(draw, seen, index - seen.first, tints[slot])
+    return drawn.crop(seen.box)
 
 
-def _cell(size: tuple[int, int], across: int) -> int:
-    low, high = SIDE
-    return max(1, round(min(max(*size, low), high) / across))
+def heat(seen: View, values: Sequence[float]) -> Image.Image:
+    """A saliency of the view's patches over the grey picture, from its least to its 99th percentile; bright is salient.
+
+    Raises:
+        MissingDependency: without matplotlib, whose colour map it is.
+    """
+    try:
+        from matplotlib import colormaps
+    except ImportError as error:
+        raise missing_extra("heat maps (matplotlib)", "plots") from error
+    table = np.nan_to_num(np.asarray(values, dtype=np.float64).reshape(-1))
+    low, high = table.min(), np.percentile(table, 99)
+    shares = ((table - low) / (high - low if high > low else 1)).clip(0, 1)
+    colours = 255 * np.asarray(colormaps["viridis"](shares))[:, :3].astype(np.float32)
+    return _finished(seen, 0.28 * (seen.pixels @ GREY)[..., None] + 0.72 * _per_pixel(seen, colours))
 
 
-def _padded(image: Image.Image, grid: tuple[int, int], cell: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
-    """The picture in the middle of its grid, as LLaVA pads it, and the box it fills there."""
-    (width, height), (down, across) = image.size, (grid[0] * cell, grid[1] * cell)
-    scale = min(across / width, down / height)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    left, top = (across - size[0]) // 2, (down - size[1]) // 2
-    padded = Image.new("RGB", (across, down))
-    padded.paste(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), (left, top))
-    return padded, (left, top, left + size[0], top + size[1])
+def overlap(
+    seen: View, sets: Mapping[Colour, Sequence[int]], both: Colour, framed: Sequence[int], frame: Colour
+) -> Image.Image:
+    """A Venn diagram on the picture: patches in one of two sets in its colour, those in both in a third, and an outline
+    around a further set.
+    """
+    masks = [_mask(seen, places) for places in sets.values()]
+    shared = masks[0] & masks[1]
+    pixels = 0.45 * (seen.pixels @ GREY)[..., None] + 0.55 * np.array(PAPER, dtype=np.float32)
+    for colour, mask in [*zip(sets, (masks[0] & ~shared, masks[1] & ~shared), strict=True), (both, shared)]:
+        tint = 0.35 * seen.pixels + 0.65 * np.array(colour, dtype=np.float32)
+        pixels = np.where(_per_pixel(seen, mask)[..., None], tint, pixels)
+    drawn = Image.fromarray(_whole(pixels))
+    _edges(ImageDraw.Draw(drawn), seen, _mask(seen, framed), frame, max(2, seen.cell // 12))
+    return drawn.crop(seen.box)
 
 
-def _heads(kept: np.ndarray, anchors: np.ndarray, owner: np.ndarray, is_kept: np.ndarray) -> dict[int, int]:
-    """Output slots that stand for others, and the patch that leads each: an anchor, or a kept patch merged into."""
-    leaders = {int(owner[index]): int(index) for index in [*kept, *anchors]}
-    shared = {int(slot) for slot in owner[~is_kept] if slot >= 0}
-    return {slot: leaders[slot] for slot in sorted(shared) if slot in leaders}
-
-
-def colour(number: int) -> Colour:
-    """One of seven colours that do not need full colour vision, in three degrees of lightness one after the other."""
+def tint(number: int) -> Colour:
+    """The pale tint of the number-th merged token: seven hues, in three degrees of lightness one after the other."""
     turn, place = divmod(number, len(HUES))
-    towards, share = ((0, 0.0), (255, 0.3), (0, 0.25))[turn % 3]
-    red, green, blue = (round(part + share * (towards - part)) for part in HUES[place])
+    share = (PALE, PALE + 0.25, PALE - 0.25)[turn % 3]
+    red, green, blue = (round(part + share * (255 - part)) for part in HUES[place])
     return red, green, blue
 
 
-def _shade(
-    pixels: np.ndarray, is_kept: np.ndarray, owner: np.ndarray, colours: dict[int, Colour], grid: tuple[int, int]
-) -> np.ndarray:
-    """Pixels [H, W, 3] as they are, dim and tinted, or nearly black, by the patch they lie in."""
-    tints = np.array([colours.get(int(slot), (128, 128, 128)) for slot in owner], dtype=np.float32)
-    spread = (pixels.shape[0] // grid[0], pixels.shape[1] // grid[1])
-
-    def per_pixel(values: np.ndarray) -> np.ndarray:  # [N, ...] -> [H, W, ...]
-        return values.reshape(*grid, *values.shape[1:]).repeat(spread[0], axis=0).repeat(spread[1], axis=1)
-
-    gray = pixels @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
-    light = (0.25 + 0.75 * gray / 255)[..., None]
-    merged = MERGED_LIGHT * ((1 - TINT) * gray[..., None] + TINT * 2 * per_pixel(tints) * light)
-    rest = np.where(per_pixel(owner < 0)[..., None], DROPPED_LIGHT * gray[..., None], merged)
-    return np.where(per_pixel(is_kept)[..., None], pixels, rest).clip(0, 255)
-
-
-def _outline(draw: ImageDraw.ImageDraw, is_kept: np.ndarray, cell: int) -> None:
-    """A white line wherever a kept patch meets one that is not."""
-    width = max(1, cell // 14)
-    for row, column in np.argwhere(is_kept[1:] != is_kept[:-1]):
-        draw.line([column * cell, (row + 1) * cell, (column + 1) * cell, (row + 1) * cell], PAPER, width)
-    for row, column in np.argwhere(is_kept[:, 1:] != is_kept[:, :-1]):
-        draw.line([(column + 1) * cell, row * cell, (column + 1) * cell, (row + 1) * cell], PAPER, width)
-
-
-def _mark(
-    draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, box: tuple[int, int, int, int], colour: Colour
-) -> None:
-    """A dot on an anchor's patch; if its middle is in the padding, a ring where the picture is nearest."""
-    left = max(box[0], min(corner[0], box[2] - cell))
-    top = max(box[1], min(corner[1], box[3] - cell))
-    outside = max(abs(left - corner[0]), abs(top - corner[1])) * 2 > cell
-    dot(draw, (left, top), cell, colour, ring=outside)
-
-
 def dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: Colour, ring: bool = False) -> None:
-    edge, width = max(1, cell // 12), max(1, cell // 10)
+    """The mark of an anchor in a patch whose upper left corner is `corner`."""
+    edge, width = max(1, cell // 6), max(1, cell // 12)
     left, top, across = corner[0] + edge, corner[1] + edge, max(0, cell - 2 * edge - 1)
     if ring:
-        draw.ellipse([left, top, left + across, top + across], INK, colour, 2 * width)
+        draw.ellipse([left, top, left + across, top + across], PAPER, INK, 2 * width)
     else:
-        draw.ellipse([left, top, left + across, top + across], colour, PAPER, width)
+        draw.ellipse([left, top, left + across, top + across], colour, INK, width)
+
+
+def _tints(known: Fates) -> dict[int, Colour]:
+    return {slot: tint(number) for number, slot in enumerate(known.heads)}
+
+
+def _mask(seen: View, places: Sequence[int]) -> np.ndarray:
+    """[rows * columns], true at these patches."""
+    return np.isin(np.arange(seen.rows * seen.columns) + seen.first, np.asarray(places, dtype=np.int64))
+
+
+def _per_pixel(seen: View, values: np.ndarray) -> np.ndarray:
+    """[rows * columns, ...] -> [H, W, ...]: the value of the patch in which a pixel lies."""
+    table = values.reshape(seen.rows, seen.columns, *values.shape[1:])
+    return table.repeat(seen.cell, axis=0).repeat(seen.cell, axis=1)
+
+
+def _whole(pixels: np.ndarray) -> np.ndarray:
+    return pixels.clip(0, 255).round().astype(np.uint8)
+
+
+def _finished(seen: View, pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(_whole(pixels)).crop(seen.box)
+
+
+def _edges(draw: ImageDraw.ImageDraw, seen: View, values: np.ndarray, colour: Colour, width: int) -> None:
+    """A line wherever two patches that touch differ in value."""
+    table, cell = values.reshape(seen.rows, seen.columns), seen.cell
+    for row, column in np.argwhere(table[1:] != table[:-1]).tolist():
+        draw.line([column * cell, (row + 1) * cell, (column + 1) * cell, (row + 1) * cell], colour, width)
+    for row, column in np.argwhere(table[:, 1:] != table[:, :-1]).tolist():
+        draw.line([(column + 1) * cell, row * cell, (column + 1) * cell, (row + 1) * cell], colour, width)
+
+
+def _mark(draw: ImageDraw.ImageDraw, seen: View, place: int, colour: Colour) -> None:
+    """A dot on an anchor's patch; if most of it is in the padding, a ring where the picture is nearest."""
+    row, column = divmod(place, seen.columns)
+    corner = column * seen.cell, row * seen.cell
+    left = max(seen.box[0], min(corner[0], seen.box[2] - seen.cell))
+    top = max(seen.box[1], min(corner[1], seen.box[3] - seen.cell))
+    outside = max(abs(left - corner[0]), abs(top - corner[1])) * 2 > seen.cell
+    dot(draw, (left, top), seen.cell, colour, ring=outside)

@@ -6,51 +6,78 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import PictureOutcome
+from llava_consensus.reduction.tokens import Reduction
 
 
 class Patches(NamedTuple):
-    """The patches of a picture: of its only view, or of the base view and then of the grid, row by row over all of its
-    tiles.
+    """The N patches of a picture: of its only view, of one tile after the other, or of the base view and then of the
+    grid, row by row over all of its tiles.
     """
 
     kept: list[int]
     anchors: list[int]
-    owner: list[int]  # output slot of each patch; -1 where it was dropped, or is no token
+    owner: list[int]  # [N] output slot of each patch; -1 where it was dropped, or is no token
+    vision: list[float] | None = None  # [N] saliencies, nan where a patch has none; None where the method has none
+    cross: list[float] | None = None
+    fused: list[float] | None = None
 
 
-def patches(outcome: PictureOutcome, side: int, columns: int) -> Patches:
+class _Unit(NamedTuple):
+    """A reduction, and the places of its tokens in the drawing."""
+
+    reduction: Reduction
+    place: Tensor
+
+
+def patches(outcome: PictureOutcome, side: int, columns: int, rows: int | None = None) -> Patches:
     """The patches of a reduced picture, or of one that stays as it is.
 
     Args:
         outcome: of the picture.
         side: patches in a row of a tile.
-        columns: tiles in a row of the grid; 0 for one square.
+        columns: tiles in a row of the grid; 0 for one square, or tiles that stand by themselves, such as frames.
+        rows: of patches in a tile; None where they are as many as in a row.
     """
     assert outcome.origin is not None
-    tile, token = outcome.origin
-    place = _places(tile, token, side, columns)
-    rows = -(-int(tile.max()) // columns) if columns else 0
-    owner = torch.full(((1 + rows * columns) * side**2,), -1)
+    tile, token = (part.cpu() for part in outcome.origin)
+    area = side * (rows or side)
+    place = _places(tile, token, side, columns, area)
+    lines = -(-int(tile.max()) // columns) if columns else 0
+    count = (1 + lines * columns) * area if columns else (1 + int(tile.max())) * area
+    owner = torch.full((count,), -1)
     owner[place] = torch.arange(len(place))
     stays = torch.ones(len(place), dtype=torch.bool)
     anchors: list[int] = []
+    units: list[_Unit] = []
     slot = len(place)
     for part, reduction in outcome.reductions:
         whole = reduction.owner.shape[1] == len(place)
         here = (torch.ones_like(stays) if whole else tile == tile[0] + part).nonzero()[:, 0]
         own = reduction.owner[0].cpu()
         owner[place[here]] = torch.where(own >= 0, own + slot, -1)
+        units.append(_Unit(reduction, place[here]))
         slot += reduction.source.shape[1]
         stays[here] = False
         stays[here[reduction.kept[0].cpu()]] = True
         anchors += place[here[reduction.anchors[0].cpu()]].tolist()
-    return Patches(place[stays].tolist(), anchors, owner.tolist())
+    saliencies = (_saliency(units, name, count) for name in ("vision", "cross", "fused"))
+    return Patches(place[stays].tolist(), anchors, owner.tolist(), *saliencies)
 
 
-def _places(tile: Tensor, token: Tensor, side: int, columns: int) -> Tensor:
+def _saliency(units: list[_Unit], name: str, count: int) -> list[float] | None:
+    """One saliency of every patch, of all units."""
+    found = torch.full((count,), torch.nan, dtype=torch.float64)
+    values = [(unit.place, getattr(unit.reduction, name)) for unit in units]
+    known = [(place, value) for place, value in values if value is not None]
+    for place, value in known:
+        found[place] = value[0].detach().to("cpu", torch.float64)
+    return found.tolist() if known else None
+
+
+def _places(tile: Tensor, token: Tensor, side: int, columns: int, area: int) -> Tensor:
     """Number of each token's patch in the drawing."""
     if not columns:
-        return token
+        return tile * area + token
     row = (tile - 1) // columns * side + token // side
     column = (tile - 1) % columns * side + token % side
-    return torch.where(tile == 0, token, side**2 + row * columns * side + column)
+    return torch.where(tile == 0, token, area + row * columns * side + column)

@@ -1,0 +1,261 @@
+"""The page, in Gradio: widgets wired to the plain functions of `page.py`, `desk.py` and `markup.py`.
+
+Nothing is fetched from elsewhere: fonts are the system's, analytics are off, and every response carries a content
+security policy that forbids browsers to ask anybody but this server.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from llava_consensus.demo import markup, page
+from llava_consensus.demo.desk import Desk, Told, offered
+from llava_consensus.demo.page import Form, Sample
+from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.hosts import Host
+from llava_consensus.runs.pictures import open_image
+
+MEGABYTES = 20  # of an upload at most
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
+)
+INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
+small patch. A reduction method keeps a few of them, merges or drops the rest, and the model answers faster. Pick a
+picture, ask something, choose two methods (or one method and two questions), and move the slider: the same question is
+answered from fewer tokens.</p>"""
+KEY = """<p class="cd-key"><span><i style="background:#deb86c;border:3px solid #1e1e1e"></i>kept as it is</span>
+<span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
+its anchor</span><span><i style="background:#f6f6f6;border:1px solid #bbb"></i>dropped</span>
+<span><i style="background:linear-gradient(90deg,#440154,#21918c,#fde725)"></i>saliency: dark little, bright much</span>
+</p>"""
+
+
+def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = MEGABYTES) -> Any:
+    """The page about one model, ready to be launched.
+
+    Args:
+        host: of the model.
+        model: its name, for the heading.
+        samples: pictures to try.
+        megabytes: of an upload at most.
+    Raises:
+        MissingDependency: without gradio.
+    """
+    gradio = _gradio()
+    with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
+        gradio.Markdown(f"# ConsensusDrop\n{model}, {host.visual_tokens} visual tokens a picture")
+        gradio.HTML(INTRO)
+        _Page(gradio, host, samples, megabytes).wire(blocks)
+    return blocks
+
+
+def launch(blocks: Any, address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
+    """Serves a page in threads of its own; returns its address.
+
+    Raises:
+        OptionError: for a port that is taken, or an address this machine does not have.
+    """
+    gradio = _gradio()
+    from starlette.middleware import Middleware
+
+    head = f"<script>{_text('page.js')}</script>"
+    theme = gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    try:
+        _, url, _ = blocks.launch(
+            server_name=address,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            inbrowser=False,
+            max_file_size=int(megabytes * 1e6),
+            footer_links=[],
+            ssr_mode=False,
+            pwa=False,
+            enable_monitoring=False,
+            theme=theme,
+            css=_text("page.css"),
+            head=head,
+            app_kwargs={"middleware": [Middleware(_Policy)]},
+        )
+    except OSError as error:
+        raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
+    return str(url)
+
+
+class _Policy:
+    """Adds the content security policy to every response."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def tell(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
+            await send(message)
+
+        await self.app(scope, receive, tell)
+
+
+class _Page:
+    """The widgets, and what happens when they are used."""
+
+    def __init__(self, gradio: Any, host: Host, samples: Sequence[Sample], megabytes: float) -> None:
+        self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(host)
+        self.picture, self.told = gradio.State(None), gradio.State(())
+        with gradio.Row():
+            with gradio.Column(scale=2, min_width=280):
+                self._pictures()
+            with gradio.Column(scale=3, min_width=300):
+                self._questions(page.choices(offered(host)), host.visual_tokens)
+        self.message = gradio.HTML(elem_id="message")
+        self.view = gradio.Radio(
+            list(page.VIEWS), value=next(iter(page.VIEWS)), label="What the pictures show", elem_id="view"
+        )
+        self.results = gradio.HTML(elem_id="results")
+        gradio.HTML(KEY)
+
+    def _pictures(self) -> None:
+        gradio = self.gradio
+        self.thumbnail = gradio.HTML(elem_id="thumbnail")
+        self.gallery = gradio.Gallery(
+            [_small(sample.picture) for sample in self.samples],
+            label="Examples: pick one",
+            columns=3,
+            height=190,
+            format="jpeg",
+            allow_preview=False,
+            interactive=False,
+            buttons=[],
+            elem_id="examples",
+            visible=bool(self.samples),
+        )
+        self.upload = gradio.File(
+            label=f"Or your own picture, at most {self.megabytes:g} MB",
+            file_types=["image"],
+            height=120,
+            elem_id="upload",
+        )
+
+    def _questions(self, methods: list[tuple[str, str]], most: int) -> None:
+        gradio = self.gradio
+        known = {value for _, value in methods}
+        right = "random" if "random" in known else methods[-1][1]
+        self.first = _asked(gradio, "Question", "first")
+        self.second = _asked(gradio, "Question on the right (empty: the same)", "second")
+        with gradio.Row():
+            self.left = gradio.Dropdown(methods, value=methods[0][1], label="Method on the left", elem_id="left")
+            self.right = gradio.Dropdown(methods, value=right, label="Method on the right", elem_id="right")
+        tokens = min(64, most)
+        self.tokens = gradio.Slider(1, most, tokens, step=1, label=f"Visual tokens, of {most}", elem_id="tokens")
+        with gradio.Accordion("More", open=False):
+            self.alpha = gradio.Slider(
+                0, 1, page.ALPHA, step=0.05, label="alpha of ConsensusDrop: 0 question alone, 1 vision alone"
+            )
+            self.positions = gradio.Radio(
+                list(page.POSITIONS), value=page.POSITIONS[0], label="Positions of the tokens that are left"
+            )
+            self.short = gradio.Checkbox(True, label="Ask for a single word or phrase")
+        self.ask = gradio.Button("Ask", variant="primary", elem_id="ask")
+
+    @property
+    def form(self) -> list[Any]:
+        """The widgets a `Form` is made of, in its order."""
+        return [
+            self.picture,
+            self.first,
+            self.second,
+            self.left,
+            self.right,
+            self.tokens,
+            self.alpha,
+            self.positions,
+            self.short,
+        ]
+
+    def wire(self, blocks: Any) -> None:
+        """What happens when a widget is used."""
+        shown = [self.told, self.results, self.message]
+        chosen = [self.picture, self.thumbnail, self.first, self.second]
+        once = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "minimal"}
+        asked: list[Callable[..., Any]] = [self.ask.click, self.tokens.release, self.alpha.release]
+        asked += [one.input for one in (self.left, self.right, self.positions, self.short, self.first, self.second)]
+        for event in asked:
+            event(self.answer, [*self.form, self.view], shown, trigger_mode="always_last", **once)
+        again = self.gallery.select(self.picks(), None, chosen)
+        again.then(self.answer, [*self.form, self.view], shown, **once)
+        taken = self.upload.upload(self.take, self.upload, [*chosen, self.message])
+        taken.success(self.answer, [*self.form, self.view], shown, **once)
+        self.view.change(markup.results, [self.told, self.view], self.results, show_progress="hidden")
+        if self.samples:
+            first = blocks.load(lambda: self._chosen(0), None, chosen)
+            first.then(self.answer, [*self.form, self.view], shown, **once)
+
+    def answer(self, *values: Any) -> tuple[tuple[Told, ...], str, str]:
+        """Both answers, drawn, and what the visitor must know."""
+        *form, view = values
+        try:
+            told = self.desk.ask(page.request(Form(*form), self.samples))
+        except ConsensusError as error:
+            return (), "", markup.message(str(error))
+        return told, markup.results(told, view), ""
+
+    def picks(self) -> Callable[..., Any]:
+        """What picks one of the examples. Gradio reads from the annotation which event it hands over."""
+
+        def pick(event: Any) -> tuple[Any, ...]:
+            return self._chosen(event.index)
+
+        pick.__annotations__["event"] = self.gradio.SelectData
+        return pick
+
+    def _chosen(self, index: int) -> tuple[Any, ...]:
+        path, questions, first, second = page.picked(self.samples, index)
+        choose = self.gradio.Dropdown
+        return (
+            path,
+            markup.thumbnail(open_image(path)),
+            choose(choices=questions, value=first),
+            choose(choices=["", *questions], value=second if len(questions) > 1 else ""),
+        )
+
+    def take(self, path: str | None) -> tuple[Any, ...]:
+        """An uploaded picture."""
+        same = self.gradio.skip()
+        try:
+            picture = page.uploaded(path)
+        except ConsensusError as error:
+            return None, "", same, same, markup.message(str(error))
+        return picture, markup.thumbnail(open_image(picture, upright=True)), same, same, ""
+
+
+def _asked(gradio: Any, label: str, name: str) -> Any:
+    return gradio.Dropdown(
+        [], value="", label=label, allow_custom_value=True, elem_id=name, info="pick one, or type your own"
+    )
+
+
+def _small(path: Path) -> Image:
+    image = open_image(path)
+    image.thumbnail((240, 240))
+    return image
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _gradio() -> Any:
+    """Gradio, silent; MissingDependency with the line to type where it is not there."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    try:
+        import gradio
+    except ImportError as error:
+        raise missing_extra("the page (gradio)", "demo") from error
+    return gradio

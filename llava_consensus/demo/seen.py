@@ -1,0 +1,117 @@
+"""What became of every patch of one picture of an answer, with the grids to draw it on.
+
+Knows how a host lays its patches out: one grid over a picture that was padded, cropped or stretched to it, a base view
+and a grid of tiles (LLaVA-NeXT), or one grid for each frame of a clip.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL.Image import Image, Resampling
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Answer, Encoded, Host
+from llava_consensus.hosts.base import Clip, PictureOutcome
+from llava_consensus.hosts.sequence.patches import Patches, patches
+from llava_consensus.report.overlay import SIDE, Fates, View, fates, view
+
+SALIENCIES = ("vision", "cross", "fused")
+NOT_DRAWN = (
+    "drawing: of pictures in tiles, those of LLaVA-NeXT are drawn, a base view and a grid of tiles. Take another "
+    "model, or leave the drawing out"
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture patch by patch.
+
+    Args:
+        views: one for each grid of patches that lies over it.
+        titles: of the views; empty where there is one.
+        patches: kept, merged and dropped ones with their saliencies, numbered through all views.
+        before, after: visual tokens the language model would have received, and those it received.
+        structural: newline tokens among neither.
+    """
+
+    views: tuple[View, ...]
+    titles: tuple[str, ...]
+    patches: Patches
+    before: int
+    after: int
+    structural: int = 0
+
+    @property
+    def fates(self) -> Fates:
+        """What became of each patch."""
+        return fates(self.patches.kept, self.patches.anchors, self.patches.owner)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens that are patches as they were, merged tokens, and patches that were dropped."""
+        merged = len({slot for slot in self.patches.owner if slot >= 0}) - len(self.patches.kept)
+        return len(self.patches.kept), merged, self.before - sum(slot >= 0 for slot in self.patches.owner)
+
+
+def seen_by(host: Host, shown: Sequence[Image | Clip], encoded: Sequence[Encoded], answer: Answer) -> list[Seen]:
+    """Each picture of an answer.
+
+    Raises:
+        OptionError: for tokens that lie on no grid that is known.
+    """
+    return [_seen(host, *one) for one in zip(shown, encoded, answer.outcomes, strict=True)]
+
+
+def _seen(host: Host, shown: Image | Clip, encoded: Encoded, outcome: PictureOutcome) -> Seen:
+    assert outcome.origin is not None
+    side = round(host.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
+    if not side or encoded.tiles.class_is_token:
+        raise OptionError("drawing: the visual tokens of this model form no grid over the picture")
+    counts = outcome.before, outcome.after, outcome.structural
+    tiles, rows = 1 + int(outcome.origin[0].max()), -(-(1 + int(outcome.origin[1].max())) // side)
+    if isinstance(shown, Clip):
+        found = patches(outcome, side, 0, rows)
+        frames = [shown.frames[place * len(shown.frames) // tiles] for place in range(tiles)]
+        bounds = (max(64, 960 // tiles), SIDE[1])
+        views = [_view(host, one, (rows, side), number * rows * side, bounds) for number, one in enumerate(frames)]
+        return Seen(tuple(views), tuple(f"frame {1 + number}" for number in range(tiles)), found, *counts)
+    columns = host.grid_columns(shown.size) if tiles > 1 else 0
+    if tiles > 1 and not columns:
+        raise OptionError(NOT_DRAWN)
+    found = patches(outcome, side, columns, rows)
+    if not columns:
+        return Seen((_view(host, shown, (rows, side), 0, SIDE),), (), found, *counts)
+    lines = (len(found.owner) // side**2 - 1) // columns
+    base = view(_stretched(shown, (1, 1)), (side, side))
+    grid = view(shown, (lines * side, columns * side), side**2)
+    titles = f"base view, {side} x {side} patches", f"{lines} x {columns} tiles of {side} x {side} patches"
+    return Seen((base, grid), titles, found, *counts)
+
+
+def _view(host: Host, image: Image, grid: tuple[int, int], first: int, side: tuple[int, int]) -> View:
+    """The grid over a picture as the model's processor fits the picture to it."""
+    fit = _fit(host)
+    if fit == "crop":
+        edge = min(image.size)
+        left, top = ((length - edge) // 2 for length in image.size)
+        image = image.crop((left, top, left + edge, top + edge))
+    return view(image if fit == "pad" else _stretched(image, grid), grid, first, side)
+
+
+def _stretched(image: Image, grid: tuple[int, int]) -> Image:
+    """The picture in the shape of rows x columns."""
+    longer = max(image.size)
+    size = (longer * grid[1] // max(grid), longer * grid[0] // max(grid))
+    return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
+
+
+def _fit(host: Any) -> str:
+    """How the model's processor brings a picture to the shape of its tower: `pad`, `crop` or `stretch`."""
+    if getattr(getattr(host.model, "config", None), "image_aspect_ratio", None) == "pad":
+        return "pad"
+    own = getattr(host, "image_processor", None)
+    processor = getattr(getattr(host, "processor", None), "image_processor", own)
+    if getattr(processor, "do_pad", False):
+        return "pad"
+    return "crop" if getattr(processor, "do_center_crop", False) else "stretch"
