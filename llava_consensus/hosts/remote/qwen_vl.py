@@ -148,7 +148,9 @@ class QwenVL(RemoteModel):
         """Raises OptionError for what this model cannot do."""
         super().check(method)
         if method.positions != "renumber":
-            raise OptionError(f"positions={method.positions}: Qwen-VL numbers its rows by their place in the cache. Take renumber")
+            raise OptionError(
+                f"positions={method.positions}: Qwen-VL numbers its rows by their place in the cache. Take renumber"
+            )
 
     @staticmethod
     def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
