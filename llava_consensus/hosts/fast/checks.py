@@ -34,7 +34,7 @@ def check_method(method: Method) -> None:
         )
     if acts_inside(method):
         raise OptionError(
-            f"fast=True: {name} acts before the projector, which is not captured yet. Take another method, or fast=False"
+            f"fast=True: {name} acts before the projector, which is not captured. Take another method, or fast=False"
         )
     if method.positions != "renumber":
         raise OptionError(
@@ -51,7 +51,7 @@ def check_model(view: Any) -> None:
             f"fast=True: needs transformers >= {OLDEST}, whose decoders take a fixed cache; this is "
             f"{transformers.__version__}. Take the current stack (requirements/main.lock), or fast=False"
         )
-    if not hasattr(view, "fixed"):
+    if "fixed" not in vars(type(view)):  # said by the class itself, not by one it builds on
         raise OptionError(
             f"fast=True: {type(module).__name__} is not adapted to answering in fixed shapes; official LLaVA and "
             "LlavaForConditionalGeneration are. Take fast=False"

@@ -47,7 +47,7 @@ class Fast:
         check_model(attachment.model)
         self.attachment = attachment
         self.declined: Counter[str] = Counter()  # why calls were answered without
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[Answers], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -78,8 +78,8 @@ class Fast:
         return sum(answers.cache.size.bytes for answers in self._caches.values())
 
     @contextmanager
-    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Calls `listener` behind every token while the body runs."""
+    def listening(self, listener: Callable[[Answers], None]) -> Iterator[None]:
+        """Calls `listener` with the buffers behind every token while the body runs."""
         self._listeners.append(listener)
         try:
             yield
@@ -132,16 +132,16 @@ class Fast:
         know that.
         """
         count = 1
-        self._token_done()
+        self._token_done(answers)
         while count < most and not bool(answers.finished.all()):
             answers.next()
             count += 1
-            self._token_done()
+            self._token_done(answers)
         return answers.answers(count)
 
-    def _token_done(self) -> None:
+    def _token_done(self, answers: Answers) -> None:
         for listener in self._listeners:
-            listener()
+            listener(answers)
 
     def _tiles(self, host: FixedHost, request: Request, call: Call) -> list[Tiles]:
         """The pictures behind the tower: encoded before, or now."""

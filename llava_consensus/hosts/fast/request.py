@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -54,10 +54,9 @@ class Request:
         sees = [(row == self.placeholder).nonzero()[:, 0].tolist() for row in self.rows]
         if not all(sees):
             return ()
-        common: list[int] = commonprefix(
-            [row[: places[0]].tolist() for row, places in zip(self.rows, sees, strict=True)]
-        )
-        return tuple(common)
+        fronts = [row[: places[0]].tolist() for row, places in zip(self.rows, sees, strict=True)]
+        equal = takewhile(lambda words: len(set(words)) == 1, zip(*fronts, strict=False))
+        return tuple(words[0] for words in equal)
 
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
         """The prompts as [R, L] with the words behind the last picture rounded up in number: ids, true where a row is a

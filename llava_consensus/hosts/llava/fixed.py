@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import Tiles
@@ -35,15 +36,24 @@ class FixedLlava:
         ids, images = about["inputs"], about["images"]
         if ids is None or about["position_ids"] is not None:
             raise DeclinedError("generate() without ids, or with positions")
+        rows = unpadded(ids, about["attention_mask"])
         if images is None or ids.shape[1] == 1:
-            raise DeclinedError("generate() without pictures")
+            return Request(rows, IMAGE_TOKEN_INDEX, choice, None, [])
+        config = changed(self.view.config, call.settings)
         given = Arguments(ids, None, None, None, None, images, about["image_sizes"])
+        ragged = len({len(row) for row in rows}) > 1 or (len(rows) > 1 and len(set(given.tiles)) > 1)
+        if ragged and getattr(config, "tokenizer_padding_side", "right") != "left":
+            raise DeclinedError(
+                "tokenizer_padding_side is not 'left': prompts of a batch would be answered from padding"
+            )
         pixels = given.pixels if call.encoded is None else None
-        return Request(unpadded(ids, about["attention_mask"]), IMAGE_TOKEN_INDEX, choice, pixels, given.tiles, given)
+        return Request(rows, IMAGE_TOKEN_INDEX, choice, pixels, given.tiles, given)
 
     def plan(self, request: Request, ids: Tensor, real: Tensor, call: "Call") -> Plan:
         """By the official function, as without `fast`: once for a structure."""
         view, attachment = self.view, self.attachment
+        if request.given is None:
+            return _words_alone(view.module, real)
         if view.layout != STOCK:
             check_tiles(request.tiles)
         config = changed(view.config, call.settings, {"tokenizer_padding_side": "right"})
@@ -76,3 +86,13 @@ class FixedLlava:
     def result(self, request: Request, answers: Tensor) -> Tensor:
         """The answers alone, as transformers 5 returns of prompts that are embeddings."""
         return answers
+
+
+def _words_alone(model: Any, real: Tensor) -> Plan:
+    """Prompts without pictures."""
+    words, on_device = model.get_model().embed_tokens, real.to(model.device)
+
+    def rows(call: "Call", ids: Tensor, _: Tensor, tiles: list[Tiles]) -> Sequence:
+        return Sequence(words(ids), on_device, torch.zeros_like(ids))
+
+    return Plan(("words", real.numpy().tobytes()), rows)
