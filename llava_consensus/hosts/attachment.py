@@ -74,6 +74,7 @@ class Attachment(Caller, Shares):
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
         self.decoder: DecoderHooks | None = None
+        self.fast: Any = None  # what answers in fixed shapes, where that is wanted
         try:
             self._install()
         except BaseException:
@@ -130,7 +131,22 @@ class Attachment(Caller, Shares):
             handle.remove()
         for shadow in reversed(self._shadows):
             shadow.restore()
-        self._handles, self._shadows, self.active = [], [], False
+        self._handles, self._shadows, self.active, self.fast = [], [], False, None
+
+    def hasten(self) -> "Attachment":
+        """From now on captures the phases of an answer, and replays them (`hosts/fast/`).
+
+        Raises:
+            OptionError: for a model or method that cannot; the method is detached then.
+        """
+        from llava_consensus.hosts.fast.engine import Fast
+
+        try:
+            self.fast = Fast(self)
+        except BaseException:
+            self.detach()
+            raise
+        return self
 
     def __enter__(self) -> "Attachment":
         return self
@@ -263,7 +279,7 @@ class Attachment(Caller, Shares):
             )
             probing = Need.PROBE in self.method.needs
             with watch.time("probe"):
-                probe = probe_text(full, layout, model.decoder) if probing else None
+                probe = probe_text(full, layout, model.decoder, call.spare) if probing else None
             block = self.attention_block(model.tower)
             source = Source(full, layout, tiles, model.tower, block, self.method, prompts, probe, clip)
             groups = []

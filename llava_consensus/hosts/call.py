@@ -28,6 +28,7 @@ class Call:
     encoded: list[Any] | None = None  # of each picture that went through the tower before, what its host reads
     questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the host, where this call differs from its model
+    spare: Tensor | None = None  # [R] rows behind the last word of each sequence that are none, where there may be some
     scoped: bool = False  # whether somebody ends this call; else the next one does
     active: bool = True
     outcomes: list[PictureOutcome] = field(default_factory=list)

@@ -35,6 +35,11 @@ class Remembered:
                 self._values.popitem(last=False)
         return made
 
+    def values(self) -> list[Any]:
+        """All values, the one that was not asked for the longest first."""
+        with self._door:
+            return list(self._values.values())
+
     def __len__(self) -> int:
         return len(self._values)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from llava_consensus.hosts.hf.fixed import FixedLlava
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
@@ -36,6 +37,10 @@ class Llava(HfModel):
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
         return [tiles.flatten(0, 1) for tiles in projected]
+
+    def fixed(self, attachment: "Attachment") -> FixedLlava:
+        """How prompts are answered in fixed shapes; families that build on this one are not adapted to it."""
+        return FixedLlava(attachment, self)
 
     def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""

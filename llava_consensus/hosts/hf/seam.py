@@ -84,6 +84,10 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
         kwargs["input_ids"] = kwargs.pop("inputs")
     if attachment.method.place is Place.DECODER and _setting(attachment, kwargs, "prefill_chunk_size"):
         raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
+    if attachment.fast is not None:
+        answers = attachment.fast.generate(kwargs)
+        if answers is not None:
+            return answers
     with torch.no_grad():
         changed = _reduced(attachment, kwargs)
     prompt = kwargs.get("input_ids")
@@ -94,10 +98,10 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
         if changed.get(name) is not None:
             changed[name] = max(changed[name] - prompt.shape[1] + cut, 1)
     result = run(**changed)
-    answers = result if isinstance(result, Tensor) else result.sequences
-    front = prompt.to(answers.device).repeat_interleave(len(answers) // len(prompt), 0)
+    found = result if isinstance(result, Tensor) else result.sequences
+    front = prompt.to(found.device).repeat_interleave(len(found) // len(prompt), 0)
     read = cut if "input_ids" in changed else 0  # of embeddings alone, `generate` returns nothing
-    sequences = torch.cat((front, answers[:, read:]), dim=1)
+    sequences = torch.cat((front, found[:, read:]), dim=1)
     if isinstance(result, Tensor):
         return sequences
     result.sequences = sequences
@@ -127,14 +131,14 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
         attachment.arm(call, layout, inputs["input_ids"], tiles)
-    full = _assembled(view, inputs, ids, real, features)
+    full = assembled(view, inputs, ids, real, features)
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
         return reduced_arguments(attachment, inputs, full, list(features), used_names)
     kinds = without_dropped(kinds)
     layout, real = attachment.layout(kinds), kinds.real.to(real.device)
     full = replace(full, real=real)
-    out = attachment.reduce(call, full, layout, tiles, fingerprints(*_once(ids, real, kinds.picture.to(ids.device))))
+    out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(ids, real, kinds.picture.to(ids.device))))
     if real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
     return reduced_arguments(attachment, inputs, out, list(features), used_names)
@@ -181,7 +185,7 @@ def _by_modality(encoded: list[Any]) -> dict[str, list[Any]]:
     return {name: [picture for picture in encoded if picture.modality == name] for name in names}
 
 
-def _once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
+def once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
     """Ids and mask in which every picture is one row, as official LLaVA has it before it puts the tokens in: a prompt
     has the same fingerprint on every host with its words.
     """
@@ -204,11 +208,11 @@ def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     if mask is not None and mask.ndim != 2:
         raise OptionError(f"attention_mask of {mask.ndim} dimensions: reduced prompts need one row for each prompt")
     if mask is None:
-        return ids, _unpadded(view, ids)
+        return ids, unpadded(view, ids)
     return ids, mask.bool()
 
 
-def _unpadded(view: "HfModel", ids: Tensor) -> Tensor:
+def unpadded(view: "HfModel", ids: Tensor) -> Tensor:
     """The mask `generate` takes where none is given: all but padding, where padding ends nothing."""
     config = getattr(view.module, "generation_config", None)
     pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
@@ -216,7 +220,7 @@ def _unpadded(view: "HfModel", ids: Tensor) -> Tensor:
     return torch.ones_like(ids, dtype=torch.bool) if pad is None or ending else ids != pad
 
 
-def _assembled(
+def assembled(
     view: "HfModel", inputs: dict[str, Any], ids: Tensor, real: Tensor, features: dict[str, "Features"]
 ) -> Sequence:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""

@@ -187,10 +187,14 @@ class Source:
 _MOST = 1 << 20  # tiles of a picture
 
 
-def probe_text(full: Sequence, layout: Layout, decoder: Decoder) -> TextProbe:
+def probe_text(full: Sequence, layout: Layout, decoder: Decoder, spare: Tensor | None = None) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
     projections (paper section 3.2).
+
+    Args:
+        spare: [R] rows at the end of each sequence that are no words and ask nothing, though they count as real; no
+            word sees them.
     """
     device = full.embeds.device
     asked = layout.once(("asked", device), lambda: _asked(layout, device))
@@ -203,7 +207,10 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder) -> TextProbe:
     real = full.real
     if not len(asked.row) == len(normed) == 1:  # one prompt is not copied
         key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
-    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, asked.row_mask, real)
+    row_mask = asked.row_mask
+    if spare is not None:
+        row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
+    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
 
 
 class Asked(NamedTuple):
