@@ -18,7 +18,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
 from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.llava.prepare import PREPARE
-from llava_consensus.hosts.sequence.gather import probe_text
+from llava_consensus.hosts.sequence.probe import probe_text
 from llava_consensus.hosts.sequence.layout import Layout, Picture, RowKinds
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.saliency import class_saliency
@@ -265,7 +265,9 @@ def test_selection_with_kept_positions_equals_masking_the_dropped_tokens(
 
 @needs_5
 @torch.no_grad()
-def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(llava_model: Any, prompt: SimpleNamespace) -> None:
+def test_a_merged_token_may_stand_at_the_mean_position_of_its_members(
+    llava_model: Any, prompt: SimpleNamespace
+) -> None:
     with attach(llava_model, tokens=6, positions="mean", order="raster") as attached:
         given = (prompt.ids, torch.zeros(1, 1), None, None, None, prompt.images)
         placed = llava_model.prepare_inputs_labels_for_multimodal(*given)[1][0]
