@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from fakes import Fake, FakeHost, Loader, config, make_place
 
 from llava_consensus.benchmarks import Question
@@ -24,6 +25,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.runs import loop
 from llava_consensus.runs.configuration import prepare
 from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.kept import Kept, kind, source_of
 from llava_consensus.runs.loop import RunResult
 from llava_consensus.runs.store import open_run
 from llava_consensus.runs.sweep import cells, sweep
@@ -215,3 +217,29 @@ def test_a_wrong_cell_stops_a_sweep_before_anything_is_loaded(data: Path) -> Non
     full = config(data, data / "model", method="full")
     with pytest.raises(DataError, match="missing file"):
         cells([full, replace(full, data=data / "nowhere")], [make("random")], [Budget(64)])
+
+
+def test_the_runs_of_a_sweep_share_encodings(data: Path, tmp_path: Path) -> None:
+    host = FakeHost()
+    methods = [make(name) for name in ("consensusdrop", "vispruner", "random")]
+    grid = cells([config(data, data / "model", method="full")], methods, [Budget(64), Budget(32)])
+    done = list(sweep(grid, tmp_path / "out", Execution(progress=False), lambda *_: host))
+    assert all(cell.result for cell in done)
+    pictures = sorted(set(host.encoded))
+    kinds = 3  # all tokens; attention and features, of two methods and budgets; fingerprints, at two budgets
+    assert sorted(host.encoded) == sorted(pictures * kinds)
+    assert kind(make("tome")) is None  # it merges inside the tower, so that its encodings depend on the budget
+
+
+def test_shared_encodings_are_bounded_and_go_after_the_last_run_that_needs_them(data: Path) -> None:
+    plans = [prepare(config(data, data / "model", tokens=tokens)) for tokens in (64, 32)]
+    path = data / "eval" / "fake" / "images" / "0.png"
+    kept = Kept(map(source_of, plans), memory=24)
+    with kept.run(plans[0]) as shelf:
+        assert shelf is not None and shelf.get(path) is None
+        shelf.put(path, cast(Any, [torch.zeros(4)]))
+        shelf.put(path.with_name("1.png"), cast(Any, [torch.zeros(4)]))  # 16 bytes that have no room
+    with kept.run(plans[1]) as shelf:
+        assert shelf is not None and shelf.get(path) is not None and shelf.get(path.with_name("1.png")) is None
+    with kept.run(plans[1]) as shelf:
+        assert shelf is not None and shelf.get(path) is None

@@ -18,8 +18,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
 from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.llava.prepare import PREPARE
-from llava_consensus.hosts.sequence.gather import probe_text
 from llava_consensus.hosts.sequence.layout import Layout, Picture, RowKinds
+from llava_consensus.hosts.sequence.probe import probe_text
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.scap import text_attention

@@ -25,7 +25,7 @@ from llava_consensus.hosts.call import Call, Caller
 from llava_consensus.hosts.decoder.cache import cached_layers
 from llava_consensus.hosts.decoder.hooks import DecoderHooks
 from llava_consensus.hosts.remembered import Remembered
-from llava_consensus.hosts.sequence.gather import Source, probe_text
+from llava_consensus.hosts.sequence.gather import Source
 from llava_consensus.hosts.sequence.insert import (
     Group,
     counted,
@@ -36,6 +36,7 @@ from llava_consensus.hosts.sequence.insert import (
     with_pictures,
 )
 from llava_consensus.hosts.sequence.layout import Layout, RowKinds, content, copied, read_layout
+from llava_consensus.hosts.sequence.probe import probe_text, shared_fronts
 from llava_consensus.hosts.sequence.splice import Rule, Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.hosts.shares import Shares
@@ -279,7 +280,8 @@ class Attachment(Caller, Shares):
             )
             probing = Need.PROBE in self.method.needs
             with watch.time("probe"):
-                probe = probe_text(full, layout, model.decoder, call.spare) if probing else None
+                fronts = shared_fronts(layout, tiles) if probing and call.begin_alike else None
+                probe = probe_text(full, layout, model.decoder, fronts, call.spare) if probing else None
             block = self.attention_block(model.tower)
             source = Source(full, layout, tiles, model.tower, block, self.method, prompts, probe, clip)
             groups = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
@@ -100,11 +101,11 @@ class HarnessHost:
         """Answers of prompts that are asked together."""
         raise NotImplementedError
 
-    def pad(self, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Ids and mask [R, L] of rows padded on the left."""
-        width = max(len(row) for row in rows)
-        ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0), value=self.padding) for row in rows])
-        mask = torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
+    def pad(self, rows: list[Tensor], left: bool = True) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left, or on the right."""
+        side = "left" if left else "right"
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
         return ids.to(self.model.device), mask.to(self.model.device)
 
     @property

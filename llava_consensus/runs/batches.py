@@ -23,6 +23,7 @@ from llava_consensus.runs.checksums import of_pictures, signed
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.costs import AnswerCosts
 from llava_consensus.runs.encodings import CAPACITY, EncodingCache, reader
+from llava_consensus.runs.kept import Shelf
 from llava_consensus.runs.matching import budget_of, shape_of
 from llava_consensus.runs.store import run_name, write_shard
 from llava_consensus.runs.workers import Result, Shard
@@ -41,13 +42,15 @@ class Asker:
     plan: Plan
     host: Host
     budget: Budget | Share
+    shelf: Shelf | None = None  # encodings that other runs share
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
         plan = self.plan
         files = [plan.pictures(question) for question in questions]
         capacity = CAPACITY // max(1, plan.benchmark.frames)
-        cache = EncodingCache(self.host, files, reader(plan), capacity)
+        shelf = None if self.shelf is None else self.shelf.given(plan.method, self.budget)
+        cache = EncodingCache(self.host, files, reader(plan), capacity, shelf)
         with self.host.attach(plan.method, self.budget):
             for first in range(0, len(questions), size):
                 group = questions[first : first + size]

@@ -7,6 +7,7 @@ encodings = cache.fetch([plan.pictures(question) for question in batch])
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from PIL.Image import Image
 
@@ -22,6 +23,18 @@ AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
 CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
 
 Reader = Callable[[Path], list[Image | Clip]]
+
+
+class Elsewhere(Protocol):
+    """Encodings of other runs."""
+
+    def get(self, path: Path) -> list[Encoded] | None:
+        """The encodings of a file, made for the method and budget of this run; None where there are none."""
+        ...
+
+    def put(self, path: Path, encoded: list[Encoded]) -> None:
+        """Leaves the encodings of a file for later runs."""
+        ...
 
 
 def reader(plan: Plan) -> Reader:
@@ -45,11 +58,20 @@ class EncodingCache:
         asked: files of each question that will be asked, in order.
         read: opens a file, see `reader`.
         capacity: files that are kept at most.
+        elsewhere: encodings of other runs, and a place for those of this one.
     """
 
-    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
+    def __init__(
+        self,
+        host: Host,
+        asked: Iterable[Sequence[Path]],
+        read: Reader,
+        capacity: int = CAPACITY,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._host, self._read, self._capacity = host, read, max(1, capacity)
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
+        self._elsewhere = elsewhere
         self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
@@ -57,7 +79,7 @@ class EncodingCache:
         fresh: dict[Path, list[Image | Clip]] = {}
         needed = list(dict.fromkeys(path for paths in asked for path in paths))
         for path in needed:
-            if path not in self._held:
+            if path not in self._held and not self._find(path):
                 try:
                     fresh[path] = self._read(path)
                 except ImageError as error:
@@ -71,13 +93,24 @@ class EncodingCache:
         self._forget(needed)
         return found
 
+    def _find(self, path: Path) -> bool:
+        """Whether another run has encoded this file for the same needs."""
+        found = None if self._elsewhere is None else self._elsewhere.get(path)
+        if found is not None:
+            self._held[path] = found
+        return found is not None
+
     def _encode(self, fresh: dict[Path, list[Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
         """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
         if not fresh:
             return {}
         try:
             encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
-            return {path: [next(encoded) for _ in images] for path, images in fresh.items()}
+            made = {path: [next(encoded) for _ in images] for path, images in fresh.items()}
+            if self._elsewhere is not None:
+                for path, own in made.items():
+                    self._elsewhere.put(path, own)
+            return dict(made)
         except ConsensusError:
             raise
         except Exception as error:  # anything a model can raise about a picture

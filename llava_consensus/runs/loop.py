@@ -27,6 +27,7 @@ from llava_consensus.runs.containment import check_inside
 from llava_consensus.runs.deaths import Deaths
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.failures import Watch
+from llava_consensus.runs.kept import Shelf
 from llava_consensus.runs.matching import budget_of
 from llava_consensus.runs.store import AGAIN, Run, open_run
 from llava_consensus.runs.workers import Died, Result, Shard, conduct
@@ -64,8 +65,12 @@ def run(
     return evaluate(prepare(config), out, execution, host_loader or hosts.load)
 
 
-def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
-    """As `run`, for a configuration that is checked already."""
+def evaluate(
+    plan: Plan, out: Path, execution: Execution, host_loader: HostLoader, shelf: Shelf | None = None
+) -> RunResult:
+    """As `run`, for a configuration that is checked already; in one process it takes encodings from other runs, and
+    leaves its own, on a shelf.
+    """
     if plan.content is None and not execution.allow_outside:
         check_inside(plan.folder, (path for question in plan.questions for path in plan.pictures(question)))
     if plan.loading.device_map and execution.workers > 1:
@@ -87,7 +92,7 @@ def evaluate(plan: Plan, out: Path, execution: Execution, host_loader: HostLoade
         seconds = 0.0
         if pending:
             try:
-                seconds = _ask(plan, folder, pending, execution, host_loader)
+                seconds = _ask(plan, folder, pending, execution, host_loader, shelf)
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
                 raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
@@ -129,14 +134,16 @@ def _check_errors(plan: Plan, folder: Run, execution: Execution) -> None:
         execution.bound.check(len(folder.errors), len(plan.questions))
 
 
-def _ask(plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader) -> float:
+def _ask(
+    plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader, shelf: Shelf | None
+) -> float:
     """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
     several workers load at different times.
     """
     if execution.workers == 1:
         host = load(plan.model, plan.loading, plan.host_options)
         budget = budget_of(plan, host)
-        steps = _alone(Asker(plan, host, budget), folder, pending, execution.batch)
+        steps = _alone(Asker(plan, host, budget, shelf), folder, pending, execution.batch)
     else:
         steps = _together(plan, folder, pending, execution, load)
     done, total = len(folder.done), len(plan.questions)

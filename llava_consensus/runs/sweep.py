@@ -2,7 +2,8 @@
 
 `llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
 or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
-complete is not asked again, so a stopped sweep goes on where it was.
+complete is not asked again, so a stopped sweep goes on where it was. In one process, runs that need the same of the
+vision tower share its encodings (`kept.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from llava_consensus.reduction.method import Method
 from llava_consensus.runs.batches import HostLoader
 from llava_consensus.runs.configuration import Plan, RunConfig, prepare
 from llava_consensus.runs.execution import Execution
+from llava_consensus.runs.kept import Kept, source_of
 from llava_consensus.runs.loop import RunResult, evaluate
 from llava_consensus.runs.store import ALL
 
@@ -73,9 +75,12 @@ def sweep(
     execution.check()
     load = host_loader or hosts.load
     loader = load if execution.workers > 1 else LoadedOnce(load)
+    kept = Kept(source_of(cell.plan) for cell in grid)
     for cell in grid:
         try:
-            yield replace(cell, result=evaluate(cell.plan, out, execution, loader))
+            with kept.run(cell.plan) as shelf:
+                result = evaluate(cell.plan, out, execution, loader, shelf)
+            yield replace(cell, result=result)
         except Interrupted:
             raise
         except ConsensusError as error:

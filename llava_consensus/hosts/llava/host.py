@@ -6,12 +6,12 @@ left-padded batches.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import transformers
 from PIL import Image
 from torch import Tensor
 
@@ -21,16 +21,16 @@ from llava_consensus.hosts.decoder.cache import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.layouts import STOCK
 from llava_consensus.hosts.llava.adapter import LlavaModel
-from llava_consensus.hosts.llava.prepare import PREPARE, View
+from llava_consensus.hosts.llava.prepare import View
 from llava_consensus.hosts.llava.prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava.shape import read_shape
+from llava_consensus.hosts.llava.shared import REPEATS, ask_behind_pictures, ask_behind_words
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
 
-# Questions that share a picture's cache: from three on it pays, where the cache can be repeated at all.
-SHARED = 3 if hasattr(transformers.DynamicCache, "batch_repeat_interleave") else 1 << 30
-LEFT = {"tokenizer_padding_side": "left"}
+SAVED = 2  # pictures that need not be read again: from so many on it pays to read pictures apart from questions
+LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}
 
 
 class LlavaHost(HarnessHost):
@@ -43,6 +43,7 @@ class LlavaHost(HarnessHost):
     """
 
     view_class = LlavaModel
+    shares = REPEATS  # whether prompts that begin alike are read once as far as they do so
 
     def __init__(
         self,
@@ -118,15 +119,17 @@ class LlavaHost(HarnessHost):
     def answer_group(
         self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
-        """Answers of prompts that are asked together; several questions about one picture share the work on it."""
-        shared = self._share(attachment, encoded)
-        pictures = [picture for row_pictures in (encoded[:1] if shared else encoded) for picture in row_pictures]
+        """Answers of prompts that are asked together; what they begin with alike is read once (`shared.py`)."""
+        places, shown = self._places(attachment, encoded)
+        pictures = [picture for row_pictures in shown for picture in row_pictures]
         questions = [prompt.text for prompt in prompts]
-        fields = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions, "settings": LEFT}
-        with attachment.call(**fields) as call:
-            ask = self._ask_shared if shared else self._ask
-            texts = ask(pictures, ids, prompts[0])
-        places = [0 if shared else place for place in range(len(ids))]
+        repeats = self.shares and len(ids) > 1 and bool(pictures) and _plain(attachment)
+        fields: dict[str, Any] = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions}
+        with attachment.call(**fields, settings=RIGHT if repeats else LEFT, begin_alike=repeats) as call:
+            if len(shown) < len(ids):
+                texts = ask_behind_pictures(self, shown, places, ids, prompts[0])
+            else:
+                texts = (partial(ask_behind_words, self) if repeats else self._ask)(pictures, ids, prompts[0])
         row_outcomes = [[outcome for outcome in call.outcomes if outcome.row == place] for place in places]
         row_prefills = prefills(call.cache, [text_rows(row) for row in ids], row_outcomes)
         limit = getattr(self.model.config, "max_position_embeddings", None)
@@ -135,56 +138,38 @@ class LlavaHost(HarnessHost):
             for place, text, prefill in zip(places, texts, row_prefills, strict=True)
         ]
 
-    def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
-        """Whether these prompts are about one and the same picture, whose cache they can share."""
-        same_picture = all(len(pictures) == 1 and pictures[0] is encoded[0][0] for pictures in encoded)
-        return same_picture and len(encoded) >= SHARED and not attachment.reads_prompts
+    def _places(self, attachment: Attachment, encoded: list[list[Encoded]]) -> tuple[list[int], list[list[Encoded]]]:
+        """For each prompt which list of pictures it shows, and these lists: each once where that saves something, else
+        one for each prompt.
+        """
+        distinct: dict[tuple[int, ...], int] = {}
+        places = [distinct.setdefault(tuple(map(id, shown)), len(distinct)) for shown in encoded]
+        saved = len(places) - len(distinct)
+        if not self.shares or saved < SAVED or not all(encoded) or attachment.reads_prompts or not _plain(attachment):
+            return list(range(len(encoded))), encoded
+        return places, [encoded[places.index(number)] for number in range(len(distinct))]
 
     def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
-        """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
-        by picture.
-        """
-        if attachment.reads_prompts:
-            return super().groups(attachment, encoded, ids)
-        bare = [row for row, pictures in enumerate(encoded) if not pictures]
-        seeing = [row for row, pictures in enumerate(encoded) if pictures]
-        by_picture: dict[Any, list[int]] = {}
-        for row in seeing:
-            front = tuple(ids[row][: image_place(ids[row])].tolist())
-            by_picture.setdefault((tuple(map(id, encoded[row])), front), []).append(row)
-        shared = [rows for rows in by_picture.values() if len(rows) >= SHARED and len(encoded[rows[0]]) == 1]
-        unshared = sorted(set(seeing) - {row for rows in shared for row in rows})
-        return [rows for rows in (*shared, unshared, bare) if rows]
+        """Rows that are answered together: all without pictures, and those with pictures that begin alike."""
+        by_front: dict[Any, list[int]] = {}
+        for row in range(len(ids)):
+            front = tuple(ids[row][: image_place(ids[row])].tolist()) if encoded[row] else None
+            by_front.setdefault(front if self.shares or front is None else (), []).append(row)
+        return list(by_front.values())
 
     def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
         ids, mask = self.pad(rows)
         output = self.model.generate(
             ids,
-            images=self._blank(pictures) if pictures else None,
+            images=self.blank(pictures) if pictures else None,
             image_sizes=[picture.size for picture in pictures],
             attention_mask=mask,
             **self.generation(prompt),
         )
         return self.decode(output)
 
-    def _ask_shared(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts of several questions about one picture: system prompt and picture are read once, into one cache."""
-        start = image_place(rows[0]) + 1
-        front = rows[0][None, :start].to(self.model.device)
-        prepare = getattr(self.model, PREPARE)
-        embeds = prepare(front, None, None, None, None, self._blank(pictures), [pictures[0].size])[4]
-        cache = self.model.get_model()(inputs_embeds=embeds, use_cache=True).past_key_values
-        cache.batch_repeat_interleave(len(rows))
-        ids, mask = self.pad([row[start:] for row in rows])
-        read = mask.new_ones(len(rows), embeds.shape[1])  # their ids are never looked at: the cache stands for them
-        ids, mask = torch.cat((read, ids), dim=1), torch.cat((read, mask), dim=1)
-        output = transformers.GenerationMixin.generate(
-            self.model, ids, attention_mask=mask, past_key_values=cache, **self.generation(prompt)
-        )
-        return self.decode(output[:, ids.shape[1] :])
-
-    def _blank(self, encoded: list[Encoded]) -> Any:
+    def blank(self, encoded: list[Encoded]) -> Any:
         """Pictures without pixels, of the shape the official function looks at."""
         device, dtype = self.model.device, self.model.dtype
         blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
@@ -194,6 +179,13 @@ class LlavaHost(HarnessHost):
         """Token ids of a prompt with its image placeholders in front of its text: [L] on the CPU."""
         wrapped = getattr(self.model.config, "mm_use_im_start_end", False)
         return to_ids(prompt, pictures, self.tokenizer, wrapped)
+
+
+def _plain(attachment: Attachment) -> bool:
+    """Whether the language model reads all rows it is given, at positions that are counted."""
+    method = attachment.method
+    cuts = method.place is Place.DECODER and attachment.reads_prompts
+    return not cuts and method.positions == "renumber"
 
 
 def wrap(model: Any, options: Mapping[str, str]) -> LlavaHost:

@@ -51,6 +51,8 @@ class OlderLlava(LlavaModel):
 class OlderLlavaHost(LlavaHost):
     """A model of an older `llava` package with its tokenizer and image processor."""
 
+    shares = False
+
     @property
     def visual_tokens(self) -> int:
         """Patches of one picture, or of one frame."""
@@ -62,13 +64,10 @@ class OlderLlavaHost(LlavaHost):
         """Each prompt alone."""
         return [[row] for row in range(len(ids))]
 
-    def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
-        return False
-
     def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the model's own `generate`."""
         ids, mask = self.pad(rows)
-        images = self._blank(pictures) if pictures else None
+        images = self.blank(pictures) if pictures else None
         output = self.model.generate(ids, images=images, attention_mask=mask, **self.generation(prompt))
         return self.decode(output[:, ids.shape[1] :])
 

@@ -1,12 +1,13 @@
 """Units of assembled sequences, as a method sees them: `VisualTokens` of the parts that were collected."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, Tower
+from llava_consensus.hosts.base import Tiles, Tower
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.method import Method
@@ -64,8 +65,8 @@ class Source:
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
         device = self.full.embeds.device
-        sizes = tuple(len(tiles.projected) for tiles in self.tiles)
-        places = self.layout.once(("units", tuple(units), sizes, device), lambda: self._places(units))
+        sizes, sources = tuple(len(tiles.projected) for tiles in self.tiles), self._sources
+        places = self.layout.once(("units", tuple(units), sizes, sources, device), lambda: self._places(units))
         parts = {name: self._part(name, places.used_tiles) for name in self._names()}
         fingerprint = parts.pop("fingerprint", None)
         query, key = parts.pop("query", None), parts.pop("key", None)
@@ -118,7 +119,8 @@ class Source:
         """The tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them
         each token came from [B, N].
         """
-        if Need.WHOLE_PICTURES in self.method.needs:
+        whole = Need.WHOLE_PICTURES in self.method.needs
+        if whole:
             pictures = sorted({unit.picture for unit in units})
             sources = [self.layout.pictures[picture].source for picture in pictures]
             sizes = [len(self.tiles[source].projected) for source in sources]
@@ -126,10 +128,26 @@ class Source:
                 (picture, tile) for picture, size in zip(pictures, sizes, strict=True) for tile in range(size)
             ]
         else:
-            used_tiles = sorted({(unit.picture, tile) for unit in units for tile in unit.tile.unique().tolist()})
+            first = self._first_shown(units)
+            used_tiles = sorted({(first[unit.picture], tile) for unit in units for tile in unit.tile.unique().tolist()})
         tile_keys = torch.tensor([picture * _MOST + tile for picture, tile in used_tiles])
-        token_keys = torch.stack([unit.tile + unit.picture * _MOST for unit in units])
+        shown = {picture: picture for picture, _ in used_tiles} if whole else first
+        token_keys = torch.stack([unit.tile + shown[unit.picture] * _MOST for unit in units])
         return used_tiles, torch.searchsorted(tile_keys, token_keys)
+
+    @cached_property
+    def _sources(self) -> tuple[int, ...]:
+        """Of each picture of the call, the first that is the same one: prompts about one picture share its tiles, but
+        where tiles go with the question (`_clip`).
+        """
+        return tuple(range(len(self.tiles))) if self.clip is not None else same_pictures(self.tiles)
+
+    def _first_shown(self, units: list[Unit]) -> dict[int, int]:
+        """For the picture of each of these units, the first picture of theirs that shows the same."""
+        pictures = sorted({unit.picture for unit in units})
+        first: dict[int, int] = {}
+        sources = {picture: self._sources[self.layout.pictures[picture].source] for picture in pictures}
+        return {picture: first.setdefault(source, picture) for picture, source in sources.items()}
 
     def _names(self) -> list[str]:
         return list(self.tiles[0].parts) if self.tiles else []
@@ -184,46 +202,10 @@ class Source:
         return WholePictures(torch.tensor([picture for picture, _ in used_tiles], device=device), present.to(device))
 
 
+def same_pictures(tiles: list[Tiles]) -> tuple[int, ...]:
+    """Of each picture of a call the first that is the same one, encoded once and asked about in several prompts."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(one), source) for source, one in enumerate(tiles))
+
+
 _MOST = 1 << 20  # tiles of a picture
-
-
-def probe_text(full: Sequence, layout: Layout, decoder: Decoder, spare: Tensor | None = None) -> TextProbe:
-    """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
-    text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
-    projections (paper section 3.2).
-
-    Args:
-        spare: [R] rows at the end of each sequence that are no words and ask nothing, though they count as real; no
-            word sees them.
-    """
-    device = full.embeds.device
-    asked = layout.once(("asked", device), lambda: _asked(layout, device))
-    if EXPERTS in full.channels:
-        decoder = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values)
-    with torch.no_grad():
-        normed = decoder.normed(0, full.embeds)
-        query = decoder.query(0, normed[asked.row, asked.rows])
-        key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
-    real = full.real
-    if not len(asked.row) == len(normed) == 1:  # one prompt is not copied
-        key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
-    row_mask = asked.row_mask
-    if spare is not None:
-        row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
-    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
-
-
-class Asked(NamedTuple):
-    """The text rows of I probes, on the device of the sequences."""
-
-    row: Tensor  # [I, 1] of the batch
-    rows: Tensor  # [I, L] places in the sequence
-    row_mask: Tensor  # [I, L] true where there is one
-
-
-def _asked(layout: Layout, device: torch.device) -> Asked:
-    pictures = layout.probes[0]
-    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
-    count = torch.tensor([[len(picture.text)] for picture in pictures])
-    row = torch.tensor([[picture.row] for picture in pictures])
-    return Asked(row.to(device), rows.to(device), (torch.arange(rows.shape[1]) < count).to(device))

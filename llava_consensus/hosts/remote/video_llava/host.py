@@ -89,7 +89,7 @@ class VideoLlavaHost(OlderLlavaHost):
         film: Tensor = frames
         return film
 
-    def _blank(self, encoded: list[Encoded]) -> list[Tensor]:
+    def blank(self, encoded: list[Encoded]) -> list[Tensor]:
         """Pictures and clips without pixels, of the shape the model's own function looks at."""
         device, dtype = self.model.device, self.model.dtype
         shapes = [(3, len(one.tiles.projected), 0, 0) if one.tiled else (3, 0, 0) for one in encoded]

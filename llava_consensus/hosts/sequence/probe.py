@@ -1,0 +1,91 @@
+"""The language model's first layer as the words behind each picture see it (paper section 3.2): what SCAP reads."""
+
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles
+from llava_consensus.hosts.sequence.gather import same_pictures
+from llava_consensus.hosts.sequence.layout import Layout
+from llava_consensus.hosts.sequence.splice import Sequence
+from llava_consensus.reduction.tokens import TextProbe
+
+
+class Fronts(NamedTuple):
+    """Rows that several prompts of a batch begin with alike: their words and their picture."""
+
+    rows: list[int]  # one prompt for each front
+    which: list[int]  # [R] front of each prompt
+    size: int  # rows of a front
+
+
+def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
+    """The fronts of prompts that begin with the same words and show one picture each; None where they end at different
+    places, or none is that of two prompts.
+
+    Args:
+        layout: of sequences without padding in front of the pictures.
+        tiles: of each picture of the call.
+    """
+    pictures = {picture.row: picture for picture in layout.pictures}
+    ends = {picture.end for picture in layout.pictures}
+    if len(pictures) != len(layout.pictures) or len(pictures) != len(layout.real) or len(ends) != 1:
+        return None
+    same, first = same_pictures(tiles), dict[int, int]()
+    shown = [same[pictures[row].source] for row in range(len(pictures))]
+    which = [first.setdefault(source, len(first)) for source in shown]
+    if len(first) == len(shown):
+        return None
+    return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
+
+
+def probe_text(
+    full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None, spare: Tensor | None = None
+) -> TextProbe:
+    """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
+    text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
+    projections (paper section 3.2); what prompts begin with alike is projected once.
+
+    Args:
+        spare: [R] rows at the end of each sequence that are no words and ask nothing, though they count as real; no
+            word sees them.
+    """
+    device = full.embeds.device
+    asked = layout.once(("asked", device), lambda: _asked(layout, device))
+    if EXPERTS in full.channels:
+        decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
+    start = 0 if fronts is None else fronts.size
+    with torch.no_grad():
+        normed = decoder.normed(0, full.embeds[:, start:])
+        query = decoder.query(0, normed[asked.row, (asked.rows - start).clamp_min(0)])
+        key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
+        if fronts is not None:
+            front = decoder.key(0, decoder.normed(0, full.embeds[fronts.rows, :start]))
+            key = torch.cat((front[fronts.which], key), dim=2)
+    real = full.real
+    if not asked.every:  # what is asked of every prompt, once and in order, is not copied
+        key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
+    row_mask = asked.row_mask
+    if spare is not None:
+        row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
+    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
+
+
+class Asked(NamedTuple):
+    """The text rows of I probes, on the device of the sequences."""
+
+    row: Tensor  # [I, 1] of the batch
+    rows: Tensor  # [I, L] places in the sequence
+    row_mask: Tensor  # [I, L] true where there is one
+    every: bool  # whether there is one probe for each prompt
+
+
+def _asked(layout: Layout, device: torch.device) -> Asked:
+    pictures = layout.probes[0]
+    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
+    count = torch.tensor([[len(picture.text)] for picture in pictures])
+    row = torch.tensor([[picture.row] for picture in pictures])
+    mask = torch.arange(rows.shape[1]) < count
+    every = row[:, 0].tolist() == list(range(len(layout.real)))
+    return Asked(row.to(device), rows.to(device), mask.to(device), every)

@@ -1,0 +1,126 @@
+"""Prompts that begin alike are read once as far as they do so, and are answered as if each had been asked alone.
+
+Run: `pytest tests/test_shared_prompts.py`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models import IMAGE, tiny_llava
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Answer, Encoded, Prompt
+from llava_consensus.hosts.llava.host import LlavaHost
+from llava_consensus.hosts.llava.shared import padding_behind
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+
+pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")
+
+PICTURE = -200
+WORDS = [1, 5, 6, 7, 8]
+QUESTIONS = [[9, 10, 11], [12, 13, 14, 15, 16], [9, 17], [18, 19, 20, 21], [22, 9, 11, 13]]
+BUDGET = Budget(6)
+
+
+class NumberHost(LlavaHost):
+    """A host whose prompts are ids, written as numbers, and so are its answers."""
+
+    padding = 0
+
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> torch.Tensor:
+        return torch.tensor([*WORDS, *[PICTURE] * pictures, *map(int, prompt.text.split())])
+
+    def decode(self, output: torch.Tensor) -> list[str]:
+        return [" ".join(map(str, row)) for row in output.tolist()]
+
+
+@pytest.fixture
+def host(tower_folder: Path) -> Iterator[NumberHost]:
+    """In double precision, so that equal answers are no luck."""
+    yield NumberHost(tiny_llava(tower_folder).double())
+
+
+def encoded(attachment: Attachment, count: int) -> list[Encoded]:
+    """Pictures of noise after the tower."""
+    pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode(), attachment.call():
+        tiles = attachment.encode(pixels, [1] * count)
+    return [Encoded(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
+
+
+def ask(host: NumberHost, name: str, shown: list[list[int]], **options: Any) -> tuple[list[Answer], list[Answer], int]:
+    """Answers to the questions about pictures, asked together and each alone, and the rows layer 0 read together."""
+    read: list[tuple[int, int]] = []
+    prompts = [Prompt(" ".join(map(str, ids)), max_new_tokens=6) for ids in QUESTIONS[: len(shown)]]
+    with host.attach(make(name, **options), BUDGET) as attachment:
+        pictures = encoded(attachment, 1 + max((number for numbers in shown for number in numbers), default=0))
+        own = [[pictures[number] for number in numbers] for numbers in shown]
+        count = (
+            host.model.get_model()
+            .layers[0]
+            .register_forward_pre_hook(lambda _, args: read.append((args[0].shape[0], args[0].shape[1])))
+        )
+        together = host.answer(own, prompts)
+        count.remove()
+        alone = [host.answer([one], [prompt])[0] for one, prompt in zip(own, prompts, strict=True)]
+    return together, alone, sum(rows * width for rows, width in read if width > 1)  # without the steps of decoding
+
+
+def given(answers: list[Answer]) -> list[Any]:
+    """What was answered, and from how many tokens, rows and bytes."""
+    return [(one.text, one.before, one.after, one.structural, one.prefill) for one in answers]
+
+
+@pytest.mark.parametrize("name", ["full", "visionzip", "random", "consensusdrop", "vispruner", "tome", "fastv"])
+@pytest.mark.parametrize(
+    "shown", [[[0]] * 5, [[0], [1], [0], [1], [0]], [[0], [1], [2], [3], [4]], [[0, 1], [0, 1], [0]]]
+)
+def test_prompts_are_answered_together_as_each_is_alone(host: NumberHost, name: str, shown: list[list[int]]) -> None:
+    together, alone, _ = ask(host, name, shown)
+    assert given(together) == given(alone)
+
+
+@pytest.mark.parametrize("positions", ["keep", "mean"])
+def test_kept_positions_are_kept_for_several_questions_about_a_picture(host: NumberHost, positions: str) -> None:
+    together, alone, _ = ask(host, "visionzip", [[0]] * 5, positions=positions)
+    assert given(together) == given(alone)
+
+
+def test_questions_without_pictures_go_beside_those_with_some(host: NumberHost) -> None:
+    together, alone, _ = ask(host, "visionzip", [[0], [], [0], [], [0]])
+    assert given(together) == given(alone)
+
+
+def test_what_prompts_begin_with_is_read_once(host: NumberHost) -> None:
+    longest = max(map(len, QUESTIONS))
+    tokens = 16
+    _, _, rows = ask(host, "full", [[0]] * 5)
+    assert rows == len(WORDS) + tokens + 5 * longest
+    _, _, rows = ask(host, "visionzip", [[0], [1], [0], [1], [0]])
+    assert rows == len(WORDS) + 2 * BUDGET.tokens + 5 * longest
+    _, _, rows = ask(host, "consensusdrop", [[0], [1], [0], [1], [0]])
+    assert rows == len(WORDS) + 5 * (BUDGET.tokens + longest)
+
+
+def test_layer_0_projects_what_prompts_share_once_for_the_probe(host: NumberHost) -> None:
+    seen: list[tuple[int, ...]] = []
+    key = host.model.get_model().layers[0].self_attn.k_proj
+    count = key.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[:2])))
+    ask(host, "consensusdrop", [[0], [1], [0], [1], [0]])
+    count.remove()
+    longest = max(map(len, QUESTIONS))
+    assert seen[:2] == [(5, longest), (2, len(WORDS) + 16)]  # the questions' words, then words and pictures
+
+
+def test_padding_goes_behind_the_words() -> None:
+    embeds = torch.arange(8.0).view(2, 4, 1)
+    real = torch.tensor([[True] * 4, [True, True, True, False]])
+    moved, still_real = padding_behind(1, embeds, real)
+    assert moved[0, :, 0].tolist() == [0, 1, 2, 3]
+    assert moved[1, :, 0].tolist()[0] == 4 and moved[1, :, 0].tolist()[2:] == [5, 6]
+    assert still_real.tolist() == [[True] * 4, [True, False, True, True]]
