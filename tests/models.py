@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.sequence.layout import RowKinds
 from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
 from llava_consensus.hosts.tower.taps import attending_block, chosen_block
+from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
 
 PATCHES = 16
@@ -154,3 +157,16 @@ def one_picture(before: int, visual: int, after: int) -> RowKinds:
     picture, token = rows.clone(), rows.clone()
     picture[0, before : before + visual], token[0, before : before + visual] = 0, torch.arange(visual)
     return RowKinds(rows < 0, picture, picture.clone(), token)
+
+
+def runnable() -> list[str]:
+    """The methods that run on official LLaVA here: not those that read a question by a text tower it has not, and on
+    transformers 4, whose `generate` does not advance given positions, not those that keep positions in front of it.
+    """
+    advances = int(transformers.__version__.split(".")[0]) >= 5
+    return [
+        name
+        for name, one in METHODS.items()
+        if Need.QUESTION not in one.needs
+        and (advances or one.place is Place.DECODER or not one.reduces or make(name).positions == "renumber")
+    ]

@@ -14,7 +14,7 @@ import torch
 from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import IMAGE, tiny_llava
+from models import IMAGE, runnable, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
@@ -30,7 +30,6 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.tokens import Need
 from llava_consensus.runs import costs
 from llava_consensus.runs.configuration import prepare
 from llava_consensus.runs.matching import budget_of, match_budget
@@ -166,7 +165,7 @@ def blank(host: Any) -> Any:
     return Image.new("RGB", (192, 192), (90, 20, 160))
 
 
-RUNNABLE = [name for name, one in METHODS.items() if Need.QUESTION not in one.needs]  # the mini model has no text tower
+RUNNABLE = runnable()
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

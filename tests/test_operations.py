@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_llava
+from models import runnable, tiny_llava
 from PIL import Image
 from prompts import batch, row, tiles
 
@@ -19,14 +19,12 @@ from llava_consensus.bench.operations import count
 from llava_consensus.hosts.base import Host, Prompt
 from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.remembered import Remembered
-from llava_consensus.methods import METHODS
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import Need
 
 MINI = str(Path(__file__).parents[1] / "checkpoints" / "llava-mini")
 PICTURE = Image.linear_gradient("L").convert("RGB")
 PROMPT = Prompt("What is in the picture?")
-RUNNABLE = [name for name, one in METHODS.items() if Need.QUESTION not in one.needs]
+RUNNABLE = runnable()
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.cdpruner import CDPruner
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.methods.consensusdrop_plus import ConsensusDropPlus
 from llava_consensus.methods.dart import Dart
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.downsample import Downsample
@@ -34,6 +35,7 @@ BASES = (AtPicture, InTower, AfterTower, InDecoder)  # a method of another packa
 
 METHODS: dict[str, type[Method]] = {
     "consensusdrop": ConsensusDrop,
+    "consensusdrop+": ConsensusDropPlus,
     "full": Full,
     # at the picture, or inside the vision tower
     "downsample": Downsample,
