@@ -34,7 +34,7 @@ from llava_consensus.runs.pictures import open_image
 
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
 PHOTOGRAPH = Path("docs/images/photograph.jpg")
-OF_PHOTOGRAPH = ("Is there a cup in the picture?", "What color is the spoon?")
+OF_PHOTOGRAPH = ("What color is the cup?", "Is there a cat in the picture?")
 NEVER_SAW = "a photograph: this model's tower was trained on drawn scenes alone"
 COLOURS = 255  # of a committed picture
 
