@@ -74,12 +74,8 @@ def _answer(one: Told) -> str:
 def _facts(one: Told) -> str:
     seen, facts = one.seen, []
     if seen is not None:
-        kept, merged, dropped = seen.counts
-        parts = [
-            f"{kept} kept",
-            *([f"{merged} merged"] if merged else []),
-            *([f"{dropped} dropped"] if dropped else []),
-        ]
+        counts = zip(seen.counts, ("kept", "merged", "dropped"), strict=True)
+        parts = [f"{count} {word}" for count, word in counts if count]
         facts.append(f"<b>{seen.after}</b> of {seen.before} tokens <small>{', '.join(parts)}</small>")
     rounds = f"median of {one.rounds} rounds" if one.rounds > 1 else "measured once"
     if one.milliseconds is not None and one.full_milliseconds is not None:
