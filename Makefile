@@ -129,8 +129,9 @@ gallery: $(READY)  ## what methods keep of your own photographs: make gallery PH
 ledger: $(READY)  ## published results, every budget by one account: make ledger ARGS="--sort average"
 	$(CLI) ledger $(ARGS)
 
-demo: data  ## one question about one mini picture, with a picture of what was kept
-	$(PYTHON) eval_scripts/demo.py --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) $(ARGS)
+demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
+	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"
+	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)
 
 train-mini: $(READY)  ## train checkpoints/llava-mini again (hours on a CPU, minutes on a GPU)
 	$(PYTHON) -m playground.mini.train $(ARGS)

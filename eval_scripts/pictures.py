@@ -1,26 +1,50 @@
-"""The pictures of the documentation: three scenes, what three variants keep of one scene for two questions, and what
-every method keeps of it for one.
+"""The pictures of the documentation, each made of what the model does now:
 
-Run it: python eval_scripts/pictures.py [--tokens 64 --scene 3 --out docs/images]
+- front.png: a photograph and a scene with two questions each, original beside what is kept, with tokens and the time to
+  the first token as this machine measures it
+- scenes.png: three scenes
+- kept.png: what vision alone, the question alone and both keep of one scene, for two questions
+- methods.png: what every method keeps of it for one question
+
+Run it: python eval_scripts/pictures.py [--only front --tokens 64 --out docs/images]
 """
 
 import argparse
 import json
+import os
+import platform
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL.Image import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.cli.ask import draw_kept
+from llava_consensus.bench.timing import first_token
+from llava_consensus.benchmarks.base import SHORT
+from llava_consensus.demo.seen import Seen, seen_by
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
+from llava_consensus.report import overlay
 from llava_consensus.report.sheet import contact_sheet
 from llava_consensus.runs import DATA, MODEL
 from llava_consensus.runs.pictures import open_image
 
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
+PHOTOGRAPH = Path("docs/images/photograph.jpg")
+OF_PHOTOGRAPH = ("What color is the cup?", "Is there a cat in the picture?")
+NEVER_SAW = "a photograph: this model's tower was trained on drawn scenes alone"
+COLOURS = 255  # of a committed picture
+
+
+class Asked(NamedTuple):
+    """A question answered from what was kept."""
+
+    text: str
+    answer: str
+    seen: Seen
 
 
 def scenes(folder: Path) -> dict[str, list[dict[str, str]]]:
@@ -32,11 +56,25 @@ def scenes(folder: Path) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens: int) -> tuple[str, Image]:
+def asked(host: Host, image: Image, text: str, method: Method, tokens: int) -> Asked:
     """What a method keeps for a question, and the answer it leads to."""
+    text = text.removesuffix(SHORT)
     with host.attach(method, Budget(tokens)):
-        (answer,) = host.answer([host.encode([image])], [Prompt(text, max_new_tokens=16)])
-    return f"{name}: {text.split(chr(10))[0]} {answer.text}", draw_kept(host, image, answer)
+        encoded = host.encode([image])
+        (answer,) = host.answer([encoded], [Prompt(text + SHORT, max_new_tokens=16)])
+    (seen,) = seen_by(host, [image], encoded, answer)
+    return Asked(text, answer.text, seen)
+
+
+def drawn(one: Asked) -> Image:
+    """What was kept and merged."""
+    return overlay.selection(one.seen.views[0], one.seen.fates)
+
+
+def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens: int) -> tuple[str, Image]:
+    """What a method keeps for a question, under name, question and answer."""
+    one = asked(host, image, text, method, tokens)
+    return f"{name}: {one.text} {one.answer}", drawn(one)
 
 
 def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple[str, Image]]:
@@ -50,31 +88,84 @@ def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple
     return panels
 
 
+def row(host: Host, image: Image, title: str, texts: Sequence[str], tokens: int) -> list[tuple[str, Image]]:
+    """A picture, and beside it what ConsensusDrop keeps for each question; times are medians of interleaved repeats."""
+    ours, full = make("consensusdrop"), make("full")
+    panels = []
+    for text in texts:
+        one, whole = (asked(host, image, text, method, tokens) for method in (ours, full))
+        budget = Budget(tokens)
+        reduced, all_tokens = first_token(host, image, Prompt(one.text + SHORT), [(ours, budget), (full, budget)])
+        caption = (
+            f"{one.text}  {one.answer}\n{one.seen.after} tokens: {reduced:.0f} ms. "
+            f"All {one.seen.before}: {all_tokens:.0f} ms, {whole.answer}"
+        )
+        panels.append((caption, drawn(one)))
+    return [(f"{title}\n ", overlay.picture(overlay.view(image, (1, 1)))), *panels]
+
+
+def machine() -> str:
+    """The processor of this machine, as far as it tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
 def main() -> None:
-    """Writes scenes.png, kept.png and methods.png."""
+    """Writes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--data", default=DATA)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--scene", type=int, default=3, help="which picture of the mini GQA (%(default)s)")
-    parser.add_argument("--questions", type=int, nargs=2, default=[3, 15], help="which of its questions (%(default)s)")
+    parser.add_argument("--scene", type=int, default=9, help="which picture of the mini GQA (%(default)s)")
+    parser.add_argument("--questions", type=int, nargs=2, default=[10, 15], help="which of its questions (%(default)s)")
+    parser.add_argument("--only", choices=("front", "scenes", "kept", "methods"), help="one of them (all)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     folder = Path(given.data) / "eval" / "gqa"
     found = scenes(folder)
     names = list(found)[given.scene : given.scene + 3]
-    shown = [(found[name][-1]["text"].split("\n")[0], open_image(folder / "data/images" / name)) for name in names]
-    contact_sheet(shown, 3, legend=False).quantize(255).save(given.out / "scenes.png")
+    images = [open_image(folder / "data/images" / name) for name in names]
     texts = [found[names[0]][number]["text"] for number in given.questions]
-    host, image = load(given.model), open_image(folder / "data/images" / names[0])
-    panels = [
-        panel(host, image, text, name, make("consensusdrop", **options), given.tokens)
-        for text in texts
-        for name, options in VARIANTS.items()
-    ]
-    contact_sheet(panels, 3).quantize(255).save(given.out / "kept.png")
-    contact_sheet(every_method(host, image, texts[0], given.tokens), 4).quantize(255).save(given.out / "methods.png")
+    host = load(given.model)
+
+    def front() -> Image:
+        panels = row(host, images[0], "a scene of the mini playground", texts, given.tokens)
+        if PHOTOGRAPH.exists():
+            photograph = open_image(PHOTOGRAPH)
+            panels += row(host, photograph, NEVER_SAW, OF_PHOTOGRAPH, given.tokens)
+        head = (
+            f"One picture, two questions: what ConsensusDrop keeps at {given.tokens} tokens",
+            f"Time to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
+        )
+        return contact_sheet(panels, 3, head=head)
+
+    def variants() -> Image:
+        panels = [
+            panel(host, images[0], text, name, make("consensusdrop", **options), given.tokens)
+            for text in texts
+            for name, options in VARIANTS.items()
+        ]
+        return contact_sheet(panels, 3)
+
+    def shown() -> Image:
+        titles = [found[name][-1]["text"].removesuffix(SHORT) for name in names]
+        return contact_sheet(list(zip(titles, images, strict=True)), 3, legend=False)
+
+    pages: dict[str, Callable[[], Image]] = {
+        "front": front,
+        "scenes": shown,
+        "kept": variants,
+        "methods": lambda: contact_sheet(every_method(host, images[0], texts[0], given.tokens), 4),
+    }
+    for name, page in pages.items():
+        if given.only in (None, name):
+            page().quantize(COLOURS).save(given.out / f"{name}.png")
+            print(given.out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Examples show what was kept: they are found by disagreement, gains and losses, and drawn patch by patch."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.benchmarks import Question, make
 from llava_consensus.reduction.tokens import Reduction
-from llava_consensus.report import patches
-from llava_consensus.report.examples import CROSS, VISION, Example, Selection, rows
+from llava_consensus.report.examples import COLOURS, CROSS, VISION, Example, Selection, rows
 from llava_consensus.report.figures import style
 from llava_consensus.runs import examples as search
 
@@ -66,42 +64,28 @@ def test_what_both_signals_turned() -> None:
     assert search.changed([vision, cross], {0: 0.0, 1: 0.0, 2: 0.0, 3: 1.0}, gained=False) == [1, 0]
 
 
-def panel() -> Any:
-    _, (one,) = style.panels(1, 1)
-    return one
-
-
-def colour_at(shown: Any, row: int, column: int, side: int) -> np.ndarray:
-    """The colour in the middle of a patch."""
-    step = patches.SIDE // side
-    return np.asarray(shown.images[-1].get_array())[row * step + step // 2, column * step + step // 2].astype(float)
-
-
 def test_kept_patches_are_as_they_are_and_merged_ones_calm() -> None:
-    seen = patches.view(Image.new("RGB", (80, 80), (200, 40, 40)), 4)
-    shown = panel()
-    patches.selection(shown, seen, kept=[0], merged=[5], colour="#009E73")
-    assert np.allclose(colour_at(shown, 0, 0, 4), (200, 40, 40), atol=1)
-    merged, dropped = colour_at(shown, 1, 1, 4), colour_at(shown, 3, 3, 4)
+    """Three methods keep one patch and merge one of a red picture."""
+    chosen = {label: [Selection(2, [0], [5], "red")] for label in COLOURS}
+    with style.sheet():
+        figure = rows([Example(Image.new("RGB", (80, 80), (200, 40, 40)), 4, "What?", selections=chosen)], 2)
+    pixels = np.asarray(figure.axes[1].images[-1].get_array()).astype(float)
+    step = len(pixels) // 4
+    kept, merged, dropped = (
+        pixels[row * step + step // 2, column * step + step // 2] for row, column in ((0, 0), (1, 1), (3, 3))
+    )
+    assert np.allclose(kept, (200, 40, 40), atol=1)
     assert np.ptp(merged) < 40 and merged[2] > merged[0]  # grey, a little blue: nothing of the red
     assert dropped.min() > merged.max() and np.ptp(dropped) < 2
 
 
-def test_patches_in_both_sets_have_a_colour_of_their_own() -> None:
-    seen = patches.view(Image.new("RGB", (80, 80), "white"), 2)
-    shown = panel()
-    patches.overlap(shown, seen, {"#009E73": [0, 1], "#0072B2": [1, 2]}, "#E69F00")
-    found = [tuple(colour_at(shown, *divmod(place, 2), 2)) for place in range(4)]
-    assert len(set(found)) == 4 and found[1][0] > found[0][0] and found[1][0] > found[2][0]
-
-
 @pytest.mark.parametrize("size", [(80, 40), (40, 80)])
 def test_the_padding_is_cut_off(size: tuple[int, int]) -> None:
-    seen = patches.view(Image.new("RGB", size, "black"), 4)
-    shown = panel()
-    patches.picture(shown, seen)
-    across, up = (abs(high - low) for low, high in (shown.get_xlim(), shown.get_ylim()))
-    assert across / up == pytest.approx(size[0] / size[1])
+    chosen = {label: [Selection(1, [5])] for label in COLOURS}
+    with style.sheet():
+        figure = rows([Example(Image.new("RGB", size, "black"), 4, "What?", selections=chosen)], 1)
+    height, width = figure.axes[0].images[0].get_array().shape[:2]
+    assert width / height == pytest.approx(size[0] / size[1])
 
 
 def test_captions_say_question_truth_answer_and_counts() -> None:

@@ -6,6 +6,7 @@ security policy that forbids browsers to ask anybody but this server.
 
 import os
 from collections.abc import Callable, Sequence
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
 )
 INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
-small patch. A reduction method keeps a few of them, merges or drops the rest, and the model answers faster. Pick a
-picture, ask something, choose two methods (or one method and two questions), and move the slider: the same question is
-answered from fewer tokens.</p>"""
+small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
+a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
+</p>"""
 KEY = """<p class="cd-key"><span><i style="background:#deb86c;border:3px solid #1e1e1e"></i>kept as it is</span>
 <span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
 its anchor</span><span><i style="background:#f6f6f6;border:1px solid #bbb"></i>dropped</span>
@@ -48,8 +49,8 @@ def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = 
     """
     gradio = _gradio()
     with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
-        gradio.Markdown(f"# ConsensusDrop\n{model}, {host.visual_tokens} visual tokens a picture")
-        gradio.HTML(INTRO)
+        gradio.Markdown("# ConsensusDrop: fewer visual tokens, the same answer?")
+        gradio.HTML(INTRO + f"<p>The model: {escape(model)}, {host.visual_tokens} visual tokens a picture.</p>")
         _Page(gradio, host, samples, megabytes).wire(blocks)
     return blocks
 
@@ -73,7 +74,7 @@ def launch(blocks: Any, address: str, port: int | None, megabytes: float = MEGAB
             quiet=True,
             prevent_thread_lock=True,
             inbrowser=False,
-            max_file_size=int(megabytes * 1e6),
+            max_file_size=int(megabytes * 2**20),
             footer_links=[],
             ssr_mode=False,
             pwa=False,
@@ -118,17 +119,19 @@ class _Page:
         self.view = gradio.Radio(
             list(page.VIEWS), value=next(iter(page.VIEWS)), label="What the pictures show", elem_id="view"
         )
-        self.results = gradio.HTML(elem_id="results")
         gradio.HTML(KEY)
+        self.results = gradio.HTML(elem_id="results")
 
     def _pictures(self) -> None:
         gradio = self.gradio
         self.thumbnail = gradio.HTML(elem_id="thumbnail")
         self.gallery = gradio.Gallery(
             [_small(sample.picture) for sample in self.samples],
-            label="Examples: pick one",
-            columns=3,
-            height=190,
+            label="Examples",
+            show_label=False,
+            container=False,
+            columns=6,
+            object_fit="cover",
             format="jpeg",
             allow_preview=False,
             interactive=False,
@@ -136,22 +139,19 @@ class _Page:
             elem_id="examples",
             visible=bool(self.samples),
         )
-        self.upload = gradio.File(
-            label=f"Or your own picture, at most {self.megabytes:g} MB",
-            file_types=["image"],
-            height=120,
-            elem_id="upload",
-        )
+        label = f"Upload your own picture (at most {self.megabytes:g} MB)"
+        self.upload = gradio.UploadButton(label, file_types=["image"], size="sm", elem_id="upload")
 
     def _questions(self, methods: list[tuple[str, str]], most: int) -> None:
         gradio = self.gradio
         known = {value for _, value in methods}
         right = "random" if "random" in known else methods[-1][1]
-        self.first = _asked(gradio, "Question", "first")
-        self.second = _asked(gradio, "Question on the right (empty: the same)", "second")
         with gradio.Row():
-            self.left = gradio.Dropdown(methods, value=methods[0][1], label="Method on the left", elem_id="left")
-            self.right = gradio.Dropdown(methods, value=right, label="Method on the right", elem_id="right")
+            self.first = _asked(gradio, "Question: pick one, or type your own", "first")
+            self.second = _asked(gradio, "Another question on the right (may stay empty)", "second")
+        with gradio.Row():
+            self.left = _choice(gradio, methods, methods[0][1], "Method on the left", "left")
+            self.right = _choice(gradio, methods, right, "Method on the right", "right")
         tokens = min(64, most)
         self.tokens = gradio.Slider(1, most, tokens, step=1, label=f"Visual tokens, of {most}", elem_id="tokens")
         with gradio.Accordion("More", open=False):
@@ -216,13 +216,13 @@ class _Page:
         return pick
 
     def _chosen(self, index: int) -> tuple[Any, ...]:
-        path, questions, first, second = page.picked(self.samples, index)
+        path, questions, first = page.picked(self.samples, index)
         choose = self.gradio.Dropdown
         return (
             path,
             markup.thumbnail(open_image(path)),
             choose(choices=questions, value=first),
-            choose(choices=["", *questions], value=second if len(questions) > 1 else ""),
+            choose(choices=["", *questions], value=""),
         )
 
     def take(self, path: str | None) -> tuple[Any, ...]:
@@ -236,9 +236,11 @@ class _Page:
 
 
 def _asked(gradio: Any, label: str, name: str) -> Any:
-    return gradio.Dropdown(
-        [], value="", label=label, allow_custom_value=True, elem_id=name, info="pick one, or type your own"
-    )
+    return gradio.Dropdown([], value="", label=label, allow_custom_value=True, elem_id=name, min_width=240)
+
+
+def _choice(gradio: Any, methods: list[tuple[str, str]], value: str, label: str, name: str) -> Any:
+    return gradio.Dropdown(methods, value=value, label=label, elem_id=name, min_width=240)
 
 
 def _small(path: Path) -> Image:

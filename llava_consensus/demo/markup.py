@@ -74,17 +74,14 @@ def _answer(one: Told) -> str:
 def _facts(one: Told) -> str:
     seen, facts = one.seen, []
     if seen is not None:
-        kept, merged, dropped = seen.counts
-        parts = [
-            f"{kept} kept",
-            *([f"{merged} merged"] if merged else []),
-            *([f"{dropped} dropped"] if dropped else []),
-        ]
+        counts = zip(seen.counts, ("kept", "merged", "dropped"), strict=True)
+        parts = [f"{count} {word}" for count, word in counts if count]
         facts.append(f"<b>{seen.after}</b> of {seen.before} tokens <small>{', '.join(parts)}</small>")
+    rounds = f"median of {one.rounds} rounds" if one.rounds > 1 else "measured once"
     if one.milliseconds is not None and one.full_milliseconds is not None:
         facts.append(
             f"<b>{one.milliseconds:.0f} ms</b> to the first token "
-            f"<small>all tokens: {one.full_milliseconds:.0f} ms; median of {one.rounds}</small>"
+            f"<small>all tokens: {one.full_milliseconds:.0f} ms; {rounds}</small>"
         )
     return f'<ul class="cd-facts">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>'
 
@@ -124,8 +121,8 @@ def table(seen: Seen, grid: View) -> dict[str, Any]:
 
     Returns:
         rows and columns of the grid, and for each of its patches `slot`, the output token it is in from 1 on (0 where
-        it was dropped); `kept`; `head`, whether it is the anchor of a merged token; `rank` from 1 on, by what the method
-        ranked by, and the saliencies as multiples of their mean, where the method has them.
+        it was dropped); `kept`; `head`, whether it is the anchor of a merged token; `rank` from 1 on, by what the
+        method ranked by, and the saliencies as multiples of their mean, where the method has them.
     """
     here = slice(grid.first, grid.first + grid.rows * grid.columns)
     found: dict[str, Any] = {"rows": grid.rows, "columns": grid.columns, "count": seen.before}

@@ -36,12 +36,6 @@ class Sample:
     picture: Path
     questions: Mapping[str, str]
 
-    @property
-    def pair(self) -> tuple[str, str]:
-        """The first two questions; the second is empty where there is one."""
-        asked = [*self.questions, "", ""]
-        return asked[0], asked[1]
-
 
 @dataclass(frozen=True)
 class Side:
@@ -130,10 +124,10 @@ def choices(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(TITLES.get(name, name), name) for name in ordered]
 
 
-def picked(samples: Sequence[Sample], index: int) -> tuple[str, list[str], str, str]:
-    """What picking an example puts on the page: its picture, the questions to choose from, and two of them."""
+def picked(samples: Sequence[Sample], index: int) -> tuple[str, list[str], str]:
+    """What picking an example puts on the page: its picture, the questions to choose from, and the first of them."""
     sample = samples[index]
-    return str(sample.picture), list(sample.questions), *sample.pair
+    return str(sample.picture), list(sample.questions), next(iter(sample.questions), "")
 
 
 def uploaded(path: str | None) -> str:
@@ -152,10 +146,3 @@ def uploaded(path: str | None) -> str:
     except ImageError as error:  # the visitor knows the name of the file, not where it lies here
         raise ConsensusError(str(error).replace(str(path), Path(path).name)) from error
     return path
-
-
-def too_large(size: int, limit: int) -> str:
-    """What is said about an upload of more than `limit` bytes; empty where it fits."""
-    if size <= limit:
-        return ""
-    return f"this file has {size / 1e6:.1f} MB, and the page takes at most {limit / 1e6:.0f} MB: scale the picture down"

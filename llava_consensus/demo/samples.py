@@ -8,6 +8,7 @@ from llava_consensus.demo.page import Sample
 from llava_consensus.errors import ConsensusError
 
 EACH = 8  # questions of a picture
+DULL = ("yes", "no", "0")  # answers that show little
 OF = {"gqa": 4, "textvqa": 2}  # pictures of each benchmark
 
 
@@ -34,7 +35,7 @@ def _of(name: str, count: int, data: Path) -> list[Sample]:
 
 def _mixed(asked: dict[str, str]) -> dict[str, str]:
     """A few questions of a picture whose answers differ, those that name something first."""
-    ranked = sorted(asked, key=lambda text: (asked[text] in ("yes", "no"), len(text)))
+    ranked = sorted(asked, key=lambda text: (asked[text] in DULL, len(text)))
     chosen: list[str] = []
     for text in ranked:
         if sum(asked[one] == asked[text] for one in chosen) < 2:
