@@ -58,8 +58,10 @@ def answer_once(host: Host, picture: Image, prompt: Prompt, side: Side) -> Sampl
     with host.attach(*side) as attached:
         model = attached.model.module
         watch = Stopwatch(model.device)
+        if attached.fast is not None:  # what is captured the first time is not timed
+            host.answer([host.encode([picture])], [prompt])
         reset_peak()
-        with _forward_ends(model) as ends:
+        with _token_ends(attached) as ends:
             start = now(model.device)
             with watch.time("tower"):
                 encoded = host.encode([picture])
@@ -102,9 +104,14 @@ def now(device: torch.device) -> float:
 
 
 @contextmanager
-def _forward_ends(model: Any) -> Iterator[list[float]]:
-    """When each forward of the model inside the body was done."""
+def _token_ends(attached: Any) -> Iterator[list[float]]:
+    """When each forward of the model inside the body was done, or each token where answers are captured."""
     ends: list[float] = []
+    model = attached.model.module
+    if attached.fast is not None:
+        with attached.fast.listening(lambda _: ends.append(now(model.device))):
+            yield ends
+        return
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
     try:
         yield ends

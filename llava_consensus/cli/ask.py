@@ -31,6 +31,7 @@ def add(command: Command) -> None:
     parser.add_argument("picture", metavar="PICTURE")
     parser.add_argument("question", metavar="QUESTION")
     arguments.add_method(parser)
+    arguments.add_fast(parser)
     parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
     parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
     parser.add_argument("--overlay", type=Path, metavar="FILE", help="write a picture of what was kept")

@@ -138,7 +138,7 @@ class LlavaHost(HarnessHost):
     def _share(self, attachment: Attachment, encoded: list[list[Encoded]]) -> bool:
         """Whether these prompts are about one and the same picture, whose cache they can share."""
         same_picture = all(len(pictures) == 1 and pictures[0] is encoded[0][0] for pictures in encoded)
-        return same_picture and len(encoded) >= SHARED and not attachment.reads_prompts
+        return same_picture and len(encoded) >= SHARED and not attachment.reads_prompts and attachment.fast is None
 
     def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all with pictures and all without, or where prompts do not matter picture
