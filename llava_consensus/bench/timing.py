@@ -9,7 +9,7 @@ further forward with the choice of a token before it.
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -108,12 +108,12 @@ def _token_ends(attached: Any) -> Iterator[list[float]]:
     """When each forward of the model inside the body was done, or each token where answers are captured."""
     ends: list[float] = []
     model = attached.model.module
-    if attached.fast is not None:
-        with attached.fast.listening(lambda _: ends.append(now(model.device))):
-            yield ends
-        return
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
+    captured = (
+        nullcontext() if attached.fast is None else attached.fast.listening(lambda _: ends.append(now(model.device)))
+    )
     try:
-        yield ends
+        with captured:
+            yield ends
     finally:
         handle.remove()

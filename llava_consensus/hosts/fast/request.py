@@ -95,8 +95,8 @@ def choice_of(module: Any, arguments: Mapping[str, Any]) -> Choice:
     config = arguments.pop("generation_config", None)
     settings: dict[str, Any] = {}
     for source in (module.generation_config, config):
-        stated = {} if source is None else source.to_dict()
-        settings |= {name: value for name, value in stated.items() if value is not None and name[0] != "_"}
+        known = set() if source is None else vars(type(source)()).keys()  # others are of the model's own configuration
+        settings |= {name: getattr(source, name) for name in known if getattr(source, name) is not None}
     settings |= arguments
     for name, value in settings.items():
         silent = value is None or value is False or name in READ | WITHOUT_EFFECT
