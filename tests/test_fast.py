@@ -1,5 +1,5 @@
-"""Answers in fixed shapes (`attach(..., fast=True)`) are those of the plain path; what no graph can hold is found without
-a GPU, on a tape of what torch dispatches; who cannot is refused with the reason.
+"""Answers in fixed shapes (`attach(..., fast=True)`) are those of the plain path; what no graph can hold is found
+without a GPU, on a tape of what torch dispatches; who cannot is refused with the reason.
 """
 
 import copy

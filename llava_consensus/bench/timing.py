@@ -9,7 +9,7 @@ further forward with the choice of a token before it.
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -60,8 +60,10 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sampl
     with host.attach(*side) as attached:
         model = attached.model.module
         watch = Stopwatch(model.device)
+        if attached.fast is not None:  # what is captured the first time is not timed
+            host.answer([host.encode([picture])], [prompt])
         reset_peak()
-        with _forward_ends(model) as ends:
+        with _token_ends(attached) as ends:
             start = now(model.device)
             with watch.time("tower"):
                 encoded = host.encode(shown)
@@ -104,11 +106,16 @@ def now(device: torch.device) -> float:
 
 
 @contextmanager
-def _forward_ends(model: Any) -> Iterator[list[float]]:
-    """When each forward of the model inside the body was done."""
+def _token_ends(attached: Any) -> Iterator[list[float]]:
+    """When each forward of the model inside the body was done, or each token where answers are captured."""
     ends: list[float] = []
+    model = attached.model.module
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
+    captured = (
+        nullcontext() if attached.fast is None else attached.fast.listening(lambda _: ends.append(now(model.device)))
+    )
     try:
-        yield ends
+        with captured:
+            yield ends
     finally:
         handle.remove()

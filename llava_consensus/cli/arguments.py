@@ -62,6 +62,12 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", help=line)
 
 
+def add_fast(parser: argparse.ArgumentParser) -> None:
+    """Whether answers are captured."""
+    line = "answer in fixed shapes, captured once and replayed: CUDA graphs on a GPU (docs/efficiency.md)"
+    parser.add_argument("--fast", action="store_true", help=line)
+
+
 def add_method(parser: argparse.ArgumentParser) -> None:
     """How tokens are reduced, and how the model is asked."""
     add_model(parser)
@@ -177,6 +183,7 @@ def loading(given: argparse.Namespace) -> "Loading":
         given.attn,
         given.revision,
         given.trust_remote_code,
+        getattr(given, "fast", False),
     )
 
 

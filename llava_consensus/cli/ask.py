@@ -34,6 +34,7 @@ def add(command: Command) -> None:
     parser.add_argument("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}")
     parser.add_argument("question", metavar="QUESTION")
     arguments.add_method(parser)
+    arguments.add_fast(parser)
     parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
     parser.add_argument("--frames", default=8, type=int, help="of a video that are shown (%(default)s)")
     parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")

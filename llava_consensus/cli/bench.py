@@ -38,6 +38,7 @@ def add(command: Command) -> None:
     """Adds the command."""
     parser = command("bench", bench, "time, memory and FLOPs of methods, interleaved in one process")
     arguments.add_model(parser)
+    arguments.add_fast(parser)
     parser.add_argument("--shape", metavar="NAME", help="random weights of a published size in place of --model")
     parser.add_argument("--methods", default=METHODS, help='methods, or "all" (%(default)s)')
     parser.add_argument("--tokens", default=TOKENS, help="budgets (%(default)s)")
@@ -121,7 +122,7 @@ def _host(given: argparse.Namespace, loading: "Loading") -> Any:
 
     planned = random_weights.plan(given.shape, loading, options)
     refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)
-    return planned.host()
+    return hosts.hastened(planned.host()) if loading.fast else planned.host()
 
 
 def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> dict[str, Any]:
@@ -130,12 +131,14 @@ def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> di
 
     from llava_consensus.runs.fingerprint import versions
 
-    device = host.model.device
+    device, how = host.model.device, asdict(loading)
+    if not loading.fast:  # files of before have no such line
+        del how["fast"]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "model": given.shape or given.model,
         "weights": "random weights" if given.shape else "checkpoint",
-        "loading": {**asdict(loading), "dtype": str(host.model.dtype).removeprefix("torch.")},
+        "loading": {**how, "dtype": str(host.model.dtype).removeprefix("torch.")},
         "host_options": arguments.host_options(given),
         "match": given.match,
         "pictures": given.pictures,

@@ -25,6 +25,7 @@ def add(command: Command) -> None:
     parser = command("eval", evaluate, "accuracy of a model and method on one benchmark")
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     arguments.add_method(parser)
+    arguments.add_fast(parser)
     arguments.add_run(parser)
     arguments.add_benchmark_option(parser)
     parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")

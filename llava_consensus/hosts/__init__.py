@@ -83,7 +83,15 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     checkpoint.files()
     load_host = import_module(f"{entry.package}.loading").load
     host: Host = load_host(str(checkpoint.folder), loading, *_view(entry), chosen)
-    return host
+    return hastened(host) if loading.fast else host
+
+
+def hastened(host: Any) -> "Host":
+    """A host whose attachments all answer in fixed shapes."""
+    attach = host.attach
+    host.attach = lambda method, budget: attach(method, budget).hasten()
+    fast_host: Host = host
+    return fast_host
 
 
 def pinned(model: str, loading: Loading) -> Loading:
@@ -122,6 +130,10 @@ def check(
     loading.check_packages()
     checkpoint = find(model, loading.revision)
     entry = _entry(checkpoint, loading)
+    if loading.fast:
+        from llava_consensus.hosts.fast.checks import check_host
+
+        check_host(model, entry)
     chosen = _chosen(entry, model, host_options)
     changed = {name: value for name, value in chosen.items() if value != entry.defaults[name]}
     checks = import_module(f"{entry.package}.checks")

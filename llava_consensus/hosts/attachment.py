@@ -185,9 +185,15 @@ class Attachment(Caller, Shares):
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
         needs: what was encoded before where there is some, one `Tiles` for each picture.
         """
-        call, tower = self.current(fresh=False), self.here.tower
+        call = self.current(fresh=False)
         if call.encoded is not None:
             return call.encoded
+        captured: list[Tiles] | None = self.fast.encode(pixels, tiles) if self.fast is not None else None
+        return self.run_tower(pixels, tiles) if captured is None else captured
+
+    def run_tower(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
+        """The same by the model's own modules, where nothing was encoded or captured before."""
+        call, tower = self.current(fresh=False), self.here.tower
         assert tower is not None
         with self.collecting() as parts:
             if acts_inside(self.method):

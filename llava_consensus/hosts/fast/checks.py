@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import transformers
-
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.tower.inside import acts_inside
 from llava_consensus.reduction.method import Method, Place
@@ -11,6 +9,7 @@ from llava_consensus.reduction.tokens import Need
 
 KERNELS = ("sdpa", "eager")
 CHANGING = ("dynamic", "longrope")  # rotary embeddings whose angles depend on how long the sequence is
+ADAPTED = (("llava_consensus.hosts.llava", ""), ("llava_consensus.hosts.hf", "llava:Llava"))  # package and view
 OLDEST = 5  # version of transformers whose decoders take a given mask and any cache
 
 
@@ -43,8 +42,24 @@ def check_method(method: Method) -> None:
         )
 
 
+def check_host(model: str, entry: Any) -> None:
+    """Raises OptionError for a checkpoint whose host is not adapted, before its weights load.
+
+    Args:
+        model: its name, for the message.
+        entry: of `HOSTS`.
+    """
+    if (entry.package, entry.view) not in ADAPTED:
+        raise OptionError(
+            f"fast=True: model {model!r} is not adapted to answering in fixed shapes; official LLaVA and "
+            "LlavaForConditionalGeneration are. Leave fast out"
+        )
+
+
 def check_model(view: Any) -> None:
     """Raises OptionError for a model that is not adapted."""
+    import transformers
+
     module = view.module
     if int(transformers.__version__.split(".")[0]) < OLDEST:
         raise OptionError(

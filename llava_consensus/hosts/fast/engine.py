@@ -99,10 +99,21 @@ class Fast:
             self.declined[str(error)] += 1
             return None
 
+    def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles] | None:
+        """Pictures through the captured tower, in tensors of their own; None where that is not possible now."""
+        try:
+            with self._door, torch.inference_mode(False), torch.no_grad():
+                self._check_now()
+                found = Leaves(self._tower(pixels, tiles)(pixels))
+                copies: list[Tiles] = found.with_tensors([tensor.clone() for tensor in found.tensors])
+                return copies
+        except DeclinedError:
+            return None
+
     def _generate(self, arguments: dict[str, Any]) -> Tensor:
         self._check_now()
         call: Call = self.attachment.current(fresh=False)
-        host: FixedHost = self.attachment.model.fixed(self.attachment)
+        host = self._host
         request = host.request(arguments, call)
         ids, words, real = request.padded()
         if self.attachment.reads_prompts and not all(request.words_behind()):
@@ -110,7 +121,7 @@ class Fast:
         device = self._capturing.device
         watch = Stopwatch(device)
         plan = host.plan(request, ids, real, call)
-        tiles = Leaves(self._tiles(host, request, call))
+        tiles = Leaves(self._tiles(request, call))
         prompt = ids.to(device), words.to(device), (real & ~words).sum(1).to(device)
         key = plan.key, ids.shape, tiles.shapes()
         selection = self._selections.get(key, lambda: self._selection(plan, prompt, tiles))
@@ -143,14 +154,20 @@ class Fast:
         for listener in self._listeners:
             listener(answers)
 
-    def _tiles(self, host: FixedHost, request: Request, call: Call) -> list[Tiles]:
+    @property
+    def _host(self) -> FixedHost:
+        host: FixedHost = self.attachment.model.fixed(self.attachment)
+        return host
+
+    def _tiles(self, request: Request, call: Call) -> list[Tiles]:
         """The pictures behind the tower: encoded before, or now."""
         if call.encoded is not None or request.pixels is None:
             return [getattr(picture, "tiles", picture) for picture in call.encoded or []]
-        pixels, counts = request.pixels, request.tiles
-        key = pixels.shape, pixels.dtype, tuple(counts)
-        tower = self._towers.get(key, lambda: TowerPhase(host, pixels, counts, self._capturing))
-        return tower(pixels)
+        return self._tower(request.pixels, request.tiles)(request.pixels)
+
+    def _tower(self, pixels: Tensor, tiles: list[int]) -> TowerPhase:
+        key = pixels.shape, pixels.dtype, tuple(tiles)
+        return self._towers.get(key, lambda: TowerPhase(self._host, pixels, tiles, self._capturing))
 
     def _selection(self, plan: Plan, prompt: tuple[Tensor, Tensor, Tensor], tiles: Leaves) -> SelectionPhase:
         return SelectionPhase(self.attachment, plan, prompt, tiles, self._capturing)

@@ -13,7 +13,19 @@ from llava_consensus.hosts.fast.sizes import WORDS, rounded
 
 READ = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id"})
 WITHOUT_EFFECT = frozenset(  # on greedy answers of a number of tokens
-    {"bos_token_id", "max_length", "temperature", "top_k", "top_p", "min_p", "typical_p", "transformers_version"}
+    [
+        "bos_token_id",
+        "max_length",
+        "temperature",
+        "top_k",
+        "top_p",
+        "top_h",
+        "min_p",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "transformers_version",
+    ]
 )
 NEUTRAL: Mapping[str, Any] = {
     "use_cache": True,
@@ -95,8 +107,9 @@ def choice_of(module: Any, arguments: Mapping[str, Any]) -> Choice:
     config = arguments.pop("generation_config", None)
     settings: dict[str, Any] = {}
     for source in (module.generation_config, config):
-        stated = {} if source is None else source.to_dict()
-        settings |= {name: value for name, value in stated.items() if value is not None and name[0] != "_"}
+        names = () if source is None else vars(type(source)())  # others are of the model's own configuration
+        known = [name for name in names if name[0] != "_"]
+        settings |= {name: getattr(source, name) for name in known if getattr(source, name) is not None}
     settings |= arguments
     for name, value in settings.items():
         silent = value is None or value is False or name in READ | WITHOUT_EFFECT

@@ -62,7 +62,7 @@ class FixedLlava:
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
         """Pictures of one tile each."""
-        return self.attachment.encode(pixels, tiles)
+        return self.attachment.run_tower(pixels, tiles)
 
     def result(self, request: Request, answers: Tensor) -> Tensor:
         """The original prompts with the answers behind them."""

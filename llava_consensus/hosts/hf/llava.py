@@ -46,7 +46,7 @@ class Llava(HfModel):
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
         counts = [rows.tiles for rows in pictures]
         pixels = self.pixels(modality, inputs, pictures)
-        if acts_inside(attachment.method) or self.lays_out:
+        if acts_inside(attachment.method) or self.lays_out or attachment.fast is not None:
             tiles = attachment.encode(pixels, counts)
             return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
         output, parts = run_encoder(self, attachment, modality, inputs)

@@ -80,7 +80,7 @@ class FixedLlava:
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
         """Pictures as methods see them."""
-        seen: list[Tiles] = self.view.seen(self.attachment.encode(pixels, tiles))
+        seen: list[Tiles] = self.view.seen(self.attachment.run_tower(pixels, tiles))
         return seen
 
     def result(self, request: Request, answers: Tensor) -> Tensor:

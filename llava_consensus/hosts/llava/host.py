@@ -145,7 +145,8 @@ class LlavaHost(HarnessHost):
         distinct: dict[tuple[int, ...], int] = {}
         places = [distinct.setdefault(tuple(map(id, shown)), len(distinct)) for shown in encoded]
         saved = len(places) - len(distinct)
-        if not self.shares or saved < SAVED or not all(encoded) or attachment.reads_prompts or not _plain(attachment):
+        alone = not self.shares or saved < SAVED or attachment.reads_prompts or attachment.fast is not None
+        if alone or not all(encoded) or not _plain(attachment):
             return list(range(len(encoded))), encoded
         return places, [encoded[places.index(number)] for number in range(len(distinct))]
 
