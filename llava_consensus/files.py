@@ -6,11 +6,12 @@ Used by every room that reads or writes JSON.
 """
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ FRESH = ".new"  # end of the name of a file that is not in its place yet
 MEND = "Mend or remove the line; nothing was changed"
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+TOGETHER = 1000  # lines that are parsed at once, so that the names of their entries are in memory once
+
+
 def canonical(content: Mapping[str, Any]) -> str:
     """The one JSON text of an object: equal for equal objects, different for different ones."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(content)
 
 
 def append(path: Path, records: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
@@ -74,18 +79,48 @@ def parse(path: Path, number: int, line: bytes, keys: Sequence[str], remedy: str
     Raises:
         DataError: it is none; names file, line, what is wrong and the remedy.
     """
-    place = f"{path}, line {number}"
-    start = repr(line[:60].decode(errors="replace"))
     try:
         record = _loads(line)
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: damaged, not UTF-8 text (byte {error.start}): {start}. {remedy}") from None
+        what = f"not UTF-8 text (byte {error.start})"
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: damaged, not JSON ({error}): {start}. {remedy}") from None
-    missing = [key for key in keys if key not in record] if isinstance(record, dict) else list(keys)
-    if missing or not isinstance(record, dict):
-        raise DataError(f"{place}: expected an object with {', '.join(missing)}, found {start}. {remedy}")
-    return record
+        what = f"not JSON ({error})"
+    else:
+        missing = [key for key in keys if key not in record] if isinstance(record, dict) else list(keys)
+        if isinstance(record, dict) and not missing:
+            return record
+        what = ""
+    start = repr(line[:60].decode(errors="replace"))
+    if what:
+        raise DataError(f"{path}, line {number}: damaged, {what}: {start}. {remedy}")
+    raise DataError(f"{path}, line {number}: expected an object with {', '.join(missing)}, found {start}. {remedy}")
+
+
+def parse_lines(path: Path, lines: list[bytes], keys: Sequence[str], remedy: str = MEND) -> Iterator[Record]:
+    """All lines in order as `parse` reads each of them, many at once. The list is emptied on the way, so that a large
+    file is not in memory twice.
+    """
+    number = 0
+    while lines:
+        chunk = lines[:TOGETHER]
+        del lines[:TOGETHER]
+        records = _parse_together(chunk, keys)
+        if records is None:
+            yield from (parse(path, number + i, line, keys, remedy) for i, line in enumerate(chunk, start=1))
+        else:
+            yield from records
+        number += len(chunk)
+
+
+def _parse_together(lines: Sequence[bytes], keys: Sequence[str]) -> list[Record] | None:
+    """The objects of lines, by one call of the parser; None where a line is not such an object."""
+    try:
+        records = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return None
+    wanted = set(keys)
+    whole = len(records) == len(lines) and all(isinstance(one, dict) and wanted <= one.keys() for one in records)
+    return records if whole else None
 
 
 def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Record]:
@@ -94,7 +129,7 @@ def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Rec
     Raises:
         DataError: the file cannot be read, or a line is none; see `parse`.
     """
-    return [parse(path, number, line, keys, remedy) for number, line in enumerate(_read(path).splitlines(), start=1)]
+    return list(parse_lines(path, _read(path).splitlines(), keys, remedy))
 
 
 def read_answers(path: Path) -> list[Record]:
@@ -151,6 +186,11 @@ def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
     if kind is not None and not isinstance(value, kind):
         raise DataError(f"{path}: expected a JSON {kind.__name__}, found {type(value).__name__}. {remedy}")
     return value
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content. DataError where it cannot be read."""
+    return hashlib.sha256(_read(path)).hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -265,7 +305,7 @@ def _read(path: Path) -> bytes:
 
 def _loads(data: bytes) -> Any:
     """JSON as UTF-8, with or without a byte order mark."""
-    return json.loads(data.decode("utf-8-sig"))
+    return json.loads(data.decode().removeprefix("\ufeff"))
 
 
 def _is_json(line: bytes) -> bool:

@@ -8,11 +8,12 @@ where the file comes from. Files are parsed as JSON, nothing else; nothing in th
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.files import Record, read_answers, read_lines
+from llava_consensus.files import Record, digest, read_answers, read_lines
 
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
@@ -192,7 +193,14 @@ def require(folder: Path, files: Sequence[DataFile]) -> None:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """A question file of LLaVA's: one object a line with question_id, text and mostly image and category."""
+    """A question file of LLaVA's: one object a line with question_id, text and mostly image and category. The file
+    that was read last is remembered by its content: a run reads its questions again to score the answers.
+    """
+    return list(_questions(path, digest(path)))
+
+
+@lru_cache(maxsize=1)
+def _questions(path: Path, _content: str) -> tuple[Question, ...]:
     questions = []
     for index, row in enumerate(read_lines(path, ("question_id", "text"))):
         image = row.get("image")
@@ -201,7 +209,7 @@ def read_questions(path: Path) -> list[Question]:
         if not (_is_id(question.question_id) and isinstance(question.text, str) and isinstance(image, str | None)):
             raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
         questions.append(question)
-    return questions
+    return tuple(questions)
 
 
 def join(

@@ -40,12 +40,12 @@ def changed_pictures(path: Path, pictures: Mapping[int, Sequence[Path]], answers
         pictures: files by the index of the question.
         answers: records by the index of the question.
     """
-    written = path.stat().st_mtime_ns
-    changed = []
+    written, changed = path.stat().st_mtime_ns, []
+    stamp = lru_cache(maxsize=None)(_stamp)  # many questions are about one picture
     for index, record in answers.items():
         stored = record["metadata"].get(PICTURES)
         with contextlib.suppress(OSError):
-            if stored is not None and any(max(_stamp(one)) > written for one in pictures[index]):
+            if stored is not None and any(max(stamp(one)) > written for one in pictures[index]):
                 changed += [index] if of_pictures(pictures[index])[PICTURES] != stored else []
     return changed
 
@@ -134,4 +134,10 @@ def _sum(record: Mapping[str, Any]) -> str:
 
 
 def _of_file(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as opened:
+        while part := opened.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()

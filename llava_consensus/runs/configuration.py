@@ -10,6 +10,7 @@ out (`Execution`) and the folder of results are not in it.
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,15 @@ class Plan(RunConfig):
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
-        return tuple(self.folder / name for name in question.images)
+        known = self._files
+        return tuple(known.get(name) or known.setdefault(name, self.folder / name) for name in question.images)
 
-    @property
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """Files by name: most pictures have several questions."""
+        return {}
+
+    @cached_property
     def folder(self) -> Path:
         """Where the benchmark's pictures are."""
         return self.benchmark.place(self.data) / self.benchmark.images

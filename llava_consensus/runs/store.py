@@ -37,6 +37,7 @@ from llava_consensus.files import (
     append,
     canonical,
     parse,
+    parse_lines,
     read_json,
     remove_leftovers,
     replace,
@@ -215,11 +216,11 @@ def _check_config(path: Path, config: Record) -> None:
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
     cut = []
+    accounts: dict[str, Any] = {}
     for name, keys in ((ERRORS, ERROR_KEYS), (ANSWERS, ANSWER_KEYS)):
         path = run.path / name
         lines, end = whole_lines(path)
-        for number, line in enumerate(lines, 1):
-            record = parse(path, number, line, keys)
+        for number, record in enumerate(parse_lines(path, lines, keys), 1):
             index = record["index"] if name == ERRORS else _index(path, number, record)
             if index not in indexes:
                 raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
@@ -227,6 +228,8 @@ def _load(run: Run, indexes: Collection[int]) -> None:
                 raise DataError(
                     f"{path}, line {number}: question {index} is there a second time. Remove one of the two"
                 )
+            if name == ANSWERS:
+                _share_account(record["metadata"], accounts)
             (run.errors if name == ERRORS else run.answers)[index] = record
         if end is not None:
             cut.append((path, end))
@@ -236,6 +239,12 @@ def _load(run: Run, indexes: Collection[int]) -> None:
         run.repairs.append(f"{path}: the last line was cut in the middle of a write; dropped it, it is asked again")
     if run.done != set(indexes):
         (run.path / METRICS).unlink(missing_ok=True)
+
+
+def _share_account(metadata: Record, accounts: dict[str, Any]) -> None:
+    """Most answers of a run cost what one before did: equal accounts are in memory once."""
+    if "account" in metadata:
+        metadata["account"] = accounts.setdefault(repr(metadata["account"]), metadata["account"])
 
 
 def _load_shards(run: Run, indexes: Collection[int]) -> None:

@@ -8,6 +8,7 @@ include "none". Used by `benchmarks/textvqa.py`; try it with
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from llava_consensus.scorers.base import Score, mean
 
@@ -62,6 +63,7 @@ def unify_words(text: str) -> str:
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in ARTICLES)
 
 
+@lru_cache(maxsize=1 << 16)
 def normalise(text: str) -> str:
     """The whole normaliser, as the official evaluator applies it to answers and references alike."""
     flat = tokenise(text).replace("\n", " ").replace("\t", " ").strip()
