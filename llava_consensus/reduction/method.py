@@ -50,8 +50,8 @@ class Method:
 
     @property
     def positions(self) -> str:
-        """`renumber` (0..S'-1), `keep` (original positions; a merged token takes its anchor's) or `mean` (likewise, but a
-        merged token takes the mean of its members', rounded).
+        """`renumber` (0..S'-1), `keep` (original positions; a merged token takes its anchor's) or `mean` (likewise, but
+        a merged token takes the mean of its members', rounded).
         """
         return "renumber"
 

@@ -10,7 +10,16 @@ from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, T
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures
+from llava_consensus.reduction.scap import sight_of
+from llava_consensus.reduction.tokens import (
+    ClipSides,
+    Need,
+    Sight,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+    WholePictures,
+)
 
 
 class Places(NamedTuple):
@@ -140,7 +149,7 @@ class Source:
         sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used_tiles]
         first = self.tiles[sources[0][0]].parts[name]
         if sources == [(sources[0][0], tile) for tile in range(len(first))]:  # one picture is not copied
-            return first.to(device)
+            return first if first.device == device else first.to(device)
         return torch.stack([self.tiles[source].parts[name][tile] for source, tile in sources]).to(device)
 
     def _probe(self, unit: Unit) -> TextProbe | None:
@@ -198,12 +207,23 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder) -> TextProbe:
         decoder = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values)
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds)
-        query = decoder.query(0, normed[asked.row, asked.rows])
-        key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
-    real = full.real
-    if not len(asked.row) == len(normed) == 1:  # one prompt is not copied
-        key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
-    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, asked.row_mask, real)
+        query, key = decoder.query(0, normed[asked.row, asked.rows]), decoder.key(0, normed)
+        if not len(asked.row) == len(normed) == 1:  # one prompt is not copied
+            key = key[asked.row[:, 0]]
+
+        def look() -> tuple[Tensor, Tensor, Tensor, Sight]:
+            """Angles, mask and sight of the prompts."""
+            cos, sin = decoder.rotary(normed, full.positions)
+            cos, sin, real = (values[asked.row[:, 0]] for values in (cos, sin, full.real))
+            probe = TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, asked.row_mask, real)
+            return cos, sin, real, sight_of(probe, padded=asked.padded)
+
+        known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
+        if known and len(normed) == 1:  # of a batch, what is remembered would be large
+            cos, sin, real, sight = layout.once(("sight", device, normed.dtype), look)
+        else:
+            cos, sin, real, sight = look()
+    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, asked.row_mask, real, sight)
 
 
 class Asked(NamedTuple):
@@ -212,6 +232,7 @@ class Asked(NamedTuple):
     row: Tensor  # [I, 1] of the batch
     rows: Tensor  # [I, L] places in the sequence
     row_mask: Tensor  # [I, L] true where there is one
+    padded: bool  # whether there is none somewhere
 
 
 def _asked(layout: Layout, device: torch.device) -> Asked:
@@ -219,4 +240,5 @@ def _asked(layout: Layout, device: torch.device) -> Asked:
     rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
     count = torch.tensor([[len(picture.text)] for picture in pictures])
     row = torch.tensor([[picture.row] for picture in pictures])
-    return Asked(row.to(device), rows.to(device), (torch.arange(rows.shape[1]) < count).to(device))
+    row_mask = torch.arange(rows.shape[1]) < count
+    return Asked(row.to(device), rows.to(device), row_mask.to(device), not bool(row_mask.all()))

@@ -94,8 +94,9 @@ def _sort_keys(reduction: Reduction, keys: Keys, place: Tensor) -> Tensor:
 
 
 def _means(values: Tensor, reduction: Reduction) -> Tensor:
-    """Mean of a channel over the tokens each slot was made of, rounded where its values are whole numbers: [B, N, ...] ->
-    [B, K + M, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no patch is zero.
+    """Mean of a channel over the tokens each slot was made of, rounded where its values are whole numbers:
+    [B, N, ...] -> [B, K + M, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no patch is
+    zero.
     """
     slots = reduction.source.shape[1]
     whole = not values.is_floating_point()
