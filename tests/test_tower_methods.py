@@ -15,7 +15,7 @@ from units import headed, of_batch, seen, unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.methods import make
+from llava_consensus.methods import make, vispruner
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
 from llava_consensus.reduction.budget import Budget
@@ -204,7 +204,13 @@ def test_vispruner_rounds_on_odd_lists() -> None:
     assert thin(similarity, 1).shape == (1, 1) and thin(similarity, 0).shape == (1, 0)
 
 
-def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again() -> None:
+@pytest.mark.parametrize(("long", "nearest"), [(1024, 32), (8, 4), (8, 1)])
+def test_vispruner_thins_out_as_if_everything_were_compared_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, long: int, nearest: int
+) -> None:
+    """Also where only the nearest of each token are looked up, however few they are."""
+    monkeypatch.setattr(vispruner, "LONG", long)
+    monkeypatch.setattr(vispruner, "NEAREST", nearest)
     generator = torch.Generator().manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(2, 150, 8, generator=generator), dim=-1)
     points[:, ::4] = points[:, :1]  # many ties

@@ -104,7 +104,8 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
     size, device = kernel.shape[1], kernel.device
-    rows, offset = kernel.flatten(0, 1), torch.arange(len(kernel), device=device)[:, None] * size
+    rows = kernel.flatten(0, 1)
+    offset = torch.arange(0, len(rows), size, device=device)[:, None] if len(kernel) > 1 else None
     unexplained = torch.diagonal(kernel, dim1=1, dim2=2)  # -inf for what is chosen
     factor = kernel.new_zeros(len(kernel), count, size)
     chosen: list[Tensor] = []  # [B, 1] each
@@ -112,9 +113,9 @@ def greedy_map(kernel: Tensor, count: int) -> Tensor:
         index, known = unexplained.argmax(1, keepdim=True), factor[:, :step]
         chosen.append(index)
         column = known.gather(2, index[..., None].expand(-1, step, 1))  # [B, step, 1]
-        row = embedding(index + offset, rows)[:, 0] - (column * known).sum(1)
+        row = embedding(index if offset is None else index + offset, rows)[:, 0] - (column * known).sum(1)
         remainder = unexplained.gather(1, index)
-        row = torch.where(remainder > 0, row / remainder.clamp_min(torch.finfo(row.dtype).tiny).sqrt(), 0.0)
+        row = row / remainder.masked_fill_(remainder <= 0, torch.inf).sqrt()  # 0 where nothing remains
         factor[:, step] = row
         unexplained = (unexplained - row.square()).scatter_(1, index, -torch.inf)
     return torch.cat(chosen, dim=1)

@@ -15,10 +15,11 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction import egtm, fusers, saliency, scap
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose, ensure_finite, within
+from llava_consensus.reduction.checks import boolean, checked_together, choose, within
 from llava_consensus.reduction.diversity import diverse
 from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import Folded, assemble, left_over, pick
+from llava_consensus.reduction.ranking import divide
 from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.stopwatch import Stopwatch
 from llava_consensus.reduction.tokens import Need, Reduction, TextProbe, VisualTokens
@@ -132,14 +133,15 @@ class ConsensusDrop(ReadsTower):
         watch = Stopwatch(tokens.projected.device)
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
-        with torch.no_grad():
-            saliencies = self.saliencies(tokens, watch)
-            with watch.time("fusion"):
-                kept = self._choose(tokens, saliencies, count)  # [B, K]
-        with watch.time("merge"):
-            folded = self._fold(tokens, saliencies.fused, left_over(kept, available), merged) if merged else None
-        with watch.time("output"):
-            result = assemble(tokens.projected, kept, self.order, folded)
+        with checked_together():
+            with torch.no_grad():
+                saliencies = self.saliencies(tokens, watch)
+                with watch.time("fusion"):
+                    kept, rest = self._choose(tokens, saliencies, count)  # [B, K], [B, N - K]
+            with watch.time("merge"):
+                folded = self._fold(tokens, saliencies.fused, rest, merged) if merged else None
+            with watch.time("output"):
+                result = assemble(tokens.projected, kept, self.order, folded)
         return result._replace(vision=saliencies.vision, cross=saliencies.cross, fused=saliencies.fused, watch=watch)
 
     def saliencies(self, tokens: VisualTokens, watch: Stopwatch) -> Saliencies:
@@ -153,7 +155,7 @@ class ConsensusDrop(ReadsTower):
         with watch.time("fusion"):
             side_v = fusers.temperature(vision, self.tau_vision)
             side_c = side_v if cross is None else fusers.temperature(cross, self.tau_cross)
-            fused = ensure_finite("fused saliency", FUSERS[self.fuser](side_v, side_c, self.alpha))
+            fused = FUSERS[self.fuser](side_v, side_c, self.alpha)  # finite where both sides are
         return Saliencies(vision, cross, fused)
 
     def _vision(self, tokens: VisualTokens) -> Tensor:
@@ -171,39 +173,39 @@ class ConsensusDrop(ReadsTower):
             return None
         assert tokens.prompt is not None and tokens.columns is not None  # they come with the probe
         attention = scap.text_attention(probe, self.scap_rope)
-        rows = probe.row_mask[tokens.prompt]
-        cross = scap.cross_saliency(attention[tokens.prompt], rows, tokens.columns, self.aggregate)
+        if not len(attention) == len(tokens.columns) == 1:  # one prompt about one unit is not copied
+            attention = attention[tokens.prompt]
+        rows = probe.row_mask[tokens.prompt] if probe.padded else None
+        cross = scap.cross_saliency(attention, rows, tokens.columns, self.aggregate)
         if not self.debias:
             return cross
         prior = scap.position_prior(probe.of_prompts(tokens.prompt), tokens.columns, self.aggregate)
         return torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
 
-    def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> Tensor:
-        """The K kept tokens in ascending index order: [B, K]."""
-        if saliencies.fused is None:
-            return self._recover(saliencies.vision, saliencies.cross, count)
-        if self.select == "diverse":
-            return diverse(saliencies.fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
-        return fusers.top(saliencies.fused, count)
-
-    def _recover(self, vision: Tensor, cross: Tensor | None, count: int) -> Tensor:
-        """The student's best, and among them what the teacher would miss; the vision side's best where it is alone."""
-        if cross is None:
-            return fusers.top(vision, count)
-        student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
-        return fusers.recover(student, teacher, count, self.rate)
+    def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> tuple[Tensor, Tensor]:
+        """The K kept tokens and the others, both in ascending index order: [B, K], [B, N - K]."""
+        vision, cross, fused = saliencies
+        if fused is not None and self.select == "diverse":
+            kept = diverse(fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
+        elif fused is None and cross is not None:  # the student's best, and among them what the teacher would miss
+            student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
+            kept = fusers.recover(student, teacher, count, self.rate)
+        else:
+            return divide(vision if fused is None else fused, count)
+        return kept, left_over(kept, vision.shape[1])
 
     def _fold(self, tokens: VisualTokens, fused: Tensor | None, rest: Tensor, count: int) -> Folded:
         """The `rest` [B, R] of each unit folded into `count` tokens."""
         with torch.no_grad():
-            left = None if fused is None else fused.gather(1, rest)
+            others = tokens.only(rest)
+            ranks = "salient" in (self.anchors, self.fps_start) or self.weights == "saliency"
+            left = fused.gather(1, rest) if ranks and fused is not None else None
             if self.anchors == "salient" and left is not None:
                 anchors = fusers.top(left, count)
             else:
-                features = pick(tokens.of_tiles(tokens.needed(Need.FEATURES)), rest)
+                features = others.of_tiles(tokens.needed(Need.FEATURES))
                 anchors = egtm.sample_anchors(features, count, self.fps_start, left)
-            keys = pick(tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys()), rest)
-            group = egtm.assign(keys, anchors)
+            group = egtm.assign(others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys()), anchors)
         weight = left if self.weights == "saliency" else None
         merged = egtm.merge(pick(tokens.projected, rest), group, count, weight)
         return Folded(merged, rest.gather(1, anchors), rest, group)

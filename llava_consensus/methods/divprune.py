@@ -43,11 +43,12 @@ def spread_out(points: Tensor, count: int) -> Tensor:
     direction = normalize(ensure_finite("projected tokens", points).float(), dim=-1)
     distance = 1.0 - direction @ direction.transpose(1, 2)  # [B, N, N]
     itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
-    rows, offset = distance.flatten(0, 1), torch.arange(len(points), device=points.device)[:, None] * points.shape[1]
-    chosen = [distance.masked_fill(itself, torch.inf).amin(2).argmax(1, keepdim=True)]  # [B, 1] each
-    nearest = torch.full_like(distance[:, 0], torch.inf)  # to the nearest chosen token; -inf for these themselves
+    chosen = [distance.masked_fill_(itself, torch.inf).amin(2).argmax(1, keepdim=True)]  # [B, 1] each
+    rows = distance.masked_fill_(itself, -torch.inf).flatten(0, 1)  # so that no token is chosen twice
+    offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
+    nearest: Tensor | None = None  # [B, 1, N] to the nearest chosen token; -inf for these themselves
     while len(chosen) < count:
-        row = embedding(chosen[-1] + offset, rows)[:, 0]  # [B, N]
-        nearest = torch.minimum(nearest, row).scatter_(1, chosen[-1], -torch.inf)
-        chosen.append(nearest.argmax(1, keepdim=True))
+        row = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)
+        nearest = row if nearest is None else torch.minimum(nearest, row)
+        chosen.append(nearest.argmax(2))
     return torch.cat(chosen, dim=1)

@@ -26,6 +26,7 @@ from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 ROUND = 8  # tokens that leave in one round
+LONG, NEAREST = 1024, 32  # tokens of a list whose nearest ones are looked up, and how many of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +77,48 @@ def thin(similarity: Tensor, count: int) -> Tensor:
     device = similarity.device
     tokens = torch.arange(similarity.shape[1], device=device).expand(len(similarity), -1)  # that are looked at
     while tokens.shape[1] > count > 0:
-        size = tokens.shape[1]
-        to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)  # [B R, R]
-        first = torch.arange(len(tokens), device=device)[:, None] * size  # row of each list's first token
-        left, enough = torch.arange(size, device=device).expand_as(tokens), max(count, size // 2)
-        while left.shape[1] > enough:
-            left = thin_once(to_each, first, left, left.shape[1] - count)
+        if device.type == "cpu" and tokens.shape[1] > LONG:
+            left = torch.stack([_halve_long(one, count) for one in similarity])
+        else:
+            left = _halve(similarity, count)
         tokens = tokens.gather(1, left)
         similarity = pick(pick(similarity, left).transpose(1, 2), left).transpose(1, 2)
     return tokens[:, :count]
+
+
+def _halve(similarity: Tensor, count: int) -> Tensor:
+    """Rounds until half of the tokens have left, or all that are too many: [B, R, R] -> [B, L]. Each round compares all
+    even places with all odd ones; nothing waits for the device.
+    """
+    batch, size = similarity.shape[:2]
+    to_each = similarity.transpose(1, 2).contiguous().flatten(0, 1)  # [B R, R]
+    first = torch.arange(batch, device=similarity.device)[:, None] * size  # row of each list's first token
+    left, enough = torch.arange(size, device=similarity.device).expand(batch, -1), max(count, size // 2)
+    while left.shape[1] > enough:
+        left = thin_once(to_each, first, left, left.shape[1] - count)
+    return left
+
+
+def _halve_long(similarity: Tensor, count: int) -> Tensor:
+    """The same for a long list on the CPU, [R, R] -> [L], where comparing everything in every round would take most of
+    the time: the odd token most like an even one is nearly always among its nearest, which are looked up once; where
+    none of them is at an odd place, the token is compared with all odd ones. Which do depends on the numbers, so that a
+    device would be waited for.
+    """
+    size = len(similarity)
+    values, places = similarity.topk(NEAREST, dim=1)
+    left, enough = torch.arange(size), max(count, size // 2)
+    is_odd = torch.zeros(size, dtype=torch.bool)
+    while len(left) > enough:
+        even, odd = left[::2], left[1::2]
+        is_odd.zero_().index_fill_(0, odd, True)
+        elsewhere = ~is_odd.take(places.index_select(0, even))
+        nearest = values.index_select(0, even).masked_fill_(elsewhere, -torch.inf).amax(1)
+        missing = (nearest == -torch.inf).nonzero()[:, 0]
+        nearest[missing] = similarity.index_select(0, even[missing]).index_select(1, odd).amax(1)
+        stays = rank(nearest)[min(ROUND, len(left) - count) :]
+        left = torch.cat((even[stays], odd))
+    return left
 
 
 def thin_once(to_each: Tensor, first: Tensor, left: Tensor, surplus: int) -> Tensor:

@@ -1,6 +1,9 @@
 """Checks that end in a clear error: values of options, and numbers that must be finite. Torch only."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -50,14 +53,46 @@ def numbers(name: str, text: object, whole: bool = False) -> list[float]:
     return found
 
 
+_waiting: ContextVar[list[tuple[str, Tensor]] | None] = ContextVar("waiting", default=None)
+
+
+@contextmanager
+def checked_together() -> Iterator[None]:
+    """What `ensure_finite` is given in the body is checked at its end, all of it in five operations. NonFiniteError
+    names the stage; on an accelerator the words name every stage that was checked.
+    """
+    waiting: list[tuple[str, Tensor]] = []
+    token = _waiting.set(waiting)
+    try:
+        yield
+    finally:
+        _waiting.reset(token)
+    if not waiting:
+        return
+    largest = torch._foreach_norm([values for _, values in waiting], torch.inf)  # NaN where one of the values is
+    try:
+        _assert(" or ".join(stage for stage, _ in waiting), (torch.stack(largest) < torch.inf).all())
+    except NonFiniteError:
+        for stage, values in waiting:
+            ensure_finite(stage, values)
+        raise
+
+
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it, and
     what it finds ends the program later with the same words.
     """
+    waiting = _waiting.get()
+    if waiting is None:
+        _assert(stage, torch.isfinite(values).all())
+    elif values.numel():
+        waiting.append((stage, values))
+    return values
+
+
+def _assert(stage: str, is_finite: Tensor) -> None:
     message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
-    is_finite = torch.isfinite(values).all()
     try:
         torch._assert_async(is_finite, message)
     except RuntimeError as error:
         raise NonFiniteError(message) from error
-    return values

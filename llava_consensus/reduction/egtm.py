@@ -2,16 +2,20 @@
 
 Anchors are spread by farthest point sampling on the tower's features, every other token joins the anchor whose
 attention key is nearest, and a merged token is the plain mean of the projected tokens of its group. The only loop is
-over the M sampling steps.
+over the M sampling steps, four operations each: an anchor depends on those before it, and all distances at once would
+be N x N.
 """
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize, one_hot
+from torch.nn.functional import embedding, one_hot
 
 from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.output import pick
+from llava_consensus.reduction.ranking import indices, membership
 
 STARTS = ("first", "salient", "mean")
+EXACT = "donot_use_mm_for_euclid_dist"  # equal points have equal distances, 0 to each other, in every batch
 
 
 def sample_anchors(features: Tensor, count: int, start: str = "first", saliency: Tensor | None = None) -> Tensor:
@@ -27,26 +31,37 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
         [B, M] places among the R, ascending. Ties go to the lower place.
     """
     choose("fps_start", start, STARTS)
-    points = normalize(ensure_finite("features of the vision tower", features).float(), dim=-1)  # [B, R, D_v]
-    rows, offset = points.flatten(0, 1), torch.arange(len(points), device=points.device)[:, None] * points.shape[1]
-    nearest = points.new_full(points.shape[:2], -torch.inf)  # cosine to the nearest anchor so far
-    chosen = [_first_anchor(points, start, saliency)]  # [B, 1] each
+    points = directions(ensure_finite("features of the vision tower", features.float()))  # [B, R, D_v]
+    return farthest(points, _first_anchor(points, start, saliency), count)
+
+
+def farthest(points: Tensor, first: Tensor, count: int) -> Tensor:
+    """The loop of farthest point sampling: from points [B, R, D] and the first anchor [B, 1] to `count` anchors [B, M],
+    ascending.
+
+    An anchor is at distance 0 from itself, so it is chosen again only where all points left equal an anchor. These tie,
+    and the lowest places among them are put in behind the loop.
+    """
+    rows, chosen = points.flatten(0, 1), [first]  # [B, 1] each
+    offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
+    nearest: Tensor | None = None  # [B, R, 1] distance to the nearest anchor so far
     while len(chosen) < count:
-        anchor = embedding(chosen[-1] + offset, rows)  # [B, 1, D_v]
-        nearest = torch.maximum(nearest, (points * anchor).sum(-1))
-        nearest = nearest.scatter_(1, chosen[-1], torch.inf)  # an anchor is never chosen again
-        chosen.append(nearest.argmin(1, keepdim=True))
-    return torch.cat(chosen, dim=1).sort(dim=1).values
+        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D]
+        distance = torch.cdist(points, anchor, compute_mode=EXACT)
+        nearest = distance if nearest is None else torch.minimum(nearest, distance)
+        chosen.append(nearest.argmax(1))
+    member = membership(torch.cat(chosen, dim=1), points.shape[1])
+    missing = count - member.sum(1, keepdim=True)
+    return indices(member | ((~member).cumsum(1) <= missing), count)
 
 
 def assign(keys: Tensor, anchors: Tensor) -> Tensor:
     """The anchor each token joins, by cosine of head-mean keys: [B, R, d_k], [B, M] -> [B, R] in 0..M-1. An anchor
     joins itself.
     """
-    direction = normalize(ensure_finite("keys of the vision tower", keys).float(), dim=-1)
-    at_anchors = direction.gather(1, anchors[..., None].expand(-1, -1, direction.shape[2]))  # [B, M, d_k]
-    group = (direction @ at_anchors.transpose(1, 2)).argmax(2)  # ties to the lower anchor
-    return group.scatter(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
+    direction = directions(ensure_finite("keys of the vision tower", keys.float()))
+    group = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)  # ties to the lower anchor
+    return group.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
 
 
 def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = None) -> Tensor:
@@ -57,9 +72,13 @@ def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = 
     """
     member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
     member = member if weight is None else member * weight[:, None]
-    total = member.sum(-1, keepdim=True)
-    mean = member @ projected.float() / torch.where(total > 0, total, torch.ones_like(total))
-    return mean.to(projected.dtype)
+    total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 where nobody joined
+    return (member @ projected.float() / total).to(projected.dtype)
+
+
+def directions(values: Tensor) -> Tensor:
+    """Vectors [B, R, D] of length 1; a zero stays zero."""
+    return values / torch.linalg.vector_norm(values, dim=-1, keepdim=True).clamp_min(1e-12)
 
 
 def _first_anchor(points: Tensor, start: str, saliency: Tensor | None) -> Tensor:

@@ -13,8 +13,7 @@ def temperature(saliency: Tensor, tau: float = 1.0) -> Tensor:
     if tau != 1.0:  # divided by the largest first, so that a small tau does not underflow
         peak = saliency.amax(-1, keepdim=True)
         saliency = torch.where(peak > 0, saliency / peak, saliency).pow(1.0 / tau)
-    total = saliency.sum(-1, keepdim=True)
-    return torch.where(total > 0, saliency / total, torch.full_like(saliency, 1.0 / saliency.shape[-1]))
+    return (saliency / saliency.sum(-1, keepdim=True)).nan_to_num(nan=1.0 / saliency.shape[-1])  # 0 / 0 where all are 0
 
 
 def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from llava_consensus.reduction.ranking import indices, membership
 from llava_consensus.reduction.tokens import Reduction
@@ -27,10 +28,12 @@ def assemble(projected: Tensor, kept: Tensor, order: str, folded: Folded | None 
         order: `top_then_merged` | `raster`.
         folded: None where nothing was merged.
     """
-    return arrange(pick(projected, kept), kept, projected.shape[1], order, folded)
+    return arrange(pick(projected, kept), kept, projected.shape[1], order, folded, ascending=True)
 
 
-def arrange(kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None) -> Reduction:
+def arrange(
+    kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Folded | None = None, ascending: bool = False
+) -> Reduction:
     """The reduced tokens with their bookkeeping, for methods that change what they keep.
 
     Args:
@@ -39,20 +42,23 @@ def arrange(kept_tokens: Tensor, kept: Tensor, size: int, order: str, folded: Fo
         size: N.
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones behind them.
         folded: None where nothing was merged.
+        ascending: whether `kept` is known to ascend.
     """
     count, tokens, source = kept.shape[1], kept_tokens, kept
-    anchors = kept[:, :0]
     if folded is not None:
-        anchors = folded.anchors
-        tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, anchors), dim=1)
-    slots = torch.arange(source.shape[1], device=kept.device).expand(len(kept), -1)
+        tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, folded.anchors), dim=1)
     if order == "raster":
         source, place = source.sort(dim=1)
         tokens, slots = pick(tokens, place), place.argsort(dim=1)  # slots of the kept, then of the anchors
-    owner = torch.full((len(kept), size), -1, dtype=torch.long, device=kept.device).scatter(1, kept, slots[:, :count])
-    if folded is not None:
-        owner = owner.scatter(1, folded.rest, slots[:, count:].gather(1, folded.group))
-    return Reduction(tokens, kept.sort(dim=1).values, anchors, source, owner)
+        own, joined = slots[:, :count], None if folded is None else slots[:, count:].gather(1, folded.group)
+    else:
+        own = torch.arange(count, device=kept.device).expand_as(kept)
+        joined = None if folded is None else folded.group + count
+    owner = kept.new_full((len(kept), size), -1).scatter_(1, kept, own)
+    if folded is not None and joined is not None:
+        owner.scatter_(1, folded.rest, joined)
+    anchors = kept[:, :0] if folded is None else folded.anchors
+    return Reduction(tokens, kept if ascending else kept.sort(dim=1).values, anchors, source, owner)
 
 
 def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reduction:
@@ -81,4 +87,6 @@ def left_over(kept: Tensor, size: int) -> Tensor:
 
 def pick(values: Tensor, index: Tensor) -> Tensor:
     """Rows of [B, N, D] named by an index [B, K]: [B, K, D]."""
+    if len(values) == 1:  # fewer operations
+        return embedding(index, values[0])
     return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))

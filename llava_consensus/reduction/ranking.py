@@ -16,6 +16,12 @@ def indices(mask: Tensor, count: int) -> Tensor:
     return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
+def divide(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` best tokens and the others, both in ascending index order: [B, N] -> [B, count], [B, N - count]."""
+    best, others = rank(saliency).split((count, saliency.shape[1] - count), dim=1)
+    return best.sort(dim=1).values, others.sort(dim=1).values
+
+
 def membership(index: Tensor, size: int) -> Tensor:
     """Which of `size` places an index [B, K] names: bool [B, size]."""
     return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)

@@ -20,8 +20,8 @@ def class_saliency(attention: VisionAttention) -> Tensor:
     """
     if not attention.classes:
         return received_saliency(attention)
-    weights = _attend(attention, slice(0, 1))  # [U, H, 1, 1 + N]
-    return ensure_finite("vision saliency", weights[:, :, 0, attention.first :].mean(1))
+    weights = _attend(attention, slice(0, 1)).mean((1, 2))  # [U, 1 + N]
+    return ensure_finite("vision saliency", weights[:, attention.first :])
 
 
 def received_saliency(attention: VisionAttention) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.tokens import TextProbe
+from llava_consensus.reduction.tokens import Sight, TextProbe
 
 EPSILON = 1e-6
 AGGREGATES = ("all", "last", "max")
@@ -18,46 +18,69 @@ AGGREGATES = ("all", "last", "max")
 
 def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
     """Head-mean causal attention of the text rows over all earlier keys: [I, L, S]. Rows that are padding are zero."""
-    query, key = probe.query.float(), probe.key.float()
-    if rope:
-        cos, sin = probe.cos.float(), probe.sin.float()
-        at_rows = probe.rows[..., None].expand(*probe.rows.shape, cos.shape[-1])
-        query = rotate(query, cos.gather(1, at_rows), sin.gather(1, at_rows))
-        key = rotate(key, cos, sin)
-    groups = query.shape[1] // key.shape[1]
-    query = query.unflatten(1, (key.shape[1], groups))  # [I, H_kv, groups, L, d]
-    logits = query @ key.unsqueeze(2).transpose(-1, -2) * probe.scale  # [I, H_kv, groups, L, S]
-    place = torch.arange(key.shape[2], device=key.device)
+    sight = sight_of(probe, rope) if probe.sight is None else probe.sight
+    prompts, heads, rows, width = probe.query.shape
+    kv_heads, size = probe.key.shape[1:3]
+    asked = heads // kv_heads * rows  # rows of all query heads that share a key head
+    states = torch.cat((probe.query.reshape(prompts, kv_heads, asked, width), probe.key), dim=2).float()
+    if rope and sight.cos is not None and sight.sin is not None:
+        states = states * sight.cos + states.roll(width // 2, -1) * sight.sin  # `rotate`, bit for bit
+    query, key = states.split((asked, size), dim=2)
+    logits = query @ key.transpose(2, 3) * probe.scale  # [I, H_kv, groups L, S]
+    weights = torch.softmax(logits.masked_fill(sight.hidden, -torch.inf), dim=-1)
+    weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, size).mean(1)
+    return weights * probe.row_mask[..., None] if sight.padded else weights
+
+
+def sight_of(probe: TextProbe, rope: bool = True, padded: bool = True) -> Sight:
+    """What of a probe follows from rows, masks and angles alone.
+
+    Args:
+        rope: whether angles are wanted.
+        padded: whether there may be padding among the text rows.
+    """
+    groups = probe.query.shape[1] // probe.key.shape[1]
+    place = torch.arange(probe.key.shape[2], device=probe.key.device)
     visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
-    # a padding row sees everything, so that its softmax is finite; it is zeroed below
-    visible = visible | ~probe.row_mask[..., None]
-    weights = torch.softmax(logits.masked_fill(~visible[:, None, None], float("-inf")), dim=-1).mean((1, 2))
-    return weights * probe.row_mask[..., None]
+    # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
+    hidden = ~(visible | ~probe.row_mask[..., None])[:, None].repeat(1, 1, groups, 1)
+    if not rope:
+        return Sight(None, None, hidden, padded)
+    places = torch.cat((probe.rows.repeat(1, groups), place.expand(len(probe.rows), -1)), dim=1)  # [I, groups L + S]
+    at_places = places[..., None].expand(-1, -1, probe.cos.shape[-1])
+    cos, sin = (angle.float().gather(1, at_places)[:, None] for angle in (probe.cos, probe.sin))
+    first, second = sin.chunk(2, dim=-1)
+    return Sight(cos, torch.cat((-first, second), dim=-1), hidden, padded)
 
 
-def cross_saliency(attention: Tensor, row_mask: Tensor, columns: Tensor, aggregate: str = "all") -> Tensor:
+def cross_saliency(attention: Tensor, row_mask: Tensor | None, columns: Tensor, aggregate: str = "all") -> Tensor:
     """Saliency of the visual tokens in the text rows' attention.
 
     Args:
         attention: [B, L, S] rows of `text_attention`, one prompt per unit.
-        row_mask: [B, L] true where a row is real, the real ones first.
+        row_mask: [B, L] true where a row is real, the real ones first; None where all are.
         columns: [B, N] places of the visual tokens in the sequence.
         aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
     Returns:
         [B, N]; all zero where a prompt has no text row.
     """
     choose("aggregate", aggregate, AGGREGATES)
-    visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]
-    count = row_mask.sum(1, keepdim=True)
-    if visual.shape[1] == 0:
-        return visual.new_zeros(columns.shape)
-    if aggregate == "last":
+    if attention.shape[1] == 0:
+        return attention.new_zeros(columns.shape)
+    if len(columns) == 1:  # fewer operations
+        visual = attention.index_select(2, columns[0])
+    else:
+        visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]
+    count = None if row_mask is None else row_mask.sum(1, keepdim=True)
+    if aggregate == "max":
+        saliency = _norm(visual.amax(1))
+    elif aggregate == "all":
+        saliency = _norm(visual).mean(1) if count is None else _norm(visual).sum(1) / count.clamp_min(1)
+    elif count is None:
+        saliency = _norm(visual[:, -1])
+    else:
         row = (count - 1).clamp_min(0)[..., None].expand(-1, 1, visual.shape[2])
         saliency = _norm(visual.gather(1, row)[:, 0])
-    elif aggregate == "max":
-        saliency = _norm(visual.amax(1))
-    else:
-        saliency = _norm(visual).sum(1) / count.clamp_min(1)
     return ensure_finite("cross-modal saliency (SCAP)", saliency)
 
 
@@ -73,7 +96,7 @@ def position_prior(probe: TextProbe, columns: Tensor, aggregate: str = "all") ->
     """
     places = columns[:, None, :, None].expand(-1, probe.key.shape[1], -1, probe.key.shape[3])
     mean = probe.key.gather(2, places).float().mean(2, keepdim=True).expand(-1, -1, columns.shape[1], -1)
-    flat = probe._replace(key=probe.key.float().scatter(2, places, mean))
+    flat = probe._replace(query=probe.query.float(), key=probe.key.float().scatter(2, places, mean))
     return cross_saliency(text_attention(flat), probe.row_mask, columns, aggregate)
 
 

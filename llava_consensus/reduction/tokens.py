@@ -45,7 +45,18 @@ class VisionAttention(NamedTuple):
 
     def patch_keys(self) -> Tensor:
         """Keys of the patches, mean over heads, in float32: [U, n, d]."""
-        return self.key[:, :, self.first :].float().mean(1)
+        return self.key[:, :, self.first :].mean(1, dtype=torch.float32)
+
+
+class Sight(NamedTuple):
+    """What of a probe follows from places, masks and angles alone, so that it can be remembered with them. The rows are
+    those of the query heads that share a key head, head by head, and then the keys.
+    """
+
+    cos: Tensor | None  # [I, 1, groups L + S, d] float32
+    sin: Tensor | None  # [I, 1, groups L + S, d] float32, negative in the first half of a head
+    hidden: Tensor  # [I, 1, groups L, S] true where a row does not see a key
+    padded: bool  # whether there may be padding among the text rows
 
 
 class TextProbe(NamedTuple):
@@ -59,10 +70,17 @@ class TextProbe(NamedTuple):
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
+    sight: Sight | None = None  # where it is known beforehand
+
+    @property
+    def padded(self) -> bool:
+        """Whether there may be padding among the text rows."""
+        return self.sight is None or self.sight.padded
 
     def of_prompts(self, index: Tensor) -> "TextProbe":
         """The probes of the prompts that `index` [B] names."""
-        return TextProbe._make(value[index] if isinstance(value, Tensor) else value for value in self)
+        chosen = (value[index] if isinstance(value, Tensor) else value for value in self)
+        return TextProbe._make(chosen)._replace(sight=None)
 
 
 class ClipSides(NamedTuple):
@@ -127,6 +145,10 @@ class VisualTokens(NamedTuple):
     def of_tiles(self, values: Tensor) -> Tensor:
         """Rows of a tensor [U, n, ...] for these tokens, [B, N, ...]; of a token made of several rows, their mean."""
         return self.by_token(values)[self.tile, self.patch]
+
+    def only(self, index: Tensor) -> "VisualTokens":
+        """The same units, of whose tokens `of_tiles` gives those named by `index` [B, R] alone."""
+        return self._replace(tile=self.tile.gather(1, index), patch=self.patch.gather(1, index))
 
 
 class Reduction(NamedTuple):

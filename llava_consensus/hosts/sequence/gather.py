@@ -11,7 +11,14 @@ from llava_consensus.hosts.base import Tiles, Tower
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures
+from llava_consensus.reduction.tokens import (
+    ClipSides,
+    Need,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+    WholePictures,
+)
 
 
 class Places(NamedTuple):
@@ -158,7 +165,7 @@ class Source:
         sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used_tiles]
         first = self.tiles[sources[0][0]].parts[name]
         if sources == [(sources[0][0], tile) for tile in range(len(first))]:  # one picture is not copied
-            return first.to(device)
+            return first if first.device == device else first.to(device)
         return torch.stack([self.tiles[source].parts[name][tile] for source, tile in sources]).to(device)
 
     def _probe(self, unit: Unit) -> TextProbe | None:

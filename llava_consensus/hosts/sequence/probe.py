@@ -9,7 +9,8 @@ from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles
 from llava_consensus.hosts.sequence.gather import same_pictures
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.sequence.splice import Sequence
-from llava_consensus.reduction.tokens import TextProbe
+from llava_consensus.reduction.scap import sight_of
+from llava_consensus.reduction.tokens import Sight, TextProbe
 
 
 class Fronts(NamedTuple):
@@ -59,17 +60,29 @@ def probe_text(
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds[:, start:])
         query = decoder.query(0, normed[asked.row, (asked.rows - start).clamp_min(0)])
-        key, (cos, sin) = decoder.key(0, normed), decoder.rotary(normed, full.positions)
+        key = decoder.key(0, normed)
         if fronts is not None:
             front = decoder.key(0, decoder.normed(0, full.embeds[fronts.rows, :start]))
             key = torch.cat((front[fronts.which], key), dim=2)
-    real = full.real
-    if not asked.every:  # what is asked of every prompt, once and in order, is not copied
-        key, cos, sin, real = (values[asked.row[:, 0]] for values in (key, cos, sin, real))
-    row_mask = asked.row_mask
-    if spare is not None:
-        row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
-    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
+        if not asked.every:  # what is asked of every prompt, once and in order, is not copied
+            key = key[asked.row[:, 0]]
+        row_mask = asked.row_mask
+        if spare is not None:
+            row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
+
+        def look() -> tuple[Tensor, Tensor, Tensor, Sight]:
+            """Angles, mask and sight of the prompts."""
+            cos, sin = decoder.rotary(normed, full.positions)
+            cos, sin, real = (values[asked.row[:, 0]] for values in (cos, sin, full.real))
+            probe = TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
+            return cos, sin, real, sight_of(probe, padded=asked.padded or spare is not None)
+
+        known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
+        if known and spare is None and len(normed) == 1:  # of a batch, what is remembered would be large
+            cos, sin, real, sight = layout.once(("sight", device, normed.dtype), look)
+        else:
+            cos, sin, real, sight = look()
+    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real, sight)
 
 
 class Asked(NamedTuple):
@@ -79,6 +92,7 @@ class Asked(NamedTuple):
     rows: Tensor  # [I, L] places in the sequence
     row_mask: Tensor  # [I, L] true where there is one
     every: bool  # whether there is one probe for each prompt
+    padded: bool  # whether there is no text row somewhere
 
 
 def _asked(layout: Layout, device: torch.device) -> Asked:
@@ -88,4 +102,4 @@ def _asked(layout: Layout, device: torch.device) -> Asked:
     row = torch.tensor([[picture.row] for picture in pictures])
     mask = torch.arange(rows.shape[1]) < count
     every = row[:, 0].tolist() == list(range(len(layout.real)))
-    return Asked(row.to(device), rows.to(device), mask.to(device), every)
+    return Asked(row.to(device), rows.to(device), mask.to(device), every, not bool(mask.all()))
