@@ -7,6 +7,7 @@ after a warm-up of each side, so that neither profits from a warm cache or suffe
 
 import argparse
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from llava_consensus.hosts import Answer, Host
 
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -38,14 +40,15 @@ def add(command: Command) -> None:
 
 def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
-    from llava_consensus import hosts
+    _check(given)
+    method, budget = arguments.method(given), arguments.budget(given)
+
+    from llava_consensus import hosts  # a wrong name is told before anything heavy is imported
     from llava_consensus.bench.timing import first_token
     from llava_consensus.benchmarks.base import SHORT
     from llava_consensus.methods import make
     from llava_consensus.runs.pictures import open_image
 
-    method, budget = arguments.method(given), arguments.budget(given)
-    _check(given)
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
     hosts.check(given.model, given.conversation, loading, host_options=host_options)
@@ -106,6 +109,8 @@ def _check(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
+    if URL.match(given.picture):
+        raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the picture and give its file")
     file = given.overlay
     if file and file.suffix.lower() not in PICTURES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")

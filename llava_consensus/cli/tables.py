@@ -1,10 +1,12 @@
 """The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError
 from llava_consensus.files import read_text, write_out
@@ -15,14 +17,15 @@ if TYPE_CHECKING:
     from llava_consensus.report.table import Catalogue
 
 CHANGED = "llava-consensus verify RUN tells what was changed in which run"
-FORMATS = ("markdown", "csv", "latex", "brief")
+FORMATS = ("table", "markdown", "csv", "latex", "brief")
 
 
 def add(command: Command) -> None:
     """Adds both commands."""
     parser = command("report", report, "tables of all results: Markdown, CSV, LaTeX")
     add_out(parser)
-    parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
+    line = "of what is printed (table in a terminal, else markdown)"
+    parser.add_argument("--format", choices=FORMATS, help=line)
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="between its markers, the scores alone")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV")
@@ -55,7 +58,8 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []
-    wanted = {arguments.format, *(name for _, name in pages)}
+    shown = arguments.format or ("table" if sys.stdout.isatty() else "markdown")
+    wanted = {shown, *(name for _, name in pages)} - {"table"}
     wanted |= {name for name, path in (("csv", arguments.csv), ("latex", arguments.latex)) if path}
     with misread(f"{arguments.out}: a file of a run", CHANGED):
         texts = {name: table.FORMATS[name](found, bench) for name in wanted}
@@ -67,7 +71,15 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         if path:
             write_out(_parent(path), texts[name].encode())
     _draw(arguments, found)
-    yield texts[arguments.format]
+    if shown != "table":
+        yield texts[shown]
+        return
+    if not found:
+        yield table.NOTHING
+    for section in found:
+        head = terminal.printable(table.title(section).replace("**", ""))
+        yield terminal.Rendered(terminal.coloured(head, terminal.BOLD, sys.stdout))
+        yield from terminal.tables(table.tables(section, bench))
 
 
 def known() -> "Catalogue":
@@ -76,7 +88,7 @@ def known() -> "Catalogue":
     from llava_consensus.methods import METHODS
     from llava_consensus.report.table import Catalogue, Facts
 
-    methods = {name: getattr(one, "title", None) or name for name, one in METHODS.items()}
+    methods = {name: METHODS.title(name) for name in METHODS}
     return Catalogue(methods, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
 
 
