@@ -35,7 +35,7 @@ CLI := $(PYTHON) -m llava_consensus.cli
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables bench ablation table study paper figures examples gallery ledger demo train-mini clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo train-mini dist clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -87,9 +87,11 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: sweep  ## every run of the results table on MODEL, then the tables in docs/results.md
-	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
-		$(patsubst %,--write %,$(wildcard docs/results.md))
+tables: sweep  ## every run of the results table on MODEL, then the tables in OUT: tables.md, tables.csv, tables.tex
+	$(CLI) report --out $(OUT) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+
+pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
+	$(CLI) report --out $(OUT) --complete --write docs/results.md --format brief
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b --operations"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
@@ -131,6 +133,11 @@ demo: data  ## one question about one mini picture, with a picture of what was k
 
 train-mini: $(READY)  ## train checkpoints/llava-mini again (hours on a CPU, minutes on a GPU)
 	$(PYTHON) -m playground.mini.train $(ARGS)
+
+dist: $(DEV_READY)  ## wheel and sdist in dist/, checked
+	rm -rf build dist
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
 
 style: $(DEV_READY)  ## ruff and mypy
 	$(VENV)/bin/ruff check .

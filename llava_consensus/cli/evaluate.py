@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments, terminal, trackers
 from llava_consensus.cli.arguments import Command
 from llava_consensus.cli.grids import carry_out, folders
 from llava_consensus.errors import DataError
@@ -30,6 +30,7 @@ def add(command: Command) -> None:
     arguments.add_method(parser)
     arguments.add_run(parser)
     arguments.add_benchmark_option(parser)
+    trackers.add(parser)
     parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
     parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")
     parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="or all (%(default)s)")
@@ -39,11 +40,13 @@ def add(command: Command) -> None:
     )
     arguments.add_model(parser)
     arguments.add_run(parser)
+    trackers.add(parser)
 
 
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
+    trackers.check(given.log)
 
     from llava_consensus.report import table  # a wrong name is told before anything heavy is imported
     from llava_consensus.runs.loop import run
@@ -51,6 +54,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
+    trackers.tell(given.log, result)
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = table.full_score(given.out, stored)
@@ -69,6 +73,7 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.methods import METHODS, make
     from llava_consensus.runs import sweep as grids
 
+    trackers.check(given.log)
     names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
     words = METHODS if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
@@ -79,6 +84,8 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
     for line, cell in carry_out(grid, given):
         yield line
         done.append(cell)
+        if cell.result:
+            trackers.tell(given.log, cell.result)
         if len(done) < len(grid):
             log.info("%s", _remaining(time.monotonic() - begun, len(done), len(grid)))
     yield from terminal.tables([_table(done)])
