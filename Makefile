@@ -26,46 +26,43 @@ PYTHON3 ?= python3
 VENV := .venv
 PINNED := .venv-pinned
 PYTHON := $(VENV)/bin/python
-LOCKED := pip install -q --no-deps --require-hashes
 UV ?= uv
 LOCK := $(UV) pip compile -q --universal --python-version 3.10 --generate-hashes --no-header --no-annotate --no-emit-index-url
 READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-pinned lock data style test test-pinned fuzz sweep tables bench ablation table study paper figures examples gallery ledger demo train-mini clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo train-mini dist clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /  \1|/' | column -t -s '|'
 
-setup: $(READY)  ## the venv: official LLaVA on current transformers; made once, mended when requirements change
+setup: $(READY)  ## the venv, as small as answering needs: official LLaVA on current transformers; mended when requirements change
 
-$(READY): pyproject.toml requirements/main.lock requirements/llava.lock requirements/lmms-eval.lock
-	@echo "setting up $(VENV): a few minutes the first time"
-	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install -q torch==2.13.0
-	$(PYTHON) -m $(LOCKED) -r requirements/main.lock
-	$(PYTHON) -m $(LOCKED) -r requirements/llava.lock -r requirements/lmms-eval.lock
-	$(PYTHON) -m pip install -q --no-deps -e .
+$(READY): pyproject.toml requirements/main.lock requirements/llava.lock requirements/set_up.py
+	@$(PYTHON3) requirements/set_up.py main $(VENV)
+	@touch $@
+
+setup-dev: $(DEV_READY)  ## its second stage: what tests, style, figures and further hosts need
+
+$(DEV_READY): $(READY) requirements/dev.lock requirements/lmms-eval.lock
+	@$(PYTHON3) requirements/set_up.py dev $(VENV)
 	@touch $@
 
 setup-pinned: $(PINNED_READY)  ## the second venv: LLaVA's own pins
 
-$(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock
-	@echo "setting up $(PINNED): a few minutes the first time"
-	test -x $(PINNED)/bin/python || $(PYTHON3) -m venv $(PINNED)
-	$(PINNED)/bin/python -m pip install -q torch==2.13.0
-	$(PINNED)/bin/python -m $(LOCKED) -r requirements/pinned.lock
-	$(PINNED)/bin/python -m $(LOCKED) -r requirements/llava.lock
-	$(PINNED)/bin/python -m pip install -q --no-deps -e .
+$(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock requirements/set_up.py
+	@$(PYTHON3) requirements/set_up.py pinned $(PINNED)
 	@touch $@
 
 lock:  ## exact versions and hashes of all requirements but torch, whose builds differ: needs uv
 	echo torch > requirements/.torch
-	$(LOCK) --excludes requirements/.torch requirements/main.txt requirements/dev.txt -o requirements/main.lock
+	$(LOCK) --excludes requirements/.torch requirements/main.txt -o requirements/main.lock
+	$(LOCK) --excludes requirements/.torch requirements/main.txt requirements/dev.txt -c requirements/main.lock -o requirements/dev.lock
 	$(LOCK) --excludes requirements/.torch requirements/pinned.txt -o requirements/pinned.lock
 	$(LOCK) --no-deps requirements/llava.txt -o requirements/llava.lock
 	$(LOCK) --no-deps requirements/lmms-eval.txt -o requirements/lmms-eval.lock
@@ -90,9 +87,11 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: sweep  ## every run of the results table on MODEL, then the tables in docs/results.md
-	$(CLI) report --out $(OUT) --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex \
-		$(patsubst %,--write %,$(wildcard docs/results.md))
+tables: sweep  ## every run of the results table on MODEL, then the tables in OUT: tables.md, tables.csv, tables.tex
+	$(CLI) report --out $(OUT) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+
+pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
+	$(CLI) report --out $(OUT) --complete --write docs/results.md --format brief
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b --operations"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
@@ -108,21 +107,21 @@ table: data  ## a main table of the paper beside its numbers: make table NAME=t1
 study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
 	$(CLI) study $(RUN) $(ARGS)
 
-paper: data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
+paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
 	$(CLI) paper $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
 	$(MAKE) figures OUT=$(OUT)
 
-figures: $(READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
+figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
 	@mkdir -p $(OUT)
 	$(CLI) figures --out $(OUT) $(ARGS)
 	$(CLI) claims --out $(OUT)
 
-examples: data  ## pictures on which both signals disagree: make examples BENCH=gqa TOKENS=128 BY=disagreement|gained|lost|questions
+examples: $(DEV_READY) data  ## pictures on which both signals disagree: make examples BENCH=gqa TOKENS=128 BY=disagreement|gained|lost|questions
 	$(CLI) examples --model $(MODEL) --data $(DATA) --out $(OUT) --by $(BY) $(if $(BENCH),--benchmark $(BENCH)) \
 		$(if $(LIMIT),--limit $(LIMIT)) $(if $(filter command line environment,$(origin TOKENS)),--tokens $(TOKENS)) $(ARGS)
 
-gallery: $(READY)  ## what methods keep of your own photographs: make gallery PHOTOGRAPHS=folder TOKENS=64
+gallery: $(DEV_READY)  ## what methods keep of your own photographs: make gallery PHOTOGRAPHS=folder TOKENS=64
 	$(if $(PHOTOGRAPHS),@$(CLI) gallery $(PHOTOGRAPHS) --model $(MODEL) --tokens $(TOKENS) --to $(OUT)/gallery \
 		$(if $(METHODS),--methods "$(METHODS)") $(ARGS),$(error whose pictures? make gallery PHOTOGRAPHS=folder))
 
@@ -136,15 +135,20 @@ demo: data  ## a page to play with, in the browser: two methods or two questions
 train-mini: $(READY)  ## train checkpoints/llava-mini again (hours on a CPU, minutes on a GPU)
 	$(PYTHON) -m playground.mini.train $(ARGS)
 
-style: $(READY)  ## ruff and mypy
+dist: $(DEV_READY)  ## wheel and sdist in dist/, checked
+	rm -rf build dist
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
+
+style: $(DEV_READY)  ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-test: data  ## all tests on the main stack
+test: $(DEV_READY) data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto $(ARGS)
 
-fuzz: $(READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
+fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
 	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto tests/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins

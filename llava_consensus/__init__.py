@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llava_consensus.hosts import Attachment
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Budget": "reduction.budget",

@@ -26,6 +26,7 @@ MAY_IMPORT = {  # room of the package -> rooms it may import, beside itself
     "benchmarks": {"scorers", "files", "shapes", "errors"},
     "judge": {"benchmarks", "scorers", "files", "locks", "shapes", "errors"},
     "runs": {"benchmarks", "hosts", "methods", "reduction", "files", "locks", "shapes", "errors"},
+    "data": {"files", "errors"},
     "bench": {"hosts", "methods", "reduction", "files", "errors"},
     "report": {"files", "shapes", "errors"},
     "demo": {"bench", "benchmarks", "runs", "report", "hosts", "methods", "reduction", "files", "errors"},

@@ -15,6 +15,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.shapes import misread
 
 CHUNK = 1 << 20
+NAMED = 5  # missing pictures that are named
 SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
 
 
@@ -67,10 +68,11 @@ def _file(path: Path, file: DataFile) -> Finding:
         state = "absent" if file.optional else "missing"
         text = f"{path}{' (optional)' if file.optional else ''}\n  from {file.source}"
         return Finding(state, text, (EXPORT,) if file.exported else ())
+    size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
     if not file.sha256:
-        return Finding("there", str(path))
+        return Finding("there", f"{path} ({size})")
     if _digest(path) == file.sha256:
-        return Finding("there", f"{path} (the known version)")
+        return Finding("there", f"{path} ({size}, the known version)")
     return Finding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
 
 
@@ -100,7 +102,9 @@ def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> 
     place = folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]
     if absent:
-        text = f"{len(absent):,} of {len(names):,} {media} in {place}, the first is {absent[0]}"
+        named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED:,} more" if len(absent) > NAMED else "")
+        text = f"{len(absent):,} of {len(names):,} {media} in {place}: {named}"
         yield Finding("missing", text, (ANSWERING,))
     elif names:
-        yield Finding("there", f"{len(names):,} {media} in {place}")
+        size = sum((place / name).stat().st_size for name in names)
+        yield Finding("there", f"{len(names):,} {media} in {place} ({size:,} bytes)")

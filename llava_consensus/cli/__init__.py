@@ -22,6 +22,10 @@
     llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
     llava-consensus check-host MODEL                      whether a host fits a model, check by check
     llava-consensus list [--hosts]                        methods, hosts, benchmarks; which method works where
+    llava-consensus methods consensusdrop                 a method's options with bounds, its cost, its paper
+    llava-consensus fetch-mini                            the embedded model and its benchmarks, wherever one works
+    llava-consensus download-data NAME|all                official files, resumed and checked, in LLaVA's layout
+    llava-consensus completion bash                       what a shell needs to complete commands and options
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
 before it is needed.
@@ -36,32 +40,41 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from unicodedata import category
 
 from llava_consensus.cli import (
     ablation,
     ask,
     bench,
+    data,
     demo,
     evaluate,
     examples,
     figures,
     files,
     gallery,
+    helps,
     judge,
     ledger,
+    methods,
     models,
     paper,
     positions,
     study,
     tables,
 )
-from llava_consensus.cli.arguments import Lines
-from llava_consensus.errors import ConsensusError, DataError
+from llava_consensus.cli.arguments import Command, Lines
+from llava_consensus.cli.terminal import RED, Rendered, coloured, printable
+from llava_consensus.errors import ConsensusError, DataError, MissingDependency
+
+STOPPED = 130  # exit code of a command that was asked to stop
+SHOWN = ("ask", "eval", "list", "methods")  # commands whose examples the general help shows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
+    if sys.platform == "win32":
+        print("error: Windows is not supported, its files cannot be locked as runs need it: use WSL", file=sys.stderr)
+        return ConsensusError.exit_code
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é gets \xe9, not a traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -69,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _tell()
     with _stops() as stop:
         code = _run(given)
-    return 128 + stop[0] if stop and code == 130 else code
+    return 128 + stop[0] if stop and code == STOPPED else code
 
 
 @contextlib.contextmanager
@@ -96,27 +109,27 @@ def _stops() -> Iterator[list[int]]:
 def _run(given: argparse.Namespace) -> int:
     try:
         for line in given.lines(given):
-            print(printable(line), flush=True)
+            print(line if isinstance(line, Rendered) else printable(line), flush=True)
     except BrokenPipeError:  # whoever read the output has had enough
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except ConsensusError as error:
-        print(printable(f"error: {error}" if error.exit_code != 130 else str(error)), file=sys.stderr)
+        print(_head(error.exit_code) + printable(str(error)), file=sys.stderr)
         return error.exit_code
     except OSError as error:  # a full disk, a folder that vanished: wherever it is met first
         place = f"{error.filename}: " if error.filename else ""
-        print(printable(f"error: {place}{error.strerror or error}"), file=sys.stderr)
+        print(_head(DataError.exit_code) + printable(f"{place}{error.strerror or error}"), file=sys.stderr)
         return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        return STOPPED
     return 0
 
 
-def printable(text: str) -> str:
-    """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
-    return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
+def _head(code: int) -> str:
+    """What is said before an error; nothing where the user stopped the command."""
+    return "" if code == STOPPED else coloured("error:", RED, sys.stderr) + " "
 
 
 class _Formatter(logging.Formatter):
@@ -126,12 +139,18 @@ class _Formatter(logging.Formatter):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="llava-consensus", description="Fewer visual tokens for vision-language models, measured."
+        prog="llava-consensus",
+        description="Fewer visual tokens for vision-language models, measured.",
+        epilog="examples:\n" + "\n".join(f"  llava-consensus {helps.EXAMPLES[name][0]}" for name in SHOWN),
+        formatter_class=helps.Formatter,
     )
+    parser.add_argument("--version", action=helps.Version)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(name: str, lines: Lines, line: str) -> argparse.ArgumentParser:
-        one: argparse.ArgumentParser = commands.add_parser(name, help=line, description=line)
+        one: argparse.ArgumentParser = commands.add_parser(
+            name, help=line, description=line, epilog=helps.epilog(name), formatter_class=helps.Formatter
+        )
         one.set_defaults(lines=lines)
         return one
 
@@ -152,10 +171,28 @@ def _parser() -> argparse.ArgumentParser:
         gallery,
         ledger,
         models,
+        methods,
+        data,
     )
     for group in groups:
         group.add(command)
+    add_completion(command)
     return parser
+
+
+def add_completion(command: Command) -> None:
+    """Adds the command."""
+    parser = command("completion", completion, "a script that lets a shell complete commands and options")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
+
+
+def completion(given: argparse.Namespace) -> Iterator[str]:
+    """The script."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise MissingDependency("completion: shtab is not installed. Type: pip install shtab") from error
+    yield shtab.complete(_parser(), given.shell)
 
 
 def _tell() -> None:

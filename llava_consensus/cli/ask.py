@@ -8,6 +8,7 @@ moment alone. Of a video some frames are shown, as one clip where the model know
 
 import argparse
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llava_consensus.hosts import Answer, Encoded, Host
     from llava_consensus.hosts.base import Clip
 
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".gif")
 
@@ -46,13 +48,14 @@ def add(command: Command) -> None:
 
 def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
-    from llava_consensus import hosts
+    _check(given)
+    method, budget = arguments.method(given), arguments.budget(given)
+
+    from llava_consensus import hosts  # a wrong name is told before anything heavy is imported
     from llava_consensus.bench.timing import first_token
     from llava_consensus.benchmarks.base import SHORT
     from llava_consensus.methods import make
 
-    method, budget = arguments.method(given), arguments.budget(given)
-    _check(given)
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
     video = Path(given.picture).suffix.lower() in VIDEOS
@@ -126,6 +129,8 @@ def _check(given: argparse.Namespace) -> None:
         value = getattr(given, name)
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
+    if URL.match(given.picture):
+        raise OptionError(f"PICTURE {given.picture}: addresses are not fetched. Save the picture and give its file")
     file = given.overlay
     if file and file.suffix.lower() not in PICTURES:
         raise OptionError(f"--overlay {file}: must end with .png, .jpg or .webp")

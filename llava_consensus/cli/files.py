@@ -16,6 +16,7 @@ from typing import Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.runs import DATA
 from llava_consensus.shapes import misread
 
 
@@ -141,5 +142,7 @@ def check_data(given: argparse.Namespace) -> Iterator[str]:
         states = uses(benchmark, given.data, findings)
         yield "  " + "; ".join(f"{use}: {state}" for use, state in states.items())
         unready += [name] if "not ready" in states.values() else []
+    if unready and given.data != Path(DATA):
+        yield f"official files are fetched by: llava-consensus download-data {' '.join(unready)} --data {given.data}"
     if unready and given.names:
         raise DataError(f"not ready: {', '.join(unready)}. What is missing and where it comes from is said above")

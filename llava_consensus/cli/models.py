@@ -36,6 +36,7 @@ def add(command: Command) -> None:
     arguments.add_loading(parser)
     parser = command("list", choices, "methods, hosts and benchmarks")
     parser.add_argument("--hosts", action="store_true", help="which method works on which host, and why not")
+    parser.add_argument("--try", dest="again", action="store_true", help="with --hosts: try it with what is installed")
 
 
 def convert(given: argparse.Namespace) -> Iterator[str]:
@@ -48,7 +49,7 @@ def convert(given: argparse.Namespace) -> Iterator[str]:
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Every method, host and benchmark with a line about it, or the matrix of hosts and methods."""
     if given.hosts:
-        yield from _matrix()
+        yield from _matrix(given.again)
         return
     from llava_consensus.benchmarks import BENCHMARKS
     from llava_consensus.hosts import HOSTS
@@ -61,11 +62,16 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         yield from (f"  {name:14} {line}" for name, line in entries.items())
 
 
-def _matrix() -> Iterator[str]:
+def _matrix(again: bool) -> Iterator[str]:
     """A line for each method, a column for each host; why a host refuses stands in numbered notes."""
-    from llava_consensus.hosts.matrix import cells
+    from llava_consensus.hosts import tried
 
-    refusals = cells()
+    if again:
+        from llava_consensus.hosts.matrix import cells
+
+        refusals, version = cells(), ""
+    else:
+        refusals, version = (tried.read()[key] for key in ("cells", "transformers"))
     notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
     numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
     widths = {host: max(len(host), len(WORKS)) for host in refusals}
@@ -76,6 +82,8 @@ def _matrix() -> Iterator[str]:
         marks = (f"  {numbers.get(refusals[host][method], WORKS):{width}}" for host, width in widths.items())
         yield f"{method:{first}}" + "".join(marks).rstrip()
     yield from (f"{number} {reason}" for reason, number in numbers.items())
+    if version:
+        yield f"as tried with transformers {version}; --try tries it with what is installed here"
 
 
 def check_host(given: argparse.Namespace) -> Iterator[str]:

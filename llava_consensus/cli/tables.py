@@ -1,10 +1,12 @@
 """The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError
 from llava_consensus.files import read_text, write_out
@@ -15,16 +17,20 @@ if TYPE_CHECKING:
     from llava_consensus.report.table import Catalogue
 
 CHANGED = "llava-consensus verify RUN tells what was changed in which run"
-FORMATS = ("markdown", "csv", "latex", "brief")
+MOST = 10  # holes of a grid that are named
+FORMATS = ("table", "markdown", "csv", "latex", "brief")
 
 
 def add(command: Command) -> None:
     """Adds both commands."""
     parser = command("report", report, "tables of all results: Markdown, CSV, LaTeX")
     add_out(parser)
-    parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
+    line = "of what is printed (table in a terminal, else markdown)"
+    parser.add_argument("--format", choices=FORMATS, help=line)
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="between its markers, the scores alone")
+    parser.add_argument("--complete", action="store_true", help="refuse runs that are not whole, and grids with holes")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV")
     parser.add_argument("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)")
@@ -53,21 +59,51 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     with misread(f"{arguments.out}: a file of a run", CHANGED):
         found = table.in_sections(table.read_rows(arguments.out, known()))
         bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
+    if arguments.complete:
+        _refuse_incomplete(found)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []
-    wanted = {arguments.format, *(name for _, name in pages)}
-    wanted |= {name for name, path in (("csv", arguments.csv), ("latex", arguments.latex)) if path}
+    shown = arguments.format or ("table" if sys.stdout.isatty() else "markdown")
+    wanted = {shown, *(name for _, name in pages)} - {"table"}
+    files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(arguments, name))]
+    wanted |= {name for name, _ in files}
     with misread(f"{arguments.out}: a file of a run", CHANGED):
         texts = {name: table.FORMATS[name](found, bench) for name in wanted}
     for path, name in pages:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
         write_out(path, table.replace_block(read_text(path), texts[name], str(path)).encode())
-    for path, name in ((arguments.csv, "csv"), (arguments.latex, "latex")):
-        if path:
-            write_out(_parent(path), texts[name].encode())
+    for name, path in files:
+        write_out(_parent(path), texts[name].encode())
     _draw(arguments, found)
-    yield texts[arguments.format]
+    if shown != "table":
+        yield texts[shown]
+        return
+    if not found:
+        yield table.NOTHING
+    for section in found:
+        head = terminal.printable(table.title(section).replace("**", ""))
+        yield terminal.Rendered(terminal.coloured(head, terminal.BOLD, sys.stdout))
+        yield from terminal.tables(table.tables(section, bench))
+
+
+def _refuse_incomplete(found: list["Section"]) -> None:
+    """Raises DataError unless every run is of all questions and answered, and no line of a grid lacks a benchmark."""
+    missing = [] if found else ["there are no runs"]
+    for section in found:
+        for row in section.rows:
+            name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
+            if limit is not None:
+                missing.append(f"{name}: the first {limit} questions only")
+            elif row.metrics is None or row.unanswered:
+                missing.append(f"{name}: {row.answered} questions answered, not all")
+        for line in section.lines:
+            absent = [name for name in section.names if name not in line.runs]
+            missing += [f"{line.label} {line.tokens}: no run on {', '.join(absent)}"] if absent else []
+    if missing:
+        shown = "".join(f"\n  {one}" for one in missing[:MOST])
+        rest = f"\n  and {len(missing) - MOST} more" if len(missing) > MOST else ""
+        raise DataError(f"the grid is not complete, so no page is written from it:{shown}{rest}")
 
 
 def known() -> "Catalogue":
@@ -76,7 +112,7 @@ def known() -> "Catalogue":
     from llava_consensus.methods import METHODS
     from llava_consensus.report.table import Catalogue, Facts
 
-    methods = {name: getattr(one, "title", None) or name for name, one in METHODS.items()}
+    methods = {name: METHODS.title(name) for name in METHODS}
     return Catalogue(methods, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
 
 

@@ -149,6 +149,13 @@ class Attachment(Caller, Shares):
             raise
         return self
 
+    def __repr__(self) -> str:
+        amount = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{self.budget.tokens}"
+        method, model = self.method.title or type(self.method).__name__, type(self.model.module).__name__
+        before, after = (sum(getattr(one, side) for one in self.outcomes) for side in ("before", "after"))
+        last = f"last call {before} -> {after} ({after / before:.1%} kept)" if before else "no call yet"
+        return f"<{method} on {model}, {amount} tokens, {last if self.active else 'detached'}>"
+
     def __enter__(self) -> "Attachment":
         return self
 

@@ -76,6 +76,11 @@ class PictureOutcome(NamedTuple):
     entering: tuple[int, ...] = ()  # visual tokens that entered each decoder layer, where that differs by layer
     origin: tuple[Tensor, Tensor] | None = None  # [before] tile, and token of that tile, of each visual token
 
+    def __repr__(self) -> str:
+        structural = f" and {self.structural} structural ones" if self.structural else ""
+        parts = f", reduced in {len(self.reductions)} parts" if len(self.reductions) > 1 else ""
+        return f"<picture of row {self.row}: {self.before} -> {self.after} tokens{structural}{parts}>"
+
 
 class Prefill(NamedTuple):
     """What was read before the first token of one answer, and the cache it left."""

@@ -12,6 +12,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts import hub
 
 SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
+FETCH = "llava-consensus fetch-mini puts the embedded model there"
 OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
 
 
@@ -65,8 +66,9 @@ def check_checkpoint(model: str) -> None:
 
 
 def _checkpoints() -> str:
+    """What there is instead."""
     folders = sorted(str(path.parent) for path in Path(OWN).glob("*/config.json"))
-    return f" Here are: {', '.join(folders)}." if folders else f" There are none in {OWN}/ either."
+    return f" Here are: {', '.join(folders)}." if folders else f" There are none in {OWN}/ either: {FETCH}."
 
 
 @contextlib.contextmanager

@@ -1,65 +1,49 @@
 """The reduction methods. METHODS is the only list: a new method is one file here and one line below
-(docs/adding.md).
+(docs/adding.md). A method's file is imported when the method is used; what lists and messages say is read from its
+text, so that they need no torch.
 """
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from importlib.metadata import entry_points
-from inspect import isclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import OptionError, unknown_name
-from llava_consensus.methods.cdpruner import CDPruner
-from llava_consensus.methods.consensusdrop import ConsensusDrop
-from llava_consensus.methods.consensusdrop_plus import ConsensusDropPlus
-from llava_consensus.methods.dart import Dart
-from llava_consensus.methods.divprune import DivPrune
-from llava_consensus.methods.downsample import Downsample
-from llava_consensus.methods.fastv import FastV
-from llava_consensus.methods.full import Full
-from llava_consensus.methods.pool import Pool
-from llava_consensus.methods.prumerge import PruMerge
-from llava_consensus.methods.prumerge_plus import PruMergePlus
-from llava_consensus.methods.pyramiddrop import PyramidDrop
-from llava_consensus.methods.random import Random
-from llava_consensus.methods.sparsevlm import SparseVLM
-from llava_consensus.methods.tome import ToMe
-from llava_consensus.methods.tome_post import ToMePost
-from llava_consensus.methods.uniform_grid import UniformGrid
-from llava_consensus.methods.visionzip import VisionZip
-from llava_consensus.methods.vispruner import VisPruner
-from llava_consensus.reduction.decoder import InDecoder
-from llava_consensus.reduction.method import AfterTower, AtPicture, InTower, Method
+from llava_consensus.methods.catalogue import Catalogue, checked
+
+if TYPE_CHECKING:
+    from llava_consensus.reduction.method import Method
 
 GROUP = "llava_consensus.methods"  # entry points of other packages
-BASES = (AtPicture, InTower, AfterTower, InDecoder)  # a method of another package derives from one of them
 
-METHODS: dict[str, type[Method]] = {
-    "consensusdrop": ConsensusDrop,
-    "consensusdrop+": ConsensusDropPlus,
-    "full": Full,
-    # at the picture, or inside the vision tower
-    "downsample": Downsample,
-    "tome": ToMe,
-    # behind the tower, before the language model
-    "prumerge": PruMerge,
-    "prumerge_plus": PruMergePlus,
-    "visionzip": VisionZip,
-    "vispruner": VisPruner,
-    "divprune": DivPrune,
-    "cdpruner": CDPruner,
-    "tome_post": ToMePost,
-    "random": Random,
-    "uniform_grid": UniformGrid,
-    "pool": Pool,
-    # between decoder layers
-    "fastv": FastV,
-    "sparsevlm": SparseVLM,
-    "pyramiddrop": PyramidDrop,
-    "dart": Dart,
-}
+METHODS = Catalogue(
+    {
+        "consensusdrop": "consensusdrop:ConsensusDrop",
+        "consensusdrop+": "consensusdrop_plus:ConsensusDropPlus",
+        "full": "full:Full",
+        # at the picture, or inside the vision tower
+        "downsample": "downsample:Downsample",
+        "tome": "tome:ToMe",
+        # behind the tower, before the language model
+        "prumerge": "prumerge:PruMerge",
+        "prumerge_plus": "prumerge_plus:PruMergePlus",
+        "visionzip": "visionzip:VisionZip",
+        "vispruner": "vispruner:VisPruner",
+        "divprune": "divprune:DivPrune",
+        "cdpruner": "cdpruner:CDPruner",
+        "tome_post": "tome_post:ToMePost",
+        "random": "random:Random",
+        "uniform_grid": "uniform_grid:UniformGrid",
+        "pool": "pool:Pool",
+        # between decoder layers
+        "fastv": "fastv:FastV",
+        "sparsevlm": "sparsevlm:SparseVLM",
+        "pyramiddrop": "pyramiddrop:PyramidDrop",
+        "dart": "dart:Dart",
+    }
+)
 
 
-def method_class(name: str) -> type[Method]:
+def method_class(name: str) -> "type[Method]":
     """The class of a method: one of METHODS, or one that an installed package registers under the entry point
     `llava_consensus.methods` (docs/adding.md).
 
@@ -75,30 +59,16 @@ def method_class(name: str) -> type[Method]:
         registered = entries[name].load()
     except (ImportError, AttributeError) as error:
         raise OptionError(f"method {name!r} of {entries[name].value}: cannot be imported ({error})") from error
-    _check_acts(f"method {name!r} of {entries[name].value}", registered)
-    return registered
-
-
-def _check_acts(where: str, candidate: Any) -> None:
-    """Raises OptionError unless `found` is a dataclass that derives from one of the bases and writes what that asks."""
-    if not isclass(candidate) or not issubclass(candidate, BASES) or not is_dataclass(candidate):
-        names = ", ".join(base.__name__ for base in BASES)
-        raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")
-    missing = sorted(candidate.__abstractmethods__)
-    if missing:
-        raise OptionError(f"{where}: does nothing yet, write its `{'` and `'.join(missing)}` (docs/adding.md)")
+    return checked(f"method {name!r} of {entries[name].value}", registered)
 
 
 def known_methods() -> dict[str, str]:
     """Every method by name with its one line: ours, then those of other packages."""
-    lines = {
-        name: (method.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ") for name, method in METHODS.items()
-    }
-    entry_lines = {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
-    return {name: " ".join(line.split()) for name, line in (lines | entry_lines).items()}
+    lines = {name: METHODS.line(name) for name in METHODS}
+    return lines | {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
 
 
-def make(name: str, **options: Any) -> Method:
+def make(name: str, **options: Any) -> "Method":
     """The method called `name` with these options, checked before anything is loaded.
 
     Raises:
@@ -108,7 +78,8 @@ def make(name: str, **options: Any) -> Method:
     option_names = [field.name for field in fields(method_type)]
     for option in options:
         if option not in option_names:
-            raise unknown_name(f"option of method {name!r}", option, option_names)
+            error = unknown_name(f"option of method {name!r}", option, option_names)
+            raise OptionError(f"{error}. Defaults and bounds: llava-consensus methods {name}")
     try:
         method: Method = method_type(**options)
     except TypeError as error:

@@ -170,7 +170,8 @@ class ReadsTower(Tiled):
     """Base of the methods behind the tower that read attention or features of one of its blocks.
 
     Args:
-        vision_layer: that block, counted from 0, or from the end if negative; None is the one that feeds the projector.
+        vision_layer: the block that is read, from 0, or from the end if negative; None is the one that feeds the
+            projector.
     Raises:
         OptionError: for anything but a whole number.
     """

@@ -169,7 +169,9 @@ def _read_questions(config: RunConfig) -> list[Question]:
     benchmark, data = config.benchmark, config.data
     folder = data / "eval" / benchmark.folder
     if data == Path(DATA) and not (data / "eval").is_dir():
-        raise DataError(f"{data / 'eval'}: not generated yet. Type: make data (or python -m playground.mini.build)")
+        raise DataError(
+            f"{data / 'eval'}: not generated yet. Type: llava-consensus fetch-mini (in a checkout: make data)"
+        )
     questions = benchmark.load(data)[: config.limit]
     if not questions:
         raise DataError(f"{folder / benchmark.question_file}: no questions in it")

@@ -6,10 +6,13 @@ on. `--fail-on-error` bounds how many there may be, `--retry-errors` asks them a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llava_consensus.benchmarks import Question
 from llava_consensus.errors import ConsensusError, ImageError, OptionError
 from llava_consensus.files import Record
+
+if TYPE_CHECKING:
+    from llava_consensus.benchmarks import Question
 
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
@@ -77,12 +80,12 @@ class Watch:
             )
 
 
-def of_picture(question: Question, error: ImageError) -> Record:
+def of_picture(question: "Question", error: ImageError) -> Record:
     """The record of a question whose picture cannot be read."""
     return _record(question, str(error))
 
 
-def of_model(question: Question, error: Exception) -> Record:
+def of_model(question: "Question", error: Exception) -> Record:
     """The record of a question that the model fails at, also when it is asked alone.
 
     Raises:
@@ -100,17 +103,17 @@ def raise_if_device_failed(error: Exception, what: str) -> None:
         raise DeviceFailed(f"{what}: {said}. What was answered is kept; the same command goes on")
 
 
-def of_death(question: Question, reason: str) -> Record:
+def of_death(question: "Question", reason: str) -> Record:
     """The record of a question of which processes die."""
     return _record(question, f"processes that ask it alone die ({reason})"[:SHOWN]) | {"cause": DEATH}
 
 
-def of_length(question: Question) -> Record:
+def of_length(question: "Question") -> Record:
     """The record of a question that is too long to be asked."""
     length = f"{len(question.text):,} characters, and at most {LONGEST:,} are asked"
     return _record(question, f"the question has {length}") | {"cause": "length"}
 
 
-def _record(question: Question, error: str) -> Record:
+def _record(question: "Question", error: str) -> Record:
     image = question.images[0] if question.images else None
     return {"index": question.index, "question_id": question.question_id, "image": image, "error": error}

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from llava_consensus import hosts
 from llava_consensus.benchmarks import Question
-from llava_consensus.errors import DataError, Interrupted, OptionError
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.files import ANSWERS, METRICS, Record
 from llava_consensus.runs import checksums, failures, metrics
 from llava_consensus.runs.batches import Asker, HostLoader, WorkerFactory
@@ -96,6 +96,9 @@ def evaluate(
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
                 raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
+            except ConsensusError:
+                folder.leave_nothing()
+                raise
         timing = metrics.timing(len(pending), seconds, execution.workers)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
         _check_errors(plan, folder, execution)

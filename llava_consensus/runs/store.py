@@ -147,6 +147,11 @@ class Run:
                 replace(self.path / name, to_lines(records[index] for index in sorted(records)))
         shutil.rmtree(self.path / SHARDS, ignore_errors=True)
 
+    def leave_nothing(self) -> None:
+        """Removes a folder in which nothing was asked, as where the model could not be loaded."""
+        if {path.name for path in self.path.iterdir()} <= {CONFIG, LOCK}:
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def close(self) -> None:
         """Lets the next process have the run."""
         if self._lock >= 0:

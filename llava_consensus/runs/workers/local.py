@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from tqdm import tqdm
+
 from llava_consensus.runs.failures import DeviceFailed
 from llava_consensus.runs.workers.base import Died, Factory, Result, Shard
 
@@ -78,6 +80,7 @@ def _serve(factory: bytes, worker: int, pipe: Connection) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a process that is killed leaves behind
     try:
         make: Factory = pickle.loads(factory)
         work = make(worker)

@@ -1,0 +1,1 @@
+"""Data from outside: official files of benchmarks (sources, transfer, unpack), and the embedded model (mini)."""

@@ -1,0 +1,52 @@
+"""The embedded model and the generator of its benchmarks, copied to where one works: what the defaults of every command
+name, relative to that folder. An installed package carries both (setup.py), a checkout has them beside the package.
+"""
+
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+from llava_consensus.errors import DataError
+
+HERE = Path(__file__).parent
+PARTS = ("checkpoints/llava-mini", "playground/mini")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "eval", ".eval-*", ".work")
+
+
+def source() -> Path:
+    """The folder that has both parts.
+
+    Raises:
+        DataError: where they were left out, as a build from elsewhere may do.
+    """
+    for folder in (HERE / "embedded", HERE.parents[1]):
+        if all((folder / part).is_dir() for part in PARTS):
+            return folder
+    raise DataError(
+        "the embedded model did not come with this installation. Install the wheel of a release, or work in a checkout"
+    )
+
+
+def copy(to: Path) -> list[Path]:
+    """Copies what is not there yet; returns the folders of both parts below `to`."""
+    found = source()
+    targets = [to / part for part in PARTS]
+    for part, target in zip(PARTS, targets, strict=True):
+        if target.exists():
+            continue
+        fresh = target.with_name(f"{target.name}.new-{os.getpid()}")
+        shutil.copytree(found / part, fresh, ignore=LEFT_OUT)
+        os.replace(fresh, target)
+    return targets
+
+
+def generate(to: Path) -> None:
+    """Writes the mini benchmarks below `to`, unless they are complete: the same files every time."""
+    arguments, path = sys.argv, list(sys.path)
+    sys.argv, sys.path = ["build", "--out", str(to / PARTS[1])], [str(to.resolve()), *path]
+    try:
+        runpy.run_module("playground.mini.build", run_name="__main__")
+    finally:
+        sys.argv, sys.path = arguments, path
