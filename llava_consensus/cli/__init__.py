@@ -17,6 +17,7 @@
     llava-consensus ablation alpha --limit 40             an ablation of the paper beside its numbers; table t1 too
     llava-consensus paper --limit 40                      every table of the paper that the model can give
     llava-consensus study --limit 40                      selection by vision, by the question, by both: the study
+    llava-consensus train --tokens "64 32" ...             adapt a model to fewer tokens (docs/training.md)
     llava-consensus ledger --sort average                 published results, every budget by one account
     llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
     llava-consensus check-host MODEL                      whether a host fits a model, check by check
@@ -52,6 +53,7 @@ from llava_consensus.cli import (
     paper,
     study,
     tables,
+    train,
 )
 from llava_consensus.cli.arguments import Lines
 from llava_consensus.errors import ConsensusError, DataError
@@ -147,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         gallery,
         ledger,
         models,
+        train,
     )
     for group in groups:
         group.add(command)
