@@ -103,7 +103,7 @@ def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path,
     if not refused:
         support.check(plan(tmp_path, method=method if method.reduces else None), name)
         return
-    with pytest.raises(OptionError, match="without gradients|reads the text of the question"):
+    with pytest.raises(OptionError, match=r"without gradients|reads the text of the question"):
         support.check(plan(tmp_path, method=method), name)
 
 

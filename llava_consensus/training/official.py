@@ -17,7 +17,7 @@ from llava_consensus.files import Record, read_json
 from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
 from llava_consensus.training.plan import LORA, PROJECTOR, Plan
-from llava_consensus.training.steps import Session, Steps
+from llava_consensus.training.steps import Session, Steps, inner
 
 LENGTH = 2048  # rows of a conversation, of LLaVA's own scripts
 WARM_UP = 0.03  # share of the steps, likewise
