@@ -35,7 +35,7 @@ CLI := $(PYTHON) -m llava_consensus.cli
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo train-mini dist clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -131,6 +131,18 @@ ledger: $(READY)  ## published results, every budget by one account: make ledger
 demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
 	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"
 	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)
+
+TRAIN_DATA ?= playground/mini-train
+TUNE ?= full
+STEPS ?= $(if $(LIMIT),$(LIMIT),80)
+ADAPTED ?= checkpoints/llava-mini-$(METHOD)-$(subst $(empty) ,+,$(TOKENS))
+
+finetune: $(READY)  ## adapt MODEL to fewer tokens: make finetune TOKENS="64 32" LIMIT=80 (steps), then eval-gqa MODEL=<what it names>
+	$(if $(filter playground/mini-train,$(TRAIN_DATA)),test -f $(TRAIN_DATA)/conversations.json || \
+		$(PYTHON) -m playground.mini.conversations --out $(TRAIN_DATA) --scenes 640 --questions 4 --turns 4 --reading 20)
+	$(CLI) train --model $(MODEL) --data-path $(TRAIN_DATA)/conversations.json --images $(TRAIN_DATA)/images \
+		--method $(METHOD) --tokens "$(TOKENS)" --tune $(TUNE) --steps $(STEPS) --out $(ADAPTED) \
+		$(if $(findstring --learning-rate,$(ARGS)),,--learning-rate $(if $(filter projector,$(TUNE)),1e-3,3e-4)) $(ARGS)
 
 train-mini: $(READY)  ## train checkpoints/llava-mini again (hours on a CPU, minutes on a GPU)
 	$(PYTHON) -m playground.mini.train $(ARGS)

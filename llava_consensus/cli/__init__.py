@@ -18,6 +18,7 @@
     llava-consensus ablation alpha --limit 40             an ablation of the paper beside its numbers; table t1 too
     llava-consensus paper --limit 40                      every table of the paper that the model can give
     llava-consensus study --limit 40                      selection by vision, by the question, by both: the study
+    llava-consensus train --tokens "64 32" ...             adapt a model to fewer tokens (docs/training.md)
     llava-consensus ledger --sort average                 published results, every budget by one account
     llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
     llava-consensus check-host MODEL                      whether a host fits a model, check by check
@@ -61,6 +62,7 @@ from llava_consensus.cli import (
     positions,
     study,
     tables,
+    train,
 )
 from llava_consensus.cli.arguments import Command, Lines
 from llava_consensus.cli.terminal import RED, Rendered, coloured, printable
@@ -173,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         models,
         methods,
         data,
+        train,
     )
     for group in groups:
         group.add(command)

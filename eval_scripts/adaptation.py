@@ -1,0 +1,122 @@
+"""Adapts the embedded model to fewer tokens with several methods, measures it before and after, and writes the tables.
+
+    python -m eval_scripts.adaptation run --data-path playground/mini-train/conversations.json --out results/adaptation
+    python -m eval_scripts.adaptation write --out results/adaptation --to docs/results.md
+
+`run` trains one cell after the other, the most telling first, and evaluates each; whatever is complete is not done
+again. `write` puts tables of what is there between the marks `adaptation:begin` and `adaptation:end` of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from eval_scripts.adaptation_tables import text
+
+BEGIN, END = "<!-- adaptation:begin -->", "<!-- adaptation:end -->"
+RATES = {"projector": 1e-3, "full": 3e-4}  # of the projector in LLaVA's pretraining; of the model's own last stage
+METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
+MODEL, BENCHMARKS = Path("checkpoints/llava-mini"), (("textvqa", None), ("gqa", 200))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One adaptation: what is tuned, with which method, to which budgets."""
+
+    tune: str
+    method: str
+    positions: str
+    tokens: str
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"llava-mini-{self.tune}-{self.method}-{self.positions}-{self.tokens.replace(' ', '+')}"
+
+    @property
+    def word(self) -> str:
+        """The method with its options, in one word."""
+        return f"{self.method}:positions={self.positions}"
+
+
+def cells() -> list[Cell]:
+    """All adaptations, the most telling first: one that serves both budgets for each method, positions and part; then
+    single budgets, which say whether one hurts the other.
+    """
+    both = " ".join(map(str, BUDGETS))
+    grid = [Cell(tune, m, p, both) for p in POSITIONS for m in METHODS for tune in ("full", "projector")]
+    single = [Cell("full", METHODS[0], POSITIONS[0], str(budget)) for budget in BUDGETS]
+    return grid[:2] + single + grid[2:]
+
+
+def run(out: Path, data_path: Path, steps: int, batch: int) -> None:
+    """Trains and evaluates every cell; goes on where it was stopped."""
+    for cell in cells():
+        train(cell, out, data_path, steps, batch)
+        evaluate(out / cell.name, [cell.word], out, BENCHMARKS[:1])
+        before = [f"{method}:positions={cell.positions}" for method in METHODS if method == cell.method]
+        evaluate(MODEL, before, out, BENCHMARKS[:1])
+    for cell in cells():
+        evaluate(out / cell.name, [cell.word], out, BENCHMARKS[1:])
+        evaluate(MODEL, [cell.word], out, BENCHMARKS[1:])
+
+
+def train(cell: Cell, out: Path, data_path: Path, steps: int, batch: int) -> None:
+    """One adaptation, by the command line."""
+    command(
+        *("train", "--model", MODEL, "--data-path", data_path, "--images", data_path.parent / "images"),
+        *("--out", out / cell.name, "--method", cell.method, "--option", f"positions={cell.positions}"),
+        *("--tokens", cell.tokens, "--tune", cell.tune, "--learning-rate", RATES[cell.tune]),
+        *("--steps", steps, "--batch", batch, "--save-every", 20),
+    )
+
+
+def evaluate(model: Path, words: list[str], out: Path, benchmarks: tuple[tuple[str, int | None], ...]) -> None:
+    """The model with all tokens and with these methods at both budgets."""
+    for benchmark, limit in benchmarks:
+        command(
+            *("sweep", "--bench", benchmark, "--model", model, "--methods", " ".join(words), "--no-progress"),
+            *("--tokens", " ".join(map(str, BUDGETS)), "--out", out / "runs", *(("--limit", limit) if limit else ())),
+        )
+
+
+def command(*arguments: object) -> None:
+    """One command of the package, in a process of its own."""
+    subprocess.run([sys.executable, "-m", "llava_consensus.cli", *map(str, arguments)], check=True)
+
+
+def write(out: Path, to: Path) -> None:
+    """Puts the tables between the marks of a file, or prints them."""
+    tables = text(out, [cell.name for cell in cells()])
+    if str(to) == "-":
+        print(tables)
+        return
+    page = to.read_text(encoding="utf-8")
+    if BEGIN not in page or END not in page:
+        sys.exit(f"error: {to}: has no lines {BEGIN} and {END}. Put them where the tables belong")
+    front, rest = page.split(BEGIN, 1)
+    to.write_text(f"{front}{BEGIN}\n{tables}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "write"))
+    parser.add_argument("--out", type=Path, default=Path("results/adaptation"), help="folder (%(default)s)")
+    parser.add_argument("--data-path", type=Path, default=Path("playground/mini-train/conversations.json"))
+    parser.add_argument("--steps", type=int, default=80, help="of each adaptation (%(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="conversations in a step (%(default)s)")
+    parser.add_argument("--to", type=Path, default=Path("-"), help="file with the marks (standard output)")
+    given = parser.parse_args()
+    if given.action == "run":
+        run(given.out, given.data_path, given.steps, given.batch)
+    else:
+        write(given.out, given.to)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""A model of transformers, trained by the `Trainer` of that package on what `reduce(model, **inputs)` makes of a batch.
+
+Conversations come in LLaVA's data format and are put into the model's own chat template by its own processor.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus import hosts
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.hosts import Loading
+from llava_consensus.runs.pictures import open_image
+from llava_consensus.training.data import IMAGE, MODEL, Conversations
+from llava_consensus.training.official import WARM_UP
+from llava_consensus.training.plan import LORA, PROJECTOR, Plan
+from llava_consensus.training.steps import IGNORE, LABELS, Session, Steps
+
+PROJECTORS = ("multi_modal_projector", "connector", "merger", "mlp1")  # names of projectors
+TOWERS = ("vision_tower", "vision_model", "visual", "image_tower", "video_tower")
+ROWS = ("input_ids", "attention_mask", LABELS)
+
+
+def check(plan: Plan) -> None:
+    """Raises OptionError for arguments that only LLaVA's own parser has."""
+    if plan.arguments:
+        raise OptionError(
+            f"behind `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
+        )
+    if plan.conversation is not None:
+        raise OptionError(
+            f"conversation={plan.conversation!r}: {plan.model} has a chat template of its own. Leave it out"
+        )
+
+
+def run(plan: Plan, data: Conversations, session: Session) -> None:
+    """Trains.
+
+    Args:
+        plan: what is trained.
+        data: its conversations.
+        session: gets the Trainer.
+    """
+    import transformers
+
+    device = "cpu" if plan.device == "cpu" else "auto"
+    dtype = "float32" if plan.precision == "float16" else plan.precision
+    host: Any = hosts.load(plan.model, Loading(device, dtype, attention=plan.attention))
+    model = tuned(host.model, plan)
+    made = type("ReducedTrainer", (_Reduced, transformers.Trainer), {"session": session, "plain": transformers.Trainer})
+    session.check(model)
+    padding = host.tokenizer.pad_token_id or 0
+    session.trainer = made(
+        model=model,
+        args=transformers.TrainingArguments(**settings(plan, session.state.folder)),
+        train_dataset=Examples(data, plan.images, host.prompts, host.view.preprocessing),
+        data_collator=lambda rows: collated(rows, padding),
+    )
+    session.trainer.remove_callback(transformers.PrinterCallback)
+    session.trainer.train()
+
+
+def settings(plan: Plan, state: Path) -> dict[str, Any]:
+    """The settings of the Trainer for a plan."""
+    return {
+        "output_dir": str(state),
+        "max_steps": plan.steps,
+        "per_device_train_batch_size": plan.batch,
+        "gradient_accumulation_steps": plan.accumulate,
+        "learning_rate": plan.rate,
+        "warmup_steps": round(WARM_UP * plan.steps),
+        "lr_scheduler_type": "cosine",
+        "bf16": plan.precision == "bfloat16",
+        "fp16": plan.precision == "float16",
+        "gradient_checkpointing": plan.checkpointing,
+        "save_strategy": "steps",
+        "save_steps": plan.save_every,
+        "save_total_limit": 1,
+        "logging_steps": 1,
+        "seed": plan.seed,
+        "data_seed": plan.seed,
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": plan.device == "cpu",
+        "deepspeed": None if plan.deepspeed is None else str(plan.deepspeed),
+    }
+
+
+def tuned(model: Any, plan: Plan) -> Any:
+    """The model with the parameters of a plan to be trained, and adapters where it asks for them.
+
+    Raises:
+        OptionError: for a model whose projector has none of the known names.
+    """
+    model.requires_grad_(False).train()
+    model.config.use_cache = False
+    projector = [parameter for name, parameter in model.named_parameters() if _part(name, PROJECTORS)]
+    if not projector:
+        raise OptionError(f"tune={plan.tune}: {type(model).__name__} has no projector named {', '.join(PROJECTORS)}")
+    if plan.tune == LORA:
+        import peft
+
+        names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and _adapted(name)]
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=64, lora_alpha=16, lora_dropout=0.05, target_modules=names)
+        )
+    for parameter in projector:
+        parameter.requires_grad_(True)
+    if plan.tune not in (LORA, PROJECTOR):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(_part(name, PROJECTORS) or not _part(name, TOWERS))
+    if plan.checkpointing:
+        model.enable_input_require_grads()
+    return model
+
+
+def _part(name: str, parts: tuple[str, ...]) -> bool:
+    return bool(set(name.split(".")) & set(parts))
+
+
+def _adapted(name: str) -> bool:
+    """Whether a linear layer gets an adapter: those of the language model, but not its head."""
+    return not _part(name, (*PROJECTORS, *TOWERS, "lm_head"))
+
+
+class _Reduced(Steps):
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
+        """The loss of the reduced batch."""
+        from llava_consensus.hosts.hf import reduce
+
+        attached = self.session.attachment
+        if attached is not None and attached.active:
+            inputs = reduce(attached.model.module, **inputs)
+        return super().compute_loss(model, inputs, *more, **options)
+
+
+class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Conversations as the model reads them: ids, labels, and what its processor makes of the picture.
+
+    Args:
+        data: the conversations.
+        images: folder of their pictures.
+        prompts: of the model.
+        preprocessing: what the image processor is told beside the picture.
+    """
+
+    def __init__(self, data: Conversations, images: Path, prompts: Any, preprocessing: dict[str, Any]) -> None:
+        self.data, self.images, self.prompts, self.preprocessing = data, images, prompts, preprocessing
+
+    def __len__(self) -> int:
+        return len(self.data.entries)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        entry = self.data.entries[number]
+        pictures: list[tuple[str, str]] = []
+        inputs: dict[str, Any] = {}
+        if "image" in entry:
+            processed = self.prompts.process(open_image(self.images / entry["image"]), self.preprocessing)
+            pictures, inputs = [(processed.modality, processed.text)], processed.inputs
+        ids, labels = self._rows(entry, pictures)
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and name not in ROWS}
+        return {"input_ids": ids, LABELS: labels, **tensors}
+
+    def _rows(self, entry: dict[str, Any], pictures: list[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+        """Ids [L] of a conversation, and labels [L]: what the template adds for each answer.
+
+        Raises:
+            DataError: where the ids of a conversation do not begin with those of its beginning.
+        """
+        messages = [message(turn) for turn in entry["conversations"]]
+        ids = self._ids(messages, False, pictures)
+        labels = torch.full_like(ids, IGNORE)
+        for place, turn in enumerate(messages):
+            if turn["role"] == "assistant":
+                asked = self._ids(messages[:place], True, pictures)
+                said = self._ids(messages[: place + 1], False, pictures)
+                if not torch.equal(said[: len(asked)], asked) or not torch.equal(ids[: len(said)], said):
+                    raise DataError(
+                        f"{self.data.path}: entry {entry.get('id')!r}: the chat template of the model writes a "
+                        "conversation otherwise than its turns one by one, so that its answers cannot be told. Put one "
+                        "question into each"
+                    )
+                labels[len(asked) : len(said)] = ids[len(asked) : len(said)]
+        return ids, labels
+
+    def _ids(self, messages: list[dict[str, Any]], asks: bool, pictures: list[tuple[str, str]]) -> Tensor:
+        text = self.prompts.processor.apply_chat_template(messages, add_generation_prompt=asks)
+        ids: Tensor = self.prompts.ids(text, pictures)
+        return ids
+
+
+def message(turn: dict[str, str]) -> dict[str, Any]:
+    """A turn of LLaVA's format as chat templates take it; the picture comes first, as LLaVA's own code has it."""
+    text = turn["value"].replace(IMAGE, "").strip()
+    content = [{"type": "image"}] if IMAGE in turn["value"] else []
+    return {
+        "role": "assistant" if turn["from"] == MODEL else "user",
+        "content": [*content, {"type": "text", "text": text}],
+    }
+
+
+def collated(rows: list[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:
+    """A batch, padded on the right."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    ids = [row["input_ids"] for row in rows]
+    batch = {
+        "input_ids": pad(ids, batch_first=True, padding_value=padding),
+        "attention_mask": pad([torch.ones_like(one) for one in ids], batch_first=True),
+        LABELS: pad([row[LABELS] for row in rows], batch_first=True, padding_value=IGNORE),
+    }
+    names = {name for row in rows for name in row if name not in ROWS}
+    return {**batch, **{name: torch.cat([row[name] for row in rows if name in row]) for name in sorted(names)}}

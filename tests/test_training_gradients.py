@@ -1,0 +1,118 @@
+"""What a loss is trained through: tokens, never the choice of them; and what the answers may not steer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_llava
+from prompts import batch, row, tiles
+from torch import nn
+
+from llava_consensus import attach
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.method import Place
+from llava_consensus.training.steps import inner, trained
+
+BEHIND = [name for name in METHODS if make(name).place is Place.TOKENS and name not in ("full", "cdpruner")]
+BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
+
+
+def labelled(ids: torch.Tensor, last: int = 2) -> torch.Tensor:
+    """Labels of the last ids alone."""
+    labels = torch.full_like(ids, -100)
+    labels[:, -last:] = ids[:, -last:]
+    return labels
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_tokens_carry_the_gradient_and_saliencies_none(tower_folder: Path, name: str) -> None:
+    """Weights of merged tokens are numbers: a gradient in one channel stays in it."""
+    model = tiny_llava(tower_folder)
+    ids, mask = batch(row(5, 6))
+    kept: list[torch.Tensor] = []
+
+    def keep(module: Any, given: Any, projected: torch.Tensor) -> None:
+        projected.retain_grad()
+        kept.append(projected)
+
+    model.get_model().mm_projector.register_forward_hook(keep)
+    with attach(model, name, tokens=6) as attached:
+        embeds = model.prepare_inputs_labels_for_multimodal(ids, None, mask, None, labelled(ids), tiles(1))[4]
+        reduction = attached.outcomes[0].reductions[0][1]
+    embeds[0, :, 3].sum().backward()
+    gradient = kept[0].grad
+    assert gradient is not None and bool(gradient[..., 3].any())
+    assert not bool(gradient[..., [channel for channel in range(64) if channel != 3]].any())
+    scores = [value for value in (reduction.vision, reduction.cross, reduction.fused) if value is not None]
+    assert not any(value.requires_grad for value in scores)
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_loss_behind_cuts_between_layers_reaches_the_projector(tower_folder: Path, name: str) -> None:
+    model = tiny_llava(tower_folder).train()
+    ids, mask = batch(row(5, 6), row(5, after=9))
+    with attach(model, name, tokens=6) as attached:
+        loss = model(ids, attention_mask=mask, labels=labelled(ids), images=tiles(2), use_cache=False).loss
+        assert attached.outcomes[0].after == 6 or attached.outcomes[0].entering[-1] < 16
+    loss.backward()
+    gradients = [parameter.grad for parameter in model.get_model().mm_projector.parameters()]
+    assert all(one is not None and bool(torch.isfinite(one).all()) and bool(one.any()) for one in gradients)
+
+
+def test_answers_do_not_steer_the_probe(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder)
+    ids, _ = batch(row(5, after=9))
+    other = ids.clone()
+    other[:, -2:] = torch.tensor([401, 402])
+    chosen = []
+    with attach(model, "consensusdrop", tokens=6, alpha=0.0) as attached:
+        for rows, labels in ((ids, labelled(ids)), (other, labelled(other)), (ids, None), (other, None)):
+            model(rows, labels=labels, images=tiles(1), use_cache=False)
+            chosen.append(attached.outcomes[0].reductions[0][1].fused)
+    assert torch.equal(chosen[0], chosen[1])
+    assert not torch.equal(chosen[2], chosen[3]), "as text they would have steered it, else nothing is tested"
+
+
+def test_the_probe_reads_layers_whose_weights_come_when_they_are_called(tower_folder: Path) -> None:
+    """As under ZeRO stage 3: a module has its parameters while its forward runs, and no numbers in them otherwise."""
+    model = tiny_llava(tower_folder)
+    ids, mask = batch(row(5, 6))
+    with attach(model, "consensusdrop", tokens=6):
+        expected = model(ids, attention_mask=mask, labels=labelled(ids), images=tiles(1), use_cache=False).loss
+    calls = [_cut(module) for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+    assert len(calls) > 20 and not bool(model.model.layers[0].self_attn.q_proj.weight.numel())
+    with attach(model, "consensusdrop", tokens=6):
+        loss = model(ids, attention_mask=mask, labels=labelled(ids), images=tiles(1), use_cache=False).loss
+    assert torch.equal(loss, expected)
+
+
+def _cut(module: nn.Module) -> nn.Module:
+    """Takes a module's parameters away but while it is called."""
+    whole = {name: parameter.data for name, parameter in module.named_parameters(recurse=False)}
+
+    def gather(*given: Any) -> None:
+        for name, data in whole.items():
+            getattr(module, name).data = data
+
+    def release(*given: Any) -> None:
+        for name, data in whole.items():
+            getattr(module, name).data = data.new_empty(0)
+
+    module.register_forward_pre_hook(gather)
+    module.register_forward_hook(release)
+    release()
+    return module
+
+
+def test_the_model_is_found_in_what_wraps_it(llava_model: Any) -> None:
+    assert inner(llava_model) is llava_model
+    assert inner(nn.DataParallel(llava_model)) is llava_model
+
+
+def test_shared_parameters_are_stored_once(tower_folder: Path) -> None:
+    model = tiny_llava(tower_folder, tie_word_embeddings=True)
+    model.tie_weights()
+    names = trained(model)
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+    assert not any("vision_tower" in name for name in names)

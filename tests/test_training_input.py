@@ -1,0 +1,175 @@
+"""What stops a training is said before the first step: data, options, packages, methods."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llava_consensus.cli import main
+from llava_consensus.errors import DataError, MissingDependency, OptionError
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.method import Place
+from llava_consensus.training import support
+from llava_consensus.training.data import read
+from llava_consensus.training.plan import Plan, drawn
+from llava_consensus.training.state import State, mark_complete
+
+MINI = "checkpoints/llava-mini"
+
+
+def turns(*values: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[place % 2], "value": value} for place, value in enumerate(values)]
+
+
+def written(folder: Path, entries: Any, pictures: tuple[str, ...] = ("a.png",)) -> tuple[Path, Path]:
+    """A file of conversations and its folder of pictures."""
+    path, images = folder / "data.json", folder / "images"
+    path.write_text(json.dumps(entries))
+    images.mkdir(exist_ok=True)
+    for name in pictures:
+        (images / name).write_bytes(b"not looked into")
+    return path, images
+
+
+GOOD = {"id": "1", "image": "a.png", "conversations": turns("<image>\nWhat?", "a dog")}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], "an empty list"),
+        ({"id": 1}, "expected a JSON list"),
+        ([GOOD, 3], r"entry 1 .int.: `conversations` must be a list"),
+        ([GOOD, {**GOOD, "conversations": turns("<image>\nWhat?")}], "turns must be human, gpt"),
+        ([{**GOOD, "conversations": turns("<image>\nWhat?", "  ")}], "an answer is empty"),
+        ([{**GOOD, "conversations": turns("What?", "a dog")}], "0 placeholders <image> for 1 picture"),
+        ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 picture"),
+        ([{**GOOD, "image": "../a.png"}], "leads out of the folder"),
+        ([{**GOOD, "image": ["a.png"]}], "must be the name of one picture"),
+        ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"5 are missing: .*; and 2 more"),
+    ],
+)
+def test_bad_data_is_refused_with_the_entry(tmp_path: Path, entries: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(*written(tmp_path, entries))
+
+
+def test_good_data_is_read_and_its_fingerprint_follows_files_and_pictures(tmp_path: Path) -> None:
+    path, images = written(tmp_path, [GOOD, {"id": "2", "conversations": turns("Hello?", "yes")}])
+    data = read(path, images)
+    assert data.pictures == ["a.png"] and data.without_picture == 1
+    assert data.description["conversations"] == 2
+    (images / "a.png").write_bytes(b"another, larger picture")
+    assert read(path, images).fingerprint != data.fingerprint
+
+
+def plan(tmp_path: Path, **changes: Any) -> Plan:
+    known = {
+        "model": MINI,
+        "conversations": tmp_path / "data.json",
+        "images": tmp_path / "images",
+        "out": tmp_path / "llava-out",
+        "method": make("consensusdrop"),
+        "budgets": (Budget(64),),
+    }
+    return Plan(**{**known, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune": "adapter"}, "unknown part to tune"),
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"learning_rate": 0.0}, "must be above 0"),
+        ({"precision": "int8"}, "unknown dtype"),
+        ({"budgets": ()}, "--tokens 64"),
+        ({"out": Path("checkpoints/adapted")}, "must contain 'llava'"),
+        ({"out": Path("checkpoints/llava-lora")}, "none of lora, mpt, mistral"),
+        ({"out": Path("llava/checkpoint-3")}, "not begin with 'checkpoint-'"),
+        ({"arguments": ("--learning_rate", "1")}, "is given by --learning-rate"),
+    ],
+)
+def test_bad_plans_say_argument_value_and_bound(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        plan(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    method = make(name)
+    refused = method.place in (Place.PICTURE, Place.TOWER) or name == "cdpruner"
+    if not refused:
+        support.check(plan(tmp_path, method=method if method.reduces else None), name)
+        return
+    with pytest.raises(OptionError, match=r"without gradients|reads the text of the question"):
+        support.check(plan(tmp_path, method=method), name)
+
+
+def test_what_a_method_cannot_work_under_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="Leave it out, or take a method behind the tower"):
+        support.check(plan(tmp_path, method=make("fastv"), checkpointing=True), "fastv")
+    stage = tmp_path / "zero3.json"
+    stage.write_text('{"zero_optimization": {"stage": 7}}')
+    with pytest.raises(DataError, match="must be 0, 1, 2 or 3"):
+        _ = plan(tmp_path, deepspeed=stage).zero_stage
+
+
+def test_stage_3_needs_a_picture_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "find_spec", lambda name: name)
+    path, images = written(tmp_path, [GOOD, {"id": "2", "conversations": turns("Hello?", "yes")}])
+    stage = tmp_path / "zero3.json"
+    stage.write_text('{"zero_optimization": {"stage": 3}}')
+    with pytest.raises(OptionError, match="1 of 2 conversations have none"):
+        support.check(plan(tmp_path, deepspeed=stage), "consensusdrop", read(path, images))
+    support.check(plan(tmp_path, deepspeed=stage, method=make("visionzip")), "visionzip", read(path, images))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"tune": "lora"}, "peft: not installed.*llava-consensus.train."),
+        ({"deepspeed": Path("eval_scripts/zero2.json")}, "deepspeed: not installed.*llava-consensus.train."),
+        ({"attention": "flash_attention_2"}, "flash_attn: not installed.*llava-consensus.gpu."),
+    ],
+)
+def test_a_missing_package_is_named_with_its_pip_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr(support, "find_spec", lambda name: name if name == "accelerate" else None)
+    with pytest.raises(MissingDependency, match=line):
+        support.check(plan(tmp_path, **changes), "consensusdrop")
+
+
+def test_the_command_refuses_a_budget_above_all_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, images = written(tmp_path, [GOOD])
+    given = ["--data-path", str(path), "--images", str(images), "--out", str(tmp_path / "llava-x")]
+    assert main(["train", *given, "--tokens", "64 577"]) == 2
+    assert "tokens=577: a picture of checkpoints/llava-mini has 576 visual tokens" in capsys.readouterr().err
+    assert not (tmp_path / "llava-x").exists()
+
+
+def test_budgets_are_drawn_alike_everywhere_and_all_of_them() -> None:
+    budgets = [Budget(64), Budget(32), Share(0.1)]
+    first = [drawn(budgets, 3, step) for step in range(60)]
+    assert first == [drawn(budgets, 3, step) for step in range(60)]
+    assert set(first) == set(budgets) and first != [drawn(budgets, 4, step) for step in range(60)]
+
+
+def test_only_complete_states_count_and_another_plan_is_refused(tmp_path: Path) -> None:
+    state = State(tmp_path / "llava-x")
+    with state.opened({"seed": 1}):
+        for step in (2, 10, 12):
+            (state.folder / f"checkpoint-{step}").mkdir()
+        assert state.last() is None
+        mark_complete(state.folder / "checkpoint-2")
+        mark_complete(state.folder / "checkpoint-10")
+        assert state.last() == state.folder / "checkpoint-10"
+    with pytest.raises(DataError, match="seed: 1 there, 2 now"), state.opened({"seed": 2}):
+        pass
+    other = State(tmp_path / "images")
+    other.out.mkdir()
+    (other.out / "x").touch()
+    with pytest.raises(DataError, match="no training made it"), other.opened({}):
+        pass

@@ -1,0 +1,55 @@
+"""Plans of small trainings on the embedded model, for the tests of training."""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.training.loop import train
+from llava_consensus.training.plan import Plan
+from playground.mini.conversations import NAME, write
+
+MINI = Path(__file__).parents[1] / "checkpoints" / "llava-mini"
+
+
+def scenes(folder: Path) -> Path:
+    """Training scenes in LLaVA's data format; their folder."""
+    write(folder, scenes=6, number=2, turns=1)
+    return folder
+
+
+def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> Plan:
+    """Four steps of two pictures, projector alone, budgets of 64 and 32."""
+    known: dict[str, Any] = {
+        "model": str(MINI),
+        "conversations": data / NAME,
+        "images": data / "images",
+        "out": out,
+        "method": make(method),
+        "budgets": (Budget(64), Budget(32)),
+        "steps": 4,
+        "batch": 2,
+        "save_every": 2,
+        "device": "cpu",
+    }
+    return Plan(**{**known, **changes})
+
+
+def trained(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> dict[str, Any]:
+    """The plan carried out; what is said of the training."""
+    return train(plan(data, out, method, **changes), method)
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint."""
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def changed(folder: Path) -> set[str]:
+    """Tensors that differ from the embedded model's."""
+    before, after = tensors(MINI), tensors(folder)
+    assert before.keys() == after.keys() and all(before[name].dtype == after[name].dtype for name in before)
+    return {name for name in before if not before[name].equal(after[name])}
