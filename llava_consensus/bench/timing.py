@@ -61,7 +61,7 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sampl
         model = attached.model.module
         watch = Stopwatch(model.device)
         if attached.fast is not None:  # what is captured the first time is not timed
-            host.answer([host.encode([picture])], [prompt])
+            host.answer([host.encode(shown)], [prompt])
         reset_peak()
         with _token_ends(attached) as ends:
             start = now(model.device)

@@ -66,7 +66,7 @@ def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for row in content["layers"]:
         low, high = row["difference_interval"] or (None, None)
-        facts = {"table": "accuracy", "name": label(row["closed_from"]), "layer": None, "stretch": None}
+        facts: dict[str, Any] = {"table": "accuracy", "name": label(row["closed_from"]), "layer": None, "stretch": None}
         lines.append({**facts, "value": row["accuracy"], "difference": row["difference"], "low": low, "high": high})
     for row in content["attention"]:
         for number, value in enumerate(row["stretches"], 1):
