@@ -5,7 +5,6 @@ attached, for every processor: one that repeats its placeholder, and one that wr
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -18,6 +17,7 @@ from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, checkpoint, hos
 from hf_models import CASES, IMAGE
 from PIL import Image
 
+import llava_consensus
 from llava_consensus import attach, make
 from llava_consensus.hosts import Prompt
 from llava_consensus.hosts.base import Clip
@@ -196,30 +196,32 @@ def write_film(path: Path, count: int) -> None:
 # ---- the front page
 
 
-def test_the_lines_of_the_readme_run_as_written(tmp_path: Path) -> None:
+def test_the_lines_of_the_readme_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiny random weights in place of the hub's, and where torchvision is missing, without which transformers
     loads no processor of Qwen2.5-VL, with the processor from memory.
     """
     hub_name = "Qwen/Qwen2.5-VL-7B-Instruct"
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if hub_name in block)
+    assert len(code.splitlines()) <= 8
     processor = PROCESSORS["qwen2_5_vl"]()
     processor.image_processor.size = {"shortest_edge": 256 * 28**2, "longest_edge": 400 * 28**2}
     model = CASES["qwen2_5_vl"].build()
     model.save_pretrained(tmp_path / "model")
-    names: dict[str, Any] = {"AutoModelForImageTextToText": transformers.AutoModelForImageTextToText}
     if FILMING:
         processor.save_pretrained(tmp_path / "model")
-        names["AutoProcessor"] = transformers.AutoProcessor
     else:
-        names["AutoProcessor"] = SimpleNamespace(from_pretrained=lambda _: processor)
+        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda _: processor)
     attached: list[Any] = []
 
     def attach_and_tell(*args: Any, **options: Any) -> Any:
         attached.append(attach(*args, **options))
         return attached[0]
 
-    names |= {"attach": attach_and_tell, "picture": pictures()[0], "prompt": "<start><image><end>What is this?"}
+    monkeypatch.setattr(llava_consensus, "attach", attach_and_tell)
+    monkeypatch.chdir(tmp_path)
+    pictures()[0].save("photo.jpg")
+    names: dict[str, Any] = {}
     exec(code.replace(hub_name, str(tmp_path / "model")), names)
     (outcome,) = attached[0].outcomes
     assert (outcome.before, outcome.after) == (int((names["inputs"]["input_ids"] == IMAGE).sum()), 64)
