@@ -1,6 +1,6 @@
 """The pictures of the documentation, each made of what the model does now:
 
-- front.png: a photograph and a scene with two questions each, original beside what is kept, with tokens and the time to
+- front.jpg: a photograph and a scene with two questions each, original beside what is kept, with tokens and the time to
   the first token as this machine measures it
 - scenes.png: three scenes
 - kept.png: what vision alone, the question alone and both keep of one scene, for two questions
@@ -35,8 +35,8 @@ from llava_consensus.runs.pictures import open_image
 VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
 PHOTOGRAPH = Path("docs/images/photograph.jpg")
 OF_PHOTOGRAPH = ("What color is the cup?", "Is there a cat in the picture?")
-NEVER_SAW = "a photograph: this model's tower was trained on drawn scenes alone"
-COLOURS = 255  # of a committed picture
+NEVER_SAW = "a photograph (its tower never saw one)"
+COLOURS = 255  # of a committed .png
 
 
 class Asked(NamedTuple):
@@ -114,58 +114,92 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores"
 
 
+def save(page: Image, file: Path) -> None:
+    """One picture, small enough to be committed."""
+    if file.suffix == ".jpg":
+        page.save(file, quality=90)
+    else:
+        page.quantize(COLOURS).save(file)
+    print(file)
+
+
+class Material(NamedTuple):
+    """What the pictures are made of."""
+
+    host: Host
+    tokens: int
+    titles: list[str]  # of three scenes
+    images: list[Image]
+    texts: list[str]  # two questions about the first scene
+
+
+def front(made: Material) -> Image:
+    """A scene and a photograph with two questions each."""
+    panels = row(made.host, made.images[0], "a scene of the mini playground", made.texts, made.tokens)
+    if PHOTOGRAPH.exists():
+        panels += row(made.host, open_image(PHOTOGRAPH), NEVER_SAW, OF_PHOTOGRAPH, made.tokens)
+    head = (
+        f"One picture, two questions: what ConsensusDrop keeps at {made.tokens} tokens",
+        f"Time to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
+    )
+    return contact_sheet(panels, 3, head=head)
+
+
+def scenes_alone(made: Material) -> Image:
+    """Three scenes."""
+    return contact_sheet(list(zip(made.titles, made.images, strict=True)), 3, legend=False)
+
+
+def kept(made: Material) -> Image:
+    """What vision alone, the question alone and both keep, for two questions."""
+    panels = [
+        panel(made.host, made.images[0], text, name, make("consensusdrop", **options), made.tokens)
+        for text in made.texts
+        for name, options in VARIANTS.items()
+    ]
+    return contact_sheet(panels, 3)
+
+
+def methods(made: Material) -> Image:
+    """What every method keeps."""
+    return contact_sheet(every_method(made.host, made.images[0], made.texts[0], made.tokens), 4)
+
+
+PAGES: dict[str, Callable[[Material], Image]] = {
+    "front.jpg": front,  # a photograph needs more colours than a small .png has
+    "scenes.png": scenes_alone,
+    "kept.png": kept,
+    "methods.png": methods,
+}
+
+
+def material(given: argparse.Namespace) -> Material:
+    """Scenes and questions as they were chosen."""
+    folder = Path(given.data) / "eval" / "gqa"
+    found = scenes(folder)
+    names = list(found)[given.scene : given.scene + 3]
+    titles = [found[name][-1]["text"].removesuffix(SHORT) for name in names]
+    images = [open_image(folder / "data/images" / name) for name in names]
+    texts = [found[names[0]][number]["text"] for number in given.questions]
+    return Material(load(given.model), given.tokens, titles, images, texts)
+
+
 def main() -> None:
     """Writes the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--data", default=DATA)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--scene", type=int, default=9, help="which picture of the mini GQA (%(default)s)")
-    parser.add_argument("--questions", type=int, nargs=2, default=[10, 15], help="which of its questions (%(default)s)")
-    parser.add_argument("--only", choices=("front", "scenes", "kept", "methods"), help="one of them (all)")
+    parser.add_argument("--scene", type=int, default=2, help="which picture of the mini GQA (%(default)s)")
+    parser.add_argument("--questions", type=int, nargs=2, default=[7, 2], help="which of its questions (%(default)s)")
+    parser.add_argument("--only", nargs="+", choices=[Path(name).stem for name in PAGES], help="some of them (all)")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    folder = Path(given.data) / "eval" / "gqa"
-    found = scenes(folder)
-    names = list(found)[given.scene : given.scene + 3]
-    images = [open_image(folder / "data/images" / name) for name in names]
-    texts = [found[names[0]][number]["text"] for number in given.questions]
-    host = load(given.model)
-
-    def front() -> Image:
-        panels = row(host, images[0], "a scene of the mini playground", texts, given.tokens)
-        if PHOTOGRAPH.exists():
-            photograph = open_image(PHOTOGRAPH)
-            panels += row(host, photograph, NEVER_SAW, OF_PHOTOGRAPH, given.tokens)
-        head = (
-            f"One picture, two questions: what ConsensusDrop keeps at {given.tokens} tokens",
-            f"Time to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
-        )
-        return contact_sheet(panels, 3, head=head)
-
-    def variants() -> Image:
-        panels = [
-            panel(host, images[0], text, name, make("consensusdrop", **options), given.tokens)
-            for text in texts
-            for name, options in VARIANTS.items()
-        ]
-        return contact_sheet(panels, 3)
-
-    def shown() -> Image:
-        titles = [found[name][-1]["text"].removesuffix(SHORT) for name in names]
-        return contact_sheet(list(zip(titles, images, strict=True)), 3, legend=False)
-
-    pages: dict[str, Callable[[], Image]] = {
-        "front": front,
-        "scenes": shown,
-        "kept": variants,
-        "methods": lambda: contact_sheet(every_method(host, images[0], texts[0], given.tokens), 4),
-    }
-    for name, page in pages.items():
-        if given.only in (None, name):
-            page().quantize(COLOURS).save(given.out / f"{name}.png")
-            print(given.out / f"{name}.png")
+    made = material(given)
+    for name, page in PAGES.items():
+        if given.only is None or Path(name).stem in given.only:
+            save(page(made), given.out / name)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,13 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
         panels = [panel for triple in drawn for panel in triple]
         return contact_sheet(panels, 3, head=head)
     width = max(SMALL, (STRIP - MARGIN * (len(drawn) - 1)) // len(drawn))
-    rows = [[triple[part] for triple in drawn] for part in range(3)]
-    panels = [(title.split(":")[0] if number == 0 else "", image) for row in rows for number, (title, image) in
-              enumerate(row)]  # fmt: skip
+    titles = ("original", "kept, as they are", "merged")
+    rows = [[triple[part][1] for triple in drawn] for part in range(3)]
+    panels = [
+        (title if number == 0 else " ", image)
+        for title, row in zip(titles, rows, strict=True)
+        for number, image in enumerate(row)
+    ]
     return contact_sheet(panels, len(drawn), head=head, width=width)
 
 
@@ -44,14 +48,19 @@ def counted(shown: Sequence[Seen]) -> str:
 def _triples(one: Seen) -> list[tuple[tuple[str, Image], tuple[str, Image], tuple[str, Image]]]:
     """Original, kept and merged patches of each view, with captions."""
     kept, merged, _ = one.counts
+    several = len(one.views) > 1
+    words = (
+        "kept, as they are" if several else f"kept: {kept} tokens, as they are",
+        "merged" if several and merged else f"merged: {merged or 'no'} tokens",
+    )
     found = []
     for number, view in enumerate(one.views):
         place = f" ({one.titles[number]})" if one.titles and len(one.views) < 3 else ""
         found.append(
             (
                 (f"original{place}", overlay.picture(view)),
-                (f"kept: {kept} tokens, as they are", overlay.selection(view, one.fates, ("kept",))),
-                (f"merged: {merged} tokens", overlay.selection(view, one.fates, ("merged",))),
+                (words[0], overlay.selection(view, one.fates, ("kept",))),
+                (words[1], overlay.selection(view, one.fates, ("merged",))),
             )
         )
     return found

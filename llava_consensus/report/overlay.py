@@ -127,7 +127,7 @@ def selection(
     draw = ImageDraw.Draw(drawn)
     if apart and "merged" in shown:
         _edges(draw, seen, np.where(is_merged, owner, -1), PAPER, max(1, seen.cell // 24))
-    _edges(draw, seen, is_kept, outline, max(2, seen.cell // 12))
+    _edges(draw, seen, is_kept, outline, _line(seen))
     for slot, index in known.heads.items() if apart and "merged" in shown else ():
         if here.start <= index < here.stop:
             _mark(draw, seen, index - seen.first, tints[slot])
@@ -164,7 +164,7 @@ def overlap(
         tint = 0.35 * seen.pixels + 0.65 * np.array(colour, dtype=np.float32)
         pixels = np.where(_per_pixel(seen, mask)[..., None], tint, pixels)
     drawn = Image.fromarray(_whole(pixels))
-    _edges(ImageDraw.Draw(drawn), seen, _mask(seen, framed), frame, max(2, seen.cell // 12))
+    _edges(ImageDraw.Draw(drawn), seen, _mask(seen, framed), frame, _line(seen))
     return drawn.crop(seen.box)
 
 
@@ -184,6 +184,11 @@ def dot(draw: ImageDraw.ImageDraw, corner: tuple[int, int], cell: int, colour: C
         draw.ellipse([left, top, left + across, top + across], PAPER, INK, 2 * width)
     else:
         draw.ellipse([left, top, left + across, top + across], colour, INK, width)
+
+
+def _line(seen: View) -> int:
+    """Width of an outline."""
+    return min(8, max(2, seen.cell // 12))
 
 
 def _tints(known: Fates) -> dict[int, Colour]:
