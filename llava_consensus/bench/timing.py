@@ -58,7 +58,7 @@ def answer_once(host: Host, picture: Image, prompt: Prompt, side: Side) -> Sampl
     with host.attach(*side) as attached:
         model = attached.model.module
         watch = Stopwatch(model.device)
-        if attached.fast is not None:  # what is captured the first time is not timed
+        if getattr(attached, "fast", None) is not None:  # what is captured the first time is not timed
             host.answer([host.encode([picture])], [prompt])
         reset_peak()
         with _token_ends(attached) as ends:
@@ -109,11 +109,10 @@ def _token_ends(attached: Any) -> Iterator[list[float]]:
     ends: list[float] = []
     model = attached.model.module
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
-    captured = (
-        nullcontext() if attached.fast is None else attached.fast.listening(lambda _: ends.append(now(model.device)))
-    )
+    fast = getattr(attached, "fast", None)
+    listening = nullcontext() if fast is None else fast.listening(lambda _: ends.append(now(model.device)))
     try:
-        with captured:
+        with listening:
             yield ends
     finally:
         handle.remove()
