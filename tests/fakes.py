@@ -58,6 +58,8 @@ class FakeModel(torch.nn.Module):
 
 
 class FakeAttachment:
+    fast = None
+
     def __init__(self, host: "FakeHost", tokens: int) -> None:
         self.host, self.tokens = host, tokens
         self.model = SimpleNamespace(module=host.model)

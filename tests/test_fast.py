@@ -3,9 +3,11 @@ without a GPU, on a tape of what torch dispatches; who cannot is refused with th
 """
 
 import copy
+import runpy
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.fast import capture, checks
 from llava_consensus.hosts.fast.capture import Capturing, Function
 from llava_consensus.hosts.fast.engine import CACHES, SELECTIONS
 from llava_consensus.hosts.fast.sizes import CacheSize, cache_length, rounded
-from llava_consensus.hosts.fast.tape import CaptureError, Tape
+from llava_consensus.hosts.fast.tape import CaptureError, Tape, tensors_used
+from llava_consensus.hosts.hf.fixed import FixedLlava
 
 pytestmark = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5, reason="fixed caches need transformers 5"
@@ -360,3 +364,89 @@ def test_a_replay_runs_no_python_and_reads_the_buffers_anew(captured: Capturing)
     weight.mul_(2)
     product, sums = captured_function(torch.tensor([1.0, 2.0, 3.0]))
     assert (float(product), sums.tolist(), len(runs)) == (12.0, [1.0, 3.0, 6.0], before)
+
+
+# ---- a second device
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["official", "transformers"])
+def test_no_phase_takes_data_of_the_host(
+    tower_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, method: str
+) -> None:
+    """On the device "meta", which has shapes and no numbers, every tensor of the host that meets one of the device is
+    seen: on a GPU it would be copied, and the copy waited for.
+    """
+    monkeypatch.setattr(capture.Capturing, "types", ("meta",))
+    monkeypatch.setattr(checks, "DEVICES", ("meta",))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    prompt: dict[str, Any] = asked(7)
+    if name == "transformers":
+        case = HF_CASES["llava"]
+        prompt = hf_prompts([1, 5, 6, case.picture(0), *question(7)])
+    model = (tiny_llava(tower_folder) if name == "official" else case.build()).to("meta")
+    pixels = "images" if name == "official" else "pixel_values"
+    prompt[pixels] = prompt[pixels].to("meta")
+    monkeypatch.setattr(FixedLlava, "result", lambda _, request, answers: answers)  # ids are not read back
+    with attach(model, method, tokens=5, fast=True) as attached, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attached.fast.generate({**prompt, **GREEDY, "max_new_tokens": 1})
+        assert attached.fast.graphs == {"tower": 1, "selection": 1, "language model": 2}
+
+
+def test_data_of_the_host_would_be_seen() -> None:
+    host, device = torch.arange(3), torch.zeros(3, device="meta")
+    for function in (lambda x: [x[host]], lambda x: [x + host.to("meta")], lambda x: [x.copy_(host)]):
+        with pytest.raises(CaptureError, match="of the host"):
+            tensors_used(lambda function=function: function(device))
+
+
+# ---- the script that measures on a GPU
+
+
+@pytest.fixture(scope="module")
+def floor() -> dict[str, Any]:
+    return runpy.run_path(str(Path(__file__).parents[1] / "eval_scripts" / "fast_floor.py"))
+
+
+def test_the_floor_is_reading_or_multiplying_and_goals_are_judged_by_it(floor: dict[str, Any]) -> None:
+    # LLaVA-1.5-7B at 64 tokens on a device of 4.8 TB/s and 800 TFLOP/s: 6.6 billion weights of two bytes take 2.75 ms
+    rates = floor["Rates"](4.8e12, 8e14, 5e-6)
+    sizes = floor["Sizes"](325_000_000, 6_600_000_000, 2, 577, 114)
+    found = sizes.floor_ms(rates)
+    assert found["tpot_ms"] == pytest.approx(2.75)
+    assert found["ttft_ms"] == pytest.approx(2.75 + 2 * 0.325e9 * 577 / 8e14 * 1e3)  # the tower multiplies longer
+    full = {"ttft_ms": 30.0, "tpot_ms": 9.0, "selection_ms": 0.0, "peak_bytes": 16.0}
+    quick = {"ttft_ms": 9.0, "tpot_ms": 3.7, "selection_ms": 0.25, "peak_bytes": 16.0}
+    judged = floor["verdicts"](quick, full, found)
+    assert [goal["reached"] for goal in judged.values()] == [True, False, False, True]
+    assert judged["tpot_over_floor"]["number"] == pytest.approx(3.7 / 2.75)
+
+
+def test_the_script_runs_on_the_stand_in_and_refuses_to_call_that_a_measurement(
+    floor: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_bench import TINY_TEXT, TINY_VISION
+
+    from llava_consensus.hosts import Loading
+    from llava_consensus.hosts.hf import random_weights
+
+    def processor() -> Any:
+        pixels = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+        found = random_weights.SIZES["llava-1.5-7b"].processor()
+        found.image_processor = transformers.CLIPImageProcessor(**pixels)
+        return found
+
+    tiny = random_weights.Size("Llava", TINY_VISION, TINY_TEXT, processor, 16)
+    monkeypatch.setattr(random_weights, "SIZES", {**random_weights.SIZES, "tiny": tiny})
+    host = random_weights.plan("tiny", Loading("cpu", "float32")).host()
+    content = floor["report"](host, "consensusdrop", 4, length=3, repeats=2, scale=64)
+    assert list(content["runs"]) == ["full, plain", "full, fast", "consensusdrop, plain", "consensusdrop, fast"]
+    numbers = [value for run in content["runs"].values() for name, value in run.items() if name != "selection_ms"]
+    assert min(*numbers, *content["floor"].values(), *content["rates"].values()) > 0
+    assert len(floor["lines"](content)) == 2 + 4 + 4
+    monkeypatch.setattr("sys.argv", ["fast_floor.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA device"):
+        floor["main"]()

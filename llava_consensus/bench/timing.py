@@ -111,11 +111,10 @@ def _token_ends(attached: Any) -> Iterator[list[float]]:
     ends: list[float] = []
     model = attached.model.module
     handle = model.register_forward_hook(lambda *_: ends.append(now(model.device)))
-    captured = (
-        nullcontext() if attached.fast is None else attached.fast.listening(lambda _: ends.append(now(model.device)))
-    )
+    fast = getattr(attached, "fast", None)
+    listening = nullcontext() if fast is None else fast.listening(lambda _: ends.append(now(model.device)))
     try:
-        with captured:
+        with listening:
             yield ends
     finally:
         handle.remove()

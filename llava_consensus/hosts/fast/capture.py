@@ -7,12 +7,12 @@ variables by which an attachment works, which a tracer would have to follow.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.fast.tape import Tape
+from llava_consensus.hosts.fast.tape import Tape, tensors_used
 
 WARM_UPS = 2  # runs before a capture: libraries choose their kernels, and what is remembered is worked out
 
@@ -41,6 +41,7 @@ class CudaGraph:
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
                     run()
+                self._held = tensors_used(run)
             torch.cuda.current_stream().wait_stream(stream)
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
@@ -59,15 +60,17 @@ class Capturing:
         NotImplementedError: for a device that knows neither.
     """
 
+    types: ClassVar[tuple[str, ...]] = ("cuda", "cpu")
+
     def __init__(self, device: torch.device) -> None:
-        if device.type not in ("cuda", "cpu"):
+        if device.type not in self.types:
             raise NotImplementedError(f"no graphs on {device.type}")
         self.device = device
         self._pool: Any = None
 
     def __call__(self, run: Callable[[], None]) -> Captured:
         """A function of fixed buffers, captured."""
-        if self.device.type == "cpu":
+        if self.device.type != "cuda":
             return Tape(run)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -7,6 +7,7 @@ from llava_consensus.hosts.tower.inside import acts_inside
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
+DEVICES = ("cpu", "cuda")
 KERNELS = ("sdpa", "eager")
 CHANGING = ("dynamic", "longrope")  # rotary embeddings whose angles depend on how long the sequence is
 ADAPTED = (("llava_consensus.hosts.llava", ""), ("llava_consensus.hosts.hf", "llava:Llava"))  # package and view
@@ -74,7 +75,7 @@ def check_model(view: Any) -> None:
     for wrong, what, remedy in (
         (len(set((getattr(module, "hf_device_map", None) or {}).values())) > 1, "is spread over devices", "one device"),
         (getattr(module, "is_quantized", False), "is quantised", "--dtype bfloat16 without --load-4bit or --load-8bit"),
-        (module.device.type not in ("cpu", "cuda"), f"is on {module.device.type}", "cuda"),
+        (module.device.type not in DEVICES, f"is on {module.device.type}", "cuda"),
     ):
         if wrong:
             raise OptionError(f"fast=True: the model {what}, which is not captured. Take {remedy}, or fast=False")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.call import Call
@@ -30,6 +30,7 @@ from llava_consensus.hosts.fast.sizes import cache_length
 from llava_consensus.hosts.remembered import Remembered
 from llava_consensus.reduction.stopwatch import Stopwatch
 
+Parts = list[tuple[dict[str, Any], dict[str, Any]]]  # parameters and modules of every module
 TOWERS, SELECTIONS, CACHES, FRONTS = 4, 16, 4, 4  # how many of each are remembered
 
 
@@ -52,7 +53,8 @@ class Fast:
 
     def _reset(self) -> None:
         self._door = threading.RLock()
-        self._weights: Any = None
+        self._parts: Parts = []  # of the model that was captured
+        self._known_places: list[int] = []
         self._towers, self._selections = Remembered(TOWERS), Remembered(SELECTIONS)
         self._caches, self._fronts = Remembered(CACHES), Remembered(FRONTS)
 
@@ -202,16 +204,23 @@ class Fast:
         device = module.device
         if torch.is_autocast_enabled(device.type):
             raise DeclinedError("autocast, under which nothing was captured")
-        weights = [(weight.data_ptr(), weight.dtype, weight.device) for weight in module.parameters()]
-        if weights != self._weights:
-            self._reset_graphs(weights, device)
+        if not self._parts or _places(self._parts) != self._known_places:
+            self._reset_graphs(module, device)
 
-    def _reset_graphs(self, weights: Any, device: torch.device) -> None:
+    def _reset_graphs(self, module: nn.Module, device: torch.device) -> None:
         door = self._door
         self._reset()
-        self._door, self._weights = door, weights
+        self._door = door
+        self._parts = [(part._parameters, part._modules) for part in module.modules()]
+        self._known_places = _places(self._parts)
         self._capturing = Capturing(device)
         self._language_model = LanguageModel.of(self.attachment.model)
+
+
+def _places(parts: Parts) -> list[int]:
+    """Where all weights are, and which modules there are. Walking over the model anew would take milliseconds."""
+    weights = [weight.data_ptr() for parameters, _ in parts for weight in parameters.values() if weight is not None]
+    return weights + [id(module) for _, modules in parts for module in modules.values()]
 
 
 def _used(answers: Answers, length: int) -> list[CachedLayer]:

@@ -13,19 +13,8 @@ from llava_consensus.hosts.fast.sizes import WORDS, rounded
 
 READ = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id"})
 WITHOUT_EFFECT = frozenset(  # on greedy answers of a number of tokens
-    [
-        "bos_token_id",
-        "max_length",
-        "temperature",
-        "top_k",
-        "top_p",
-        "top_h",
-        "min_p",
-        "typical_p",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "transformers_version",
-    ]
+    {"bos_token_id", "max_length", "transformers_version", "temperature", "top_k", "top_p", "top_h", "min_p"}
+    | {"typical_p", "epsilon_cutoff", "eta_cutoff"}
 )
 NEUTRAL: Mapping[str, Any] = {
     "use_cache": True,

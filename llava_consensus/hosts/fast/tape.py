@@ -66,9 +66,7 @@ class Tape:
 
     def __init__(self, run: Callable[[], None]) -> None:
         run()  # as before a graph: what is remembered is worked out
-        self._run, recorder = run, _Recorder()
-        with _AsOnGpu(), recorder:
-            run()
+        self._run, recorder = run, _recorded(run)
         self.steps, self._tensors = _with_ends(recorder.steps), recorder.count
 
     def replay(self) -> None:
@@ -79,16 +77,34 @@ class Tape:
             again.finish()
             return
         tensors: list[Any] = [None] * self._tensors
-
-        def real(leaf: Any) -> Any:
-            return tensors[leaf.number] if isinstance(leaf, Slot) else leaf
-
         for operation, args, kwargs, made, done in self.steps:
-            result = operation(*[_real(part, real) for part in args], **{k: _real(v, real) for k, v in kwargs.items()})
-            for number, value in zip(made, _tensors(result), strict=True):
-                tensors[number] = value
+            named = {name: _real(value, tensors) for name, value in kwargs.items()} if kwargs else kwargs
+            result = operation(*[_real(part, tensors) for part in args], **named)
+            if isinstance(result, Tensor):
+                tensors[made[0]] = result
+            else:
+                for number, value in zip(made, _tensors(result), strict=True):
+                    tensors[number] = value
             for number in done:
                 tensors[number] = None
+
+
+def tensors_used(run: Callable[[], None]) -> list[Tensor]:
+    """The tensors that a function uses and has not made itself: buffers, weights, and what is remembered. A graph knows
+    no more of them than where they are, so whoever holds it must hold them too.
+
+    Raises:
+        CaptureError: for what no graph can hold.
+    """
+    steps = _recorded(run).steps
+    return [leaf for step in steps for leaf in tree_flatten((step.args, step.kwargs))[0] if isinstance(leaf, Tensor)]
+
+
+def _recorded(run: Callable[[], None]) -> "_Recorder":
+    recorder = _Recorder()
+    with _AsOnGpu(), recorder:
+        run()
+    return recorder
 
 
 class _AsOnGpu(TorchFunctionMode):
@@ -117,6 +133,7 @@ class _Recorder(TorchDispatchMode):
         _refuse(operation, args)
         before = tree_map(self._known, (tuple(args), kwargs), is_leaf=lambda leaf: isinstance(leaf, Tensor))
         result = operation(*args, **kwargs)
+        _refuse_mixed(operation, (args, kwargs), result)
         made = tuple(self._number(tensor) for tensor in _tensors(result))
         step = Step(operation, before[0], before[1], made, ())
         if self._expected is not None:
@@ -167,6 +184,15 @@ def _refuse(operation: Any, args: Any) -> None:
         raise CaptureError(f"{operation}: takes numbers of the host, which a replay would not see changed")
 
 
+def _refuse_mixed(operation: Any, given: Any, result: Any) -> None:
+    """Raises CaptureError where a tensor of the host meets one of the device; single numbers may."""
+    devices = {tensor.device.type for tensor in _tensors(given) if tensor.ndim} | {
+        tensor.device.type for tensor in _tensors(result) if tensor.ndim
+    }
+    if len(devices) > 1:
+        raise CaptureError(f"{operation}: takes tensors of the host, which a graph would have to wait for")
+
+
 def _signature(step: Step) -> Any:
     """Equal for steps that do the same on the same tensors."""
     leaves, tree = tree_flatten((step.args, step.kwargs))
@@ -183,11 +209,12 @@ def _tensors(result: Any) -> list[Tensor]:
     return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
 
 
-def _real(part: Any, real: Callable[[Any], Any]) -> Any:
-    """An argument with its tensors in place of slots."""
-    if isinstance(part, Slot):
-        return real(part)
-    return [_real(one, real) for one in part] if isinstance(part, list) else part
+def _real(part: Any, tensors: list[Any]) -> Any:
+    """An argument with tensors in place of their slots."""
+    kind = type(part)
+    if kind is Slot:
+        return tensors[part.number]
+    return [_real(one, tensors) for one in part] if kind is list else part
 
 
 def _with_ends(steps: list[Step]) -> list[Step]:

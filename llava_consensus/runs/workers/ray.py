@@ -16,6 +16,10 @@ from llava_consensus.runs.failures import DeviceFailed
 from llava_consensus.runs.workers import orphans
 from llava_consensus.runs.workers.base import Died, Factory, Result, Shard, Work, WorkerError
 
+log = logging.getLogger(__name__)
+
+STARTS = 3  # tries to start a cluster
+
 
 def check() -> None:
     """Raises MissingDependency where Ray is not installed."""
@@ -23,6 +27,24 @@ def check() -> None:
         import ray  # noqa: F401
     except ImportError as error:
         raise missing_extra("engine 'ray'", "ray") from error
+
+
+def start(ray: Any) -> None:
+    """Starts a cluster on this machine. Ray gives its daemons half a minute, which a busy machine may need more than
+    once.
+
+    Raises:
+        WorkerError: when it has not started after `STARTS` tries.
+    """
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except Exception as error:  # whatever its daemons can fail at, a plain Exception too
+            ray.shutdown()
+            if not left:
+                raise WorkerError(f"Ray does not start ({error}). Take --engine local, or join a cluster") from error
+            log.warning("Ray does not start (%s): once more", error)
 
 
 class Crew:
@@ -35,10 +57,7 @@ class Crew:
         self._owned = not ray.is_initialized()
         self._watcher = orphans.watch() if self._owned else None
         if self._owned:
-            try:
-                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-            except Exception as error:  # whatever its daemons can fail at, a plain Exception too
-                raise WorkerError(f"Ray does not start ({error}). Take --engine local, or join a cluster") from error
+            start(ray)
         self._gpus = int(getattr(factory, "gpus", 0))
         there = int(ray.cluster_resources().get("GPU", 0))
         if self._gpus * workers > there:
