@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
@@ -26,6 +25,7 @@ from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.decoder.forwards import Armed, CutCache, CutForward, Step, fits
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.uncompiled import uncompiled
 from llava_consensus.reduction.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
 )  # by hooks
 
 
-@torch.compiler.disable
+@uncompiled
 def _forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
     """The inner model's own forward, of the replica that runs where it is one."""
     if plain is not None:

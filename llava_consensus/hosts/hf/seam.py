@@ -18,6 +18,7 @@ from llava_consensus.hosts.hf.arguments import TYPES, contained, reduced_argumen
 from llava_consensus.hosts.hf.rows import Placed, row_kinds, without_dropped
 from llava_consensus.hosts.sequence.layout import fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.uncompiled import uncompiled
 from llava_consensus.reduction.method import Place
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
     return result
 
 
-@torch.compiler.disable
+@uncompiled
 def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
     view: Any = attachment.here

@@ -17,6 +17,7 @@ from llava_consensus.hosts.llava.structure import IGNORE, Arguments, Official, S
 from llava_consensus.hosts.sequence.layout import Layout, fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.tower.inside import acts_inside
+from llava_consensus.hosts.uncompiled import uncompiled
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.stopwatch import Stopwatch
 from llava_consensus.reduction.tokens import Need
@@ -63,7 +64,7 @@ def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, .
     return prepared(attachment, getattr(type(attachment.here.module), PREPARE), Arguments(*args, **kwargs))
 
 
-@torch.compiler.disable
+@uncompiled
 def prepared(attachment: "Attachment", official: Official, arguments: Arguments) -> tuple[Any, ...]:
     """What the official function returns, with the pictures reduced."""
     view = cast("LlavaModel", attachment.here)

@@ -15,6 +15,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.sequence.layout import fingerprints
 from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
@@ -41,7 +42,7 @@ def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
         return run(*args, **kwargs)
 
 
-@torch.compiler.disable
+@uncompiled
 def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
