@@ -6,20 +6,22 @@ The file has `width`, `threads`, `device` and `points`, one for each measurement
 
     curve       fixed (T = 64) | ninth (T = N / 9) | batch (N = 576, T = 64) | merged (N = 2304, 64 tokens are kept)
     method, patches, tokens, merged, batch
-    ms          median of the repeats, None where it was left out
+    ms          median of the repeats: on the CPU of processor time, so that a busy machine matters less; None where it
+                was left out
     bytes       most memory that was taken beside the inputs, None where it is not known
     reason      why it was left out
 """
 
 import math
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.bench.memory import free_bytes, peak_bytes, reset_peak
+from llava_consensus.bench.memory import free_bytes, give_back, peak_bytes, reset_peak
 from llava_consensus.bench.timing import now
 from llava_consensus.files import Record
 from llava_consensus.reduction.budget import Budget
@@ -37,7 +39,7 @@ WIDTH, HEADS, TEXT = 256, 4, 32
 PATCHES = (576, 1024, 2304, 4096, 9216, 16384)
 BATCHES = (1, 2, 4, 8, 16, 32)
 MERGED = (5, 10, 50, 100, 200, 500)
-LONGEST = 60.0  # seconds; what would take longer is left out
+LONGEST = 10.0  # seconds; what would take longer is left out
 
 
 class Point(NamedTuple):
@@ -69,12 +71,15 @@ def growing(methods: Mapping[str, Method]) -> dict[str, Method]:
 
 
 def measure(
-    methods: Mapping[str, Method], device: torch.device, curves: Mapping[str, list[Point]] = CURVES, repeats: int = 3
+    methods: Mapping[str, Method],
+    device: torch.device,
+    curves: Mapping[str, list[Point]] | None = None,
+    repeats: int = 3,
 ) -> Iterator[Record]:
     """Every method along every curve, point by point. A curve ends for a method where the next point would take too
     long or would not fit into memory, as the one before says.
     """
-    for points in curves.values():
+    for points in (CURVES if curves is None else curves).values():
         ends: dict[str, str] = {}
         last: dict[str, tuple[Point, Record]] = {}
         for point in points:
@@ -111,18 +116,24 @@ def _measured(method: Method, tokens: VisualTokens, budget: Budget, repeats: int
     """Milliseconds and bytes of one reduction, after one that does not count."""
     device, times = tokens.projected.device, []
     with torch.inference_mode():
+        give_back()
         reset_peak()
         before = _used(device)
-        start = now(device)
+        start = _clock(device)
         method.reduce(tokens, budget)
-        first = now(device) - start
+        first = _clock(device) - start
         peak = peak_bytes()
         for _ in range(repeats if first < LONGEST / 6 else 0):
-            start = now(device)
+            start = _clock(device)
             method.reduce(tokens, budget)
-            times.append(now(device) - start)
+            times.append(_clock(device) - start)
     taken = None if peak is None or before is None else max(peak - before, 0)
     return {"ms": 1e3 * statistics.median(times or [first]), "bytes": taken}
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds: of the processor on the CPU, else once the device has done what it was given."""
+    return time.process_time() if device.type == "cpu" else now(device)
 
 
 def _used(device: torch.device) -> int | None:

@@ -45,7 +45,7 @@ def assign(keys: Tensor, anchors: Tensor) -> Tensor:
 def group(
     features: Tensor, keys: Tensor, count: int, start: str = "first", saliency: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`sample_anchors` and `assign` in one, which can be captured: anchors [B, M], and the one each token joins [B, R]."""
+    """`sample_anchors` and `assign` in one that can be captured: anchors [B, M], and which each token joins [B, R]."""
     choose("fps_start", start, STARTS)
     features = ensure_finite("features of the vision tower", features.float())
     keys = ensure_finite("keys of the vision tower", keys.float())
