@@ -18,7 +18,7 @@ from fakes import FakeHost
 from PIL import Image
 
 from llava_consensus import cli, load, make
-from llava_consensus.bench import efficiency, memory, timing
+from llava_consensus.bench import efficiency, growth, memory, timing
 from llava_consensus.bench.efficiency import Bench, Protocol, prompt_shape, rows_of
 from llava_consensus.bench.memory import peak_bytes, refuse_too_large, reset_peak
 from llava_consensus.bench.operations import count
@@ -396,3 +396,33 @@ def test_bad_arguments_are_refused_before_weights_load(
     monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("loaded"))
     assert cli.main(["bench", "--model", MINI, *arguments]) == code
     assert why in capsys.readouterr().err
+
+
+# ---- growth
+
+
+def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = {
+        "fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64)],
+        "batch": [growth.Point("batch", 36, 9, batch=2)],
+        "merged": [growth.Point("merged", 64, 12, 4)],
+    }
+    monkeypatch.setattr(growth, "CURVES", curves)
+    file = tmp_path / "growth.json"
+    assert cli.main(["bench", "--growth", "--methods", "all", "--device", "cpu", "--out", str(file)]) == 0
+    points = json.loads(file.read_text())["points"]
+    names = {point["method"] for point in points}
+    assert {"consensusdrop", "divprune", "vispruner", "cdpruner", "tome_post"} <= names
+    assert not names & {"full", "fastv", "tome", "downsample"}, "their work is part of the model's"
+    assert all(point["ms"] > 0 and point["reason"] == "" for point in points)
+    assert [point["method"] for point in points if point["curve"] == "merged"] == ["consensusdrop"]
+    assert len([point for point in points if point["method"] == "consensusdrop"]) == 4
+
+
+def test_growth_leaves_out_what_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {36: 1e3, 64: 3e3, 144: 1e9}
+    monkeypatch.setattr(growth, "random_unit", lambda patches, *_: patches)
+    monkeypatch.setattr(growth, "_measured", lambda _, patches, *__: {"ms": took[patches], "bytes": 5})
+    curve = {"fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64, 144)]}
+    found = list(growth.measure({"random": make("random")}, torch.device("cpu"), curve))
+    assert [point["ms"] for point in found] == [1e3, 3e3, None] and found[-1]["reason"] == "more than 10 s"

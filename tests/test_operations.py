@@ -41,6 +41,14 @@ def test_bookkeeping_of_a_known_prompt_is_at_most_forty_operations(mini: Host, f
     assert count(mini, PICTURE, PROMPT, (make("random"), Budget(64))).total - full.total <= 40
 
 
+@pytest.mark.parametrize("tokens", [64, 192, 288])
+def test_consensusdrop_itself_is_at_most_sixty_operations_with_its_loop_captured(mini: Host, tokens: int) -> None:
+    """At every budget; in eager mode four more for each anchor (docs/efficiency.md says why)."""
+    ours, random = (count(mini, PICTURE, PROMPT, (make(name), Budget(tokens))) for name in ("consensusdrop", "random"))
+    assert ours.launches - random.launches <= 60
+    assert ours.total - ours.launches <= 4 * Budget(tokens).split(576)[1] + 30
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_no_method_waits_for_the_device_more_often_than_the_full_model(mini: Host, full: Any, name: str) -> None:
     assert count(mini, PICTURE, PROMPT, (make(name), Budget(64))).waits <= full.waits

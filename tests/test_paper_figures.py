@@ -56,6 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 store(out, [1.0] * 6 + [0.0] * 4, method=method, tokens=tokens, benchmark=name, options={})
     for file, content in (("study", study_files.study()), ("scap", study_files.scap()), ("bench", study_files.bench())):
         (out / f"{file}.json").write_text(json.dumps(content))
+    (out / "growth.json").write_text(json.dumps(study_files.growth()))
     (out / "bench-large.json").write_text(json.dumps(study_files.bench("llava-1.5-13b")))
     return out
 

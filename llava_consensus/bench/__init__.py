@@ -2,5 +2,5 @@
 
 timing answers a picture once with the clock running; memory says what is used and refuses what does not fit;
 efficiency takes turns over methods and budgets and keeps the file of results, whose rows summary makes; operations
-counts what is dispatched.
+counts what is dispatched; growth measures methods alone on random features.
 """

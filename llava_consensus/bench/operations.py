@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from llava_consensus.bench.timing import Side
 from llava_consensus.hosts.base import Host, Prompt
+from llava_consensus.reduction import captured
 
 WAITS = frozenset({"_local_scalar_dense", "item", "is_nonzero", "nonzero"})  # their result has to reach the CPU
 
@@ -24,6 +25,7 @@ class Operations(NamedTuple):
 
     total: int
     waits: int  # operations that wait for the device
+    launches: int  # with each loop that CUDA can capture as one graph (`reduction/captured.py`) counted once
     counts: Mapping[str, int]  # by the operation's name
 
 
@@ -34,17 +36,20 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.masks = 0  # a mask as an index asks for `nonzero` inside the operation
+        self.loops: list[object] = []  # the loop of each operation that is part of one
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operation.overloadpacket.__name__
         self.counts[name] += 1
+        self.loops += filter(None, [captured.running()])
         self.masks += name == "index" and any(part is not None and part.dtype == torch.bool for part in args[1])
         return operation(*args, **(kwargs or {}))
 
     def operations(self) -> Operations:
         """What was counted."""
         waits = self.masks + sum(self.counts[name] for name in WAITS)
-        return Operations(self.counts.total(), waits, dict(self.counts))
+        launches = self.counts.total() - len(self.loops) + len(set(self.loops))
+        return Operations(self.counts.total(), waits, launches, dict(self.counts))
 
 
 def count(host: Host, picture: Image, prompt: Prompt, side: Side) -> Operations:

@@ -30,6 +30,7 @@ METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's effici
 TOKENS = "432 288 144 57 28"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 SIDE = 672  # pixels of the picture of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
+GROWTH = "growth.json"
 FORMATS = ("markdown", "latex", "csv")
 PROCESSORS = Path("/proc/cpuinfo")
 
@@ -52,6 +53,8 @@ def add(command: Command) -> None:
     parser.add_argument("--again", action="store_true", help="measure anew over what --out holds")
     parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
     parser.add_argument("--operations", action="store_true", help="count dispatched operations and waits instead")
+    line = f"how the methods' own work grows with patches, batch and merged tokens instead; no model ({OUT}/{GROWTH})"
+    parser.add_argument("--growth", action="store_true", help=line)
 
 
 def bench(given: argparse.Namespace) -> Iterator[str]:
@@ -65,6 +68,9 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
     protocol = efficiency.Protocol(given.repeats, given.length)
     _check(given)
+    if given.growth:
+        yield from _growth(given, made, loading.device)
+        return
     pictures = _pictures(given)
     host = _host(given, loading)
     prompt = Prompt(QUESTION)
@@ -159,15 +165,42 @@ def _processor() -> str:
 
 
 def _operations(host: "Host", picture: "Image", prompt: "Prompt", rows: "Sequence[Row]") -> Iterator[str]:
-    """A line for each method: operations and waits, and how many more than the full model's."""
+    """A line for each method: operations, launches where loops are captured, waits, and how many more than the full
+    model's.
+    """
     from llava_consensus.bench.operations import count
 
     full = count(host, picture, prompt, rows[0].side)
-    yield f"{'method':24} tokens  operations    more  waits  more"
+    yield f"{'method':24} tokens  operations    more  captured    more  waits  more"
     for row in rows:
         found = full if row is rows[0] else count(host, picture, prompt, row.side)
-        more, waits = found.total - full.total, found.waits - full.waits
-        yield f"{row.name:24} {row.tokens:6} {found.total:11} {more:7} {found.waits:6} {waits:5}"
+        more, waits, launches = found.total - full.total, found.waits - full.waits, found.launches - full.launches
+        counts = f"{found.total:11} {more:7} {found.launches:9} {launches:7} {found.waits:6} {waits:5}"
+        yield f"{row.name:24} {row.tokens:6} {counts}"
+
+
+def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> Iterator[str]:
+    """A line for each point of the curves; the file is written after each."""
+    import torch
+
+    from llava_consensus.bench import growth
+    from llava_consensus.files import write_json
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    out = given.out.parent / GROWTH if given.out == Path(OUT) / "bench.json" else given.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    content = {"width": growth.WIDTH, "threads": torch.get_num_threads(), "device": device, "processor": _processor()}
+    points = []
+    yield f"{'curve':8} {'method':16} patches  tokens  batch  milliseconds     MiB"
+    for point in growth.measure(growth.growing(made), torch.device(device)):
+        points.append(point)
+        write_json(out, {**content, "load_average": os.getloadavg()[0], "points": points})
+        taken = "-" if point["bytes"] is None else f"{point['bytes'] / 2**20:.0f}"
+        took = point["reason"] if point["ms"] is None else f"{point['ms']:.1f}"
+        where = f"{point['patches']:7} {point['tokens']:7} {point['batch']:6}"
+        yield f"{point['curve']:8} {point['method']:16} {where}  {took:>12} {taken:>7}"
+    yield f"written to {out}"
 
 
 def _printed(content: dict[str, Any], kind: str) -> Iterator[str]:

@@ -200,12 +200,13 @@ class ConsensusDrop(ReadsTower):
             others = tokens.only(rest)
             ranks = "salient" in (self.anchors, self.fps_start) or self.weights == "saliency"
             left = fused.gather(1, rest) if ranks and fused is not None else None
+            keys = others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
             if self.anchors == "salient" and left is not None:
                 anchors = fusers.top(left, count)
+                group = egtm.assign(keys, anchors)
             else:
                 features = others.of_tiles(tokens.needed(Need.FEATURES))
-                anchors = egtm.sample_anchors(features, count, self.fps_start, left)
-            group = egtm.assign(others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys()), anchors)
+                anchors, group = egtm.group(features, keys, count, self.fps_start, left)
         weight = left if self.weights == "saliency" else None
         merged = egtm.merge(pick(tokens.projected, rest), group, count, weight)
         return Folded(merged, rest.gather(1, anchors), rest, group)

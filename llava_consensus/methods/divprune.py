@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import ensure_finite
 from llava_consensus.reduction.method import Tiled
 from llava_consensus.reduction.output import assemble
@@ -42,10 +43,17 @@ def spread_out(points: Tensor, count: int) -> Tensor:
     """Places of `count` tokens of [B, N, D] in the order they are chosen: [B, count]. Ties go to the lower place."""
     direction = normalize(ensure_finite("projected tokens", points).float(), dim=-1)
     distance = 1.0 - direction @ direction.transpose(1, 2)  # [B, N, N]
-    itself = torch.eye(points.shape[1], dtype=torch.bool, device=points.device)
+    return _farthest_first(distance, count)
+
+
+@captured
+def _farthest_first(distance: Tensor, count: int) -> Tensor:
+    """The loop: from all distances [B, N, N] to `count` places [B, count] in the order they are chosen."""
+    size, device = distance.shape[1], distance.device
+    itself = torch.eye(size, dtype=torch.bool, device=device)
     chosen = [distance.masked_fill_(itself, torch.inf).amin(2).argmax(1, keepdim=True)]  # [B, 1] each
     rows = distance.masked_fill_(itself, -torch.inf).flatten(0, 1)  # so that no token is chosen twice
-    offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
+    offset = torch.arange(0, len(rows), size, device=device)[:, None] if len(distance) > 1 else None
     nearest: Tensor | None = None  # [B, 1, N] to the nearest chosen token; -inf for these themselves
     while len(chosen) < count:
         row = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)

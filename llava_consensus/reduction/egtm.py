@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
+from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import choose, ensure_finite
 from llava_consensus.reduction.output import pick
 from llava_consensus.reduction.ranking import indices, membership
@@ -31,22 +32,42 @@ def sample_anchors(features: Tensor, count: int, start: str = "first", saliency:
         [B, M] places among the R, ascending. Ties go to the lower place.
     """
     choose("fps_start", start, STARTS)
-    points = directions(ensure_finite("features of the vision tower", features.float()))  # [B, R, D_v]
-    return farthest(points, _first_anchor(points, start, saliency), count)
+    return _sample(ensure_finite("features of the vision tower", features.float()), count, start, saliency)
 
 
-def farthest(points: Tensor, first: Tensor, count: int) -> Tensor:
-    """The loop of farthest point sampling: from points [B, R, D] and the first anchor [B, 1] to `count` anchors [B, M],
-    ascending.
-
-    An anchor is at distance 0 from itself, so it is chosen again only where all points left equal an anchor. These tie,
-    and the lowest places among them are put in behind the loop.
+def assign(keys: Tensor, anchors: Tensor) -> Tensor:
+    """The anchor each token joins, by cosine of head-mean keys: [B, R, d_k], [B, M] -> [B, R] in 0..M-1. An anchor
+    joins itself.
     """
-    rows, chosen = points.flatten(0, 1), [first]  # [B, 1] each
+    return _assign(ensure_finite("keys of the vision tower", keys.float()), anchors)
+
+
+def group(
+    features: Tensor, keys: Tensor, count: int, start: str = "first", saliency: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`sample_anchors` and `assign` in one that can be captured: anchors [B, M], and which each token joins [B, R]."""
+    choose("fps_start", start, STARTS)
+    features = ensure_finite("features of the vision tower", features.float())
+    keys = ensure_finite("keys of the vision tower", keys.float())
+    return _group(features, keys, saliency if start == "salient" else None, count, start)
+
+
+@captured
+def _group(features: Tensor, keys: Tensor, saliency: Tensor | None, count: int, start: str) -> tuple[Tensor, Tensor]:
+    anchors = _sample(features, count, start, saliency)
+    return anchors, _assign(keys, anchors)
+
+
+def _sample(features: Tensor, count: int, start: str, saliency: Tensor | None) -> Tensor:
+    """The loop. An anchor is at distance 0 from itself, so it is chosen again only where all points left equal an
+    anchor. These tie, and the lowest places among them are put in behind the loop.
+    """
+    points = directions(features)  # [B, R, D_v]
+    rows, chosen = points.flatten(0, 1), [_first_anchor(points, start, saliency)]  # [B, 1] each
     offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
     nearest: Tensor | None = None  # [B, R, 1] distance to the nearest anchor so far
     while len(chosen) < count:
-        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D]
+        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D_v]
         distance = torch.cdist(points, anchor, compute_mode=EXACT)
         nearest = distance if nearest is None else torch.minimum(nearest, distance)
         chosen.append(nearest.argmax(1))
@@ -55,13 +76,10 @@ def farthest(points: Tensor, first: Tensor, count: int) -> Tensor:
     return indices(member | ((~member).cumsum(1) <= missing), count)
 
 
-def assign(keys: Tensor, anchors: Tensor) -> Tensor:
-    """The anchor each token joins, by cosine of head-mean keys: [B, R, d_k], [B, M] -> [B, R] in 0..M-1. An anchor
-    joins itself.
-    """
-    direction = directions(ensure_finite("keys of the vision tower", keys.float()))
-    group = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)  # ties to the lower anchor
-    return group.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
+def _assign(keys: Tensor, anchors: Tensor) -> Tensor:
+    direction = directions(keys)
+    nearest = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)  # ties to the lower anchor
+    return nearest.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
 
 
 def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from llava_consensus.report.figures import (
     ablated,
     diagrams,
     efficiency,
+    growth,
     study,
     style,
     summary,
@@ -27,6 +28,7 @@ SWEEP = f'llava-consensus sweep --bench "vqav2 gqa sqa textvqa pope mme mmbench 
 FIVE = "for name in alpha temperature recovery anchors score; do llava-consensus ablation $name; done"
 TIMED = f"{SWEEP} && llava-consensus bench --out results/bench-tradeoff.json {METHODS}"
 BENCH = 'llava-consensus bench --out results/bench.json --tokens "432 288 144 57 28"'
+GROWTH = "llava-consensus bench --growth --methods all"
 
 
 class Figure(NamedTuple):
@@ -69,6 +71,7 @@ FIGURES = (
     Figure("f16-efficiency", "six costs over the share taken away", efficiency.over_ratio, BENCH),
     Figure("f17-time-and-cache", "time and cache over the same", efficiency.time_and_cache, BENCH),
     Figure("f18-speedup", "speed-ups by budget", efficiency.speedups, BENCH),
+    Figure("f19-growth", "how the methods' own work grows", growth.curves, GROWTH),
     Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY),
 )
 

@@ -14,7 +14,7 @@ from llava_consensus.report.catalogue import Catalogue
 from llava_consensus.report.section import Section
 from llava_consensus.report.table import in_sections, read_rows
 
-STUDY, SCAP = "study.json", "scap.json"
+STUDY, SCAP, GROWTH = "study.json", "scap.json", "growth.json"
 STUDY_AGAIN = "Remove it; llava-consensus study makes it again"
 AGAIN = "Measure again with llava-consensus bench, or move it away"
 
@@ -32,6 +32,7 @@ class Material:
 
     study: dict[str, Any] | None = None  # content of study.json
     scap: dict[str, Any] | None = None  # content of scap.json
+    growth: dict[str, Any] | None = None  # content of growth.json
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -63,7 +64,8 @@ def read(out: Path, known: Catalogue | None = None) -> Material:
     """
     benches = [read_json(path, AGAIN) for path in sorted(out.glob("bench*.json"))]
     measured = [content for content in benches if isinstance(content, dict) and content.get("rows")]
-    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP))
+    growth = read_json(out / GROWTH, AGAIN, dict) if (out / GROWTH).is_file() else None
+    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP), growth)
 
 
 def _of_study(out: Path, name: str) -> dict[str, Any] | None:
