@@ -128,9 +128,8 @@ def test_trackers_are_told_of_finished_runs(
         monkeypatch.setitem(trackers.TRACKERS, name, lambda *given, name=name: told.append((name, *given)))
     monkeypatch.setattr(trackers, "find_spec", lambda _: object())
     assert cli.main(["eval", "fake", *place, "--log", "mlflow"]) == 0
-    assert (
-        cli.main(["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place, "--log", "wandb"]) == 0
-    )
+    sweep = ["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place]
+    assert cli.main([*sweep, "--log", "wandb"]) == 0
     assert [name for name, *_ in told] == ["mlflow", "wandb", "wandb"]
     _, path, run, values = told[0]
     assert path.is_dir() and run["benchmark"] == "fake" and values["tokens/after"] == 64.0 and "score" in values

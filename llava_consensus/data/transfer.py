@@ -2,8 +2,8 @@
 
     fetch(source.url, Path("downloads/val2014.zip"), md5=source.md5)
 
-The transfer itself, with its bar and its retries, is `huggingface_hub.file_download.http_get`. What has come so far,
-but for its last 10 MiB, is `<file>.part`; a later call, or another process after a kill, asks for the rest of it.
+The transfer itself, with bar and retries, is `huggingface_hub.file_download.http_get`. What has come so far, but for
+its last 10 MiB, is `<file>.part`; a later call, or another process after a kill, asks for the rest of it.
 """
 
 import hashlib

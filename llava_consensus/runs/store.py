@@ -149,7 +149,8 @@ class Run:
 
     def leave_nothing(self) -> None:
         """Removes a folder in which nothing was asked, as where the model could not be loaded."""
-        if {path.name for path in self.path.iterdir()} <= {CONFIG, LOCK}:
+        filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
+        if filled <= {CONFIG, LOCK}:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
