@@ -1,10 +1,122 @@
-"""The tables of `adaptation.py`."""
+"""The tables of `adaptation.py`: pure functions of the folders of trainings and runs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.files import CONFIG, METRICS
+from llava_consensus.report.rows import Row, read_row
+from llava_consensus.report.stats import Comparison, compare
+
+BUDGETS = (64, 32, None)  # None: all tokens
+TITLES = {"textvqa": "TextVQA", "gqa": "GQA"}
+NOTE = (
+    "Each cell: score before -> after, and below it the paired difference with its 95 % interval (bootstrap over "
+    "questions). A difference whose interval holds 0 says nothing. `-`: not measured."
+)
 
 
-def text(out: Path, names: list[str]) -> str:
+class Key(NamedTuple):
+    """What tells runs of this study apart."""
+
+    model: str  # last part of its path
+    benchmark: str
+    method: str
+    positions: str
+    tokens: int | None
+
+
+def runs(folder: Path) -> dict[Key, Row]:
+    """All complete runs; those with all tokens under the method `full`."""
+    found = {}
+    for path in sorted(folder.glob(f"*/{METRICS}")):
+        row = read_row(path.parent)
+        config = json.loads((path.parent / CONFIG).read_text())
+        if row.complete:
+            positions = config["changed"].get("positions", "renumber")
+            key = Key(Path(config["model"]).name, row.benchmark, config["method"], positions, config["tokens"])
+            found[key] = row
+    return found
+
+
+def text(out: Path, names: list[str], base: str = "llava-mini") -> str:
     """All tables."""
-    return ""
+    known = runs(out / "runs")
+    trainings = [json.loads(file.read_text()) for name in names if (file := out / name / "training.json").is_file()]
+    tables = [_table(benchmark, known, trainings, out, names, base) for benchmark in TITLES]
+    speed = out / "speed.json"
+    parts = [_about(trainings), *filter(None, tables), NOTE if any(tables) else "", _speed(speed)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _about(trainings: list[dict[str, Any]]) -> str:
+    """What all trainings share, in a sentence."""
+    if not trainings:
+        return "No adaptation is complete."
+    one = trainings[0]
+    return (
+        f"{len(trainings)} adaptations of the embedded model, {one['steps']} steps of {one['batch']} conversations "
+        f"each (data of {one['data']['conversations']} conversations, fingerprint {one['data']['fingerprint'][:12]}, "
+        f"seed {one['seed']}, transformers {one['versions']['transformers']})."
+    )
+
+
+def _table(
+    benchmark: str, known: dict[Key, Row], trainings: list[dict[str, Any]], out: Path, names: list[str], base: str
+) -> str:
+    """One line for each adaptation that was measured on a benchmark."""
+    done = {name for name in names if (out / name / "training.json").is_file()}
+    lines = []
+    for name in (name for name in names if name in done):
+        said = json.loads((out / name / "training.json").read_text())
+        positions = said["options"].get("positions", "renumber")
+        cells = [_cell(known, Key(name, benchmark, said["method"], positions, tokens), base) for tokens in BUDGETS]
+        if any(cell != "-" for cell in cells):
+            budgets = " or ".join(map(str, said["budgets"]))
+            lines.append(f"| {said['tune']} | {said['method']} | {positions} | {budgets} | " + " | ".join(cells) + " |")
+    if not lines:
+        return ""
+    asked = [row.metrics["questions"] for key, row in known.items() if key.benchmark == benchmark and row.metrics]
+    head = "| trained | method | positions | adapted to | at 64 | at 32 | at all 576 |\n" + "| --- " * 7 + "|"
+    return f"{TITLES[benchmark]}, {asked[0]} questions:\n\n{head}\n" + "\n".join(lines)
+
+
+def _cell(known: dict[Key, Row], key: Key, base: str) -> str:
+    """Score before and after, and their paired difference."""
+    if key.tokens is None:
+        key = key._replace(method="full", positions="renumber")
+    before, after = known.get(key._replace(model=base)), known.get(key)
+    if before is None or after is None:
+        return "-"
+    difference = compare(after, before)
+    return f"{before.score:.1f} -> {after.score:.1f}<br>{_said(difference)}"
+
+
+def _said(difference: Comparison | None) -> str:
+    if difference is None:
+        return "no interval"
+    return f"{difference.difference:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})"
+
+
+def _speed(file: Path) -> str:
+    """The table of `adaptation_speed.py`."""
+    if not file.is_file():
+        return ""
+    found = json.loads(file.read_text())
+    full = found["rows"]["full all"]
+    lines = [
+        f"| {name} | {1 / row['processor']:.2f} | {full['processor'] / row['processor']:.2f} | "
+        f"{1 / row['seconds']:.2f} | {row['bytes'] / 2**20:.0f} |"
+        for name, row in found["rows"].items()
+    ]
+    head = (
+        "| method, tokens | steps per second of the processor | times the full model | steps per second of the clock | "
+        "MiB kept for the backward pass |\n| --- | --: | --: | --: | --: |"
+    )
+    about = (
+        f"A training step of {found['batch']} conversations with everything but the tower trained, medians of "
+        f"{found['rounds']} rounds in turns on a shared machine (torch {found['torch']}, one thread):"
+    )
+    return f"{about}\n\n{head}\n" + "\n".join(lines)

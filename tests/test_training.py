@@ -117,7 +117,9 @@ def test_a_model_of_transformers_takes_the_same_first_steps(full: Path, data: Pa
     out = tmp_path / "llava-hf-full"
     result = trained(data, out, model=str(tmp_path / "llava-mini-hf"), steps=2, **FULL)
     official = json.loads((full / "training.json").read_text())
-    assert result["losses"] == pytest.approx(official["losses"][:2], abs=2e-3)
+    first, second = result["losses"]
+    assert first == pytest.approx(official["losses"][0], abs=1e-4)
+    assert second == pytest.approx(official["losses"][1], rel=0.02)  # Adam's first step is the sign of the gradient
     assert set(tensors(out)) == set(tensors(tmp_path / "llava-mini-hf"))
     host: Any = hosts.load(str(out), Loading("cpu"))
     assert host.answer([host.encode([_picture(data)])], [Prompt("What is there?", max_new_tokens=4)])[0].text

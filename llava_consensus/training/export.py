@@ -4,12 +4,14 @@ with the trained values in it. So it loads wherever that one does.
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llava_consensus.errors import DataError
@@ -46,10 +48,10 @@ def export(model: Any, source: Path, out: Path, result: Record, first: bool = Tr
                 _save(model, files, out)
     if not first:
         return
-    for path in source.iterdir():
-        if path.is_dir() and path.name != FOLDER:
+    for path in source.glob("[!.]*"):
+        if path.is_dir():
             shutil.copytree(path, out / path.name, dirs_exist_ok=True)
-        elif path.suffix in SMALL and not (out / path.name).exists() and path.name not in LEFT_OUT:
+        elif path.suffix in SMALL and path.name not in LEFT_OUT:
             shutil.copy2(path, out / path.name)
     write_json(out / RESULT, result)
 
@@ -81,13 +83,16 @@ def _write_alike(files: list[Path], out: Path, values: Mapping[str, Tensor]) -> 
 
 
 def _save(model: Any, files: list[Path], out: Path) -> None:
-    """The files of weights as transformers names them, in the type they had."""
+    """The files of weights of a model of transformers, which knows itself what its tensors are called in files."""
     model = model.merge_and_unload() if hasattr(model, "get_base_model") else model
-    with safe_open(files[0], "pt") as opened:
-        dtype = opened.get_tensor(next(iter(opened.keys()))).dtype
-    state = {name: value.detach().cpu().to(dtype) for name, value in model.state_dict().items()}
-    model.save_pretrained(out, state_dict=state)
-    (out / "config.json").unlink()  # that of the checkpoint it started from is the one it has
+    with tempfile.TemporaryDirectory(dir=out / FOLDER) as folder:
+        model.save_pretrained(folder)
+        values = {name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}
+    known = _names(files)
+    absent = sorted(known - values.keys())
+    if absent:
+        raise DataError(f"{out}: the trained model has no tensor {', '.join(absent[:3])} of the checkpoint")
+    _write_alike(files, out, {name: values[name] for name in known})
 
 
 def merged(model: Any) -> dict[str, Tensor]:
@@ -128,8 +133,6 @@ def _check(values: Mapping[str, Tensor], out: Path) -> None:
 def _write(file: Path, target: Path, values: Mapping[str, Tensor]) -> set[str]:
     """One file of weights with the trained values, in the types it has; the names that were put in."""
     if file.suffix == ".safetensors":
-        from safetensors.torch import load_file, save_file
-
         tensors = load_file(file)
     else:
         tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

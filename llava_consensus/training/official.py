@@ -8,20 +8,20 @@ on any version of transformers, and what it saves at the end by what `export.py`
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import MissingDependency, OptionError
-from llava_consensus.files import Record, read_json
+from llava_consensus.files import read_json
 from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
+from llava_consensus.training.names import accelerator, command_line, named
 from llava_consensus.training.plan import LORA, PROJECTOR, Plan
 from llava_consensus.training.steps import Session, Steps, inner
 
 LENGTH = 2048  # rows of a conversation, of LLaVA's own scripts
 WARM_UP = 0.03  # share of the steps, likewise
-LOADER = ("dispatch_batches", "split_batches", "even_batches", "use_seedable_sampler")
 TAKEN = {  # entry of a checkpoint's configuration -> argument of LLaVA's parser
     "mm_projector_type": "mm_projector_type",
     "mm_vision_select_layer": "mm_vision_select_layer",
@@ -119,7 +119,7 @@ def module() -> Any:
         import transformers.trainer as trainer
         from transformers.pytorch_utils import ALL_LAYERNORM_LAYERS
 
-        with _named(trainer, {"ALL_LAYERNORM_LAYERS": ALL_LAYERNORM_LAYERS}):  # transformers 5 has it elsewhere alone
+        with named(trainer, {"ALL_LAYERNORM_LAYERS": ALL_LAYERNORM_LAYERS}):  # transformers 5 has it elsewhere alone
             import llava.train.train as training
     except ImportError as error:
         raise MissingDependency(
@@ -148,12 +148,12 @@ def run(plan: Plan, folder: Path, session: Session) -> None:
         "safe_save_model_for_hf_trainer": functools.partial(_saved, training.safe_save_model_for_hf_trainer, plan.tune),
     }
     arguments = llava_arguments(plan, folder, session.state.folder)
-    accelerator = {"Accelerator": functools.partial(_accelerator, transformers.trainer.Accelerator)}
+    tolerant = {"Accelerator": functools.partial(accelerator, transformers.trainer.Accelerator)}
     kernel = None if plan.attention == "auto" else plan.attention
     with contextlib.ExitStack() as stack:
-        for context in (_named(training, replaced), _named(transformers.trainer, accelerator)):
+        for context in (named(training, replaced), named(transformers.trainer, tolerant)):
             stack.enter_context(context)
-        for context in (_command_line(arguments), without_unused_report(), contextlib.redirect_stdout(sys.stderr)):
+        for context in (command_line(arguments), without_unused_report(), contextlib.redirect_stdout(sys.stderr)):
             stack.enter_context(context)
         try:
             training.train(attn_implementation=kernel)
@@ -210,16 +210,6 @@ class _Reduced(Steps):
         return super()._get_train_sampler()
 
 
-def _accelerator(made: Callable[..., Any], **options: Any) -> Any:
-    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know."""
-    loader = {name: options.pop(name) for name in LOADER if name in options}
-    if loader:
-        from accelerate.utils import DataLoaderConfiguration
-
-        options["dataloader_config"] = DataLoaderConfiguration(**loader)
-    return made(**options)
-
-
 def _gathered(official: Callable[..., Any], parameter: Any, *more: Any, **options: Any) -> Any:
     """A parameter in one piece; DeepSpeed is asked only where it has cut it."""
     if hasattr(parameter, "ds_id"):
@@ -231,31 +221,3 @@ def _saved(official: Callable[..., Any], tune: str, *, trainer: Any, output_dir:
     """LLaVA's `mm_projector.bin`; a whole model is written by `export.py`."""
     if tune == PROJECTOR:
         official(trainer=trainer, output_dir=output_dir)
-
-
-@contextlib.contextmanager
-def _named(owner: Any, values: Record) -> Iterator[None]:
-    """Names of a module are others while the body runs."""
-    absent = object()
-    before = {name: vars(owner).get(name, absent) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is absent:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-@contextlib.contextmanager
-def _command_line(arguments: list[str]) -> Iterator[None]:
-    """What LLaVA's parser reads."""
-    before = sys.argv
-    sys.argv = ["llava.train.train", *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
