@@ -17,7 +17,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.hf.arguments import takes_features
 from llava_consensus.hosts.hf.host import check_version
-from llava_consensus.methods import METHODS, ConsensusDrop
+from llava_consensus.methods import METHODS
+from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency
 from llava_consensus.reduction.scap import text_attention

@@ -417,12 +417,13 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
         return {name for name, method in METHODS.items() if option in {field.name for field in fields(method)}}
 
     decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
-    looking = {"consensusdrop", "prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
+    ours = {"consensusdrop", "consensusdrop+"}
+    looking = ours | {"prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
     assert having("positions") == set(METHODS) - {"full"}
     assert having("order") == set(METHODS) - {"full"} - decoder
     assert having("vision_layer") == looking
     assert having("tile_budget") == looking | {"divprune", "random"}
-    assert having("answer_rows") == decoder | {"consensusdrop"}
+    assert having("answer_rows") == decoder | ours
     assert fields(METHODS["full"]) == ()
 
 

@@ -57,6 +57,7 @@ def recycling(method: Any, shape: Shape, tokens: int) -> float:
 
 ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop": consensusdrop,
+    "consensusdrop+": consensusdrop,
     "cdpruner": cdpruner,
     "pyramiddrop": pyramiddrop,
     "sparsevlm": recycling,
@@ -91,7 +92,7 @@ def test_formulas_are_what_the_counter_counts(name: str, options: dict[str, Any]
 def test_costs_of_a_method_are_declared(name: str) -> None:
     method, budget = make(name), Budget(64)
     whole = method.flops(SEVEN, Budget(576))
-    assert whole == 0 or name in ("pool", "consensusdrop")  # hosts do not ask where all tokens stay
+    assert whole == 0 or name in ("pool", "consensusdrop", "consensusdrop+")  # hosts do not ask where all tokens stay
     assert len(method.vision_tokens(budget, SEVEN)) == 24
     assert len(method.entering(budget, 576, 32)) == 32 and method.entering(budget, 576, 32)[0] in (64, 576)
     assert (method.flops(SEVEN, budget) == 0) == (name in NOTHING)

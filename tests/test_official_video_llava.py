@@ -20,7 +20,8 @@ from llava_consensus.hosts import HOSTS, Loading, Prompt, load, wrap
 from llava_consensus.hosts.base import Clip
 from llava_consensus.hosts.probe.watch import watching
 from llava_consensus.hosts.remote.video_llava.host import VideoLlavaHost
-from llava_consensus.methods import METHODS, ConsensusDrop, make
+from llava_consensus.methods import METHODS, make
+from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import class_saliency

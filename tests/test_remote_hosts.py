@@ -21,7 +21,8 @@ from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.hosts import HOSTS, Loading, Prompt, check, load, wrap
 from llava_consensus.hosts.probe.watch import watching
 from llava_consensus.hosts.remote.checks import OWN
-from llava_consensus.methods import METHODS, ConsensusDrop, make
+from llava_consensus.methods import METHODS, make
+from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import received_saliency
