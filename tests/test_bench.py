@@ -421,8 +421,11 @@ def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch
 
 def test_growth_leaves_out_what_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     took = {36: 1e3, 64: 3e3, 144: 1e9}
-    monkeypatch.setattr(growth, "random_unit", lambda patches, *_: patches)
-    monkeypatch.setattr(growth, "_measured", lambda _, patches, *__: {"ms": took[patches], "bytes": 5})
+
+    def measured(_: Any, tokens: Any, *__: Any) -> dict[str, float]:
+        return {"ms": took[tokens.projected.shape[1]], "bytes": 5}
+
+    monkeypatch.setattr(growth, "_measured", measured)
     curve = {"fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64, 144)]}
     found = list(growth.measure({"random": make("random")}, torch.device("cpu"), curve))
     assert [point["ms"] for point in found] == [1e3, 3e3, None] and found[-1]["reason"] == "more than 10 s"

@@ -22,7 +22,7 @@ def reset_peak() -> None:
 
 
 def give_back() -> None:
-    """Has the C library give memory back that nobody uses any more, where it can, so that it is not taken again unseen."""
+    """Has the C library give memory back that nobody uses, where it can, so that it is not taken again unseen."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if STATUS.exists() else None
     if trim is not None:
         trim(0)

@@ -78,6 +78,8 @@ def _draw(panel: Any, view: View, points: list[Mapping[str, Any]]) -> None:
         panel.plot((first, last), (least, least * last / first), color=style.GREY, linestyle=":", label="slope 1")
     ticks = sorted({point[view.along] for point in points})
     panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
+    panel.yaxis.set_major_locator(style.ticks(1.0, 3.0))
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     panel.minorticks_off()
     panel.set_xlabel(view.axis)
     panel.set_title(view.title)

@@ -60,6 +60,14 @@ def panels(count: int, columns: int, size: tuple[float, float] = (2.4, 2.1), **o
     return figure, found[:count]
 
 
+def ticks(*parts: float) -> Any:
+    """Ticks of a logarithmic axis at these multiples of every power of ten."""
+    _matplotlib()
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=parts)
+
+
 def key(figure: Any, axes: Sequence[Any], columns: int = 4) -> None:
     """One key below a figure for everything that has a label in it."""
     handles = {
