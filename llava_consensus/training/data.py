@@ -58,9 +58,13 @@ def read(path: Path, images: Path) -> Conversations:
     pictures = sorted({entry["image"] for entry in entries if "image" in entry})
     if not images.is_dir() and pictures:
         raise DataError(f"{images}: no such folder of pictures. Name it with --images")
-    missing = [name for name in pictures if not (images / name).is_file()]
-    _refuse(path, [f"{images / name}: no such picture" for name in missing], "are missing")
+    missing = [name for name in pictures if not _is_there(images / name)]
+    _refuse(path, [f"{images / name}: no such picture, or an empty file" for name in missing], "are missing")
     return Conversations(path, entries, pictures, _fingerprint(path, images, pictures))
+
+
+def _is_there(picture: Path) -> bool:
+    return picture.is_file() and picture.stat().st_size > 0
 
 
 def _refuse(path: Path, problems: list[str], what: str) -> None:
