@@ -57,7 +57,7 @@ def _about(trainings: list[dict[str, Any]]) -> str:
         return "No adaptation is complete."
     one = trainings[0]
     return (
-        f"{len(trainings)} adaptations of the embedded model, {one['steps']} steps of {one['batch']} conversations "
+        f"Complete so far: {len(trainings)} of the adaptations of the embedded model, {one['steps']} steps of {one['batch']} conversations "
         f"each (data of {one['data']['conversations']} conversations, fingerprint {one['data']['fingerprint'][:12]}, "
         f"seed {one['seed']}, transformers {one['versions']['transformers']})."
     )
