@@ -157,10 +157,10 @@ def run(plan: Plan, folder: Path, session: Session) -> None:
     tolerant = {"Accelerator": functools.partial(accelerator, transformers.trainer.Accelerator)}
     kernel = None if plan.attention == "auto" else plan.attention
     with contextlib.ExitStack() as stack:
-        for context in (named(training, replaced), named(transformers.trainer, tolerant)):
+        for context in (named(training, replaced), named(transformers.trainer, tolerant), command_line(arguments)):
             stack.enter_context(context)
-        for context in (command_line(arguments), without_unused_report(), contextlib.redirect_stdout(sys.stderr)):
-            stack.enter_context(context)
+        stack.enter_context(without_unused_report())
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             training.train(attn_implementation=kernel)
         except ValueError as error:
