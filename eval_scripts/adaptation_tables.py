@@ -56,10 +56,11 @@ def _about(trainings: list[dict[str, Any]]) -> str:
     if not trainings:
         return "No adaptation is complete."
     one = trainings[0]
+    data = one["data"]
     return (
-        f"{len(trainings)} adaptations of the embedded model, {one['steps']} steps of {one['batch']} conversations "
-        f"each (data of {one['data']['conversations']} conversations, fingerprint {one['data']['fingerprint'][:12]}, "
-        f"seed {one['seed']}, transformers {one['versions']['transformers']})."
+        f"Complete so far: {len(trainings)} adaptations of the embedded model, each of {one['steps']} steps of "
+        f"{one['batch']} conversations (data of {data['conversations']}, fingerprint {data['fingerprint'][:12]}, seed "
+        f"{one['seed']}, transformers {one['versions']['transformers']})."
     )
 
 

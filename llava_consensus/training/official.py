@@ -16,6 +16,7 @@ from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.files import read_json
 from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
+from llava_consensus.hosts.llava.own_tower import FLAG, trains_tower
 from llava_consensus.training.names import accelerator, command_line, named
 from llava_consensus.training.plan import LORA, PROJECTOR, Plan
 from llava_consensus.training.steps import Session, Steps, inner
@@ -41,6 +42,11 @@ def check(plan: Plan, folder: Path) -> None:
         raise OptionError(
             f"model={plan.model!r} cuts pictures into tiles, which the training code of llava-torch does not. "
             "Convert the checkpoint (llava-consensus convert) and train it on transformers"
+        )
+    if trains_tower(str(folder)):
+        raise OptionError(
+            f"model={plan.model!r} has a vision tower that was trained along ({FLAG}), in whose place LLaVA's training "
+            "puts the stock one. Convert the checkpoint (llava-consensus convert) and train it on transformers"
         )
     if not str(config.get("model_type", "")).endswith("llama"):
         raise OptionError(
@@ -151,10 +157,10 @@ def run(plan: Plan, folder: Path, session: Session) -> None:
     tolerant = {"Accelerator": functools.partial(accelerator, transformers.trainer.Accelerator)}
     kernel = None if plan.attention == "auto" else plan.attention
     with contextlib.ExitStack() as stack:
-        for context in (named(training, replaced), named(transformers.trainer, tolerant)):
+        for context in (named(training, replaced), named(transformers.trainer, tolerant), command_line(arguments)):
             stack.enter_context(context)
-        for context in (command_line(arguments), without_unused_report(), contextlib.redirect_stdout(sys.stderr)):
-            stack.enter_context(context)
+        stack.enter_context(without_unused_report())
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         try:
             training.train(attn_implementation=kernel)
         except ValueError as error:
@@ -189,8 +195,11 @@ def _trainer(official: Any, plain: Any, session: Session, model: Any, tokenizer:
 
     if not hasattr(tokenizer, "legacy"):  # read by LLaVA's templates; a tokenizer of the fast kind may not say it
         tokenizer.legacy = True
-    if not (args.bf16 or args.fp16):
-        inner(model).get_vision_tower().float()  # LLaVA's training has made it float16
+    if not (args.bf16 or args.fp16):  # LLaVA's training has rounded the tower to float16, which evaluation does not
+        tower = inner(model).get_vision_tower()
+        tower.is_loaded = False
+        tower.load_model()
+        tower.to(device=args.device, dtype=model.dtype)
     newer = int(transformers.__version__.split(".")[0]) >= 5
     made = type("ReducedTrainer", (_Reduced, official), {"session": session, "plain": plain})
     session.check(model)

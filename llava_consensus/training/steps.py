@@ -53,6 +53,7 @@ class Session:
                 )
 
     def _attach(self, model: nn.Module, budget: Budget | Share) -> None:
+        assert self.plan.method is not None  # else nothing is attached
         if self.attachment is None or self.attachment.budget != budget:
             self.detach()
             self.attachment = wrap(inner(model)).attach(self.plan.method, budget)
@@ -167,8 +168,8 @@ class Steps(_Trainer):
         """Tells step, loss and budget."""
         super().log(logs, *more)
         if "loss" in logs:
-            budget = self.session.budgets[-1:] or ["all"]
-            tokens = getattr(budget[0], "tokens", budget[0])
+            last = self.session.budgets[-1] if self.session.budgets else None
+            tokens = "all" if last is None else getattr(last, "tokens", last)
             log.info(f"step {self.state.global_step}: loss {float(logs['loss']):.4f}, {tokens} tokens")
 
 
@@ -177,7 +178,7 @@ def _readable() -> Iterator[None]:
     """Lets torch read the states of numpy's generator that Trainers store, which transformers 4.37 does not ask for."""
     import numpy
 
-    core = numpy._core if int(numpy.__version__.split(".")[0]) > 1 else numpy.core
+    core: Any = getattr(numpy, "_core" if int(numpy.__version__.split(".")[0]) > 1 else "core")
     kinds = [core.multiarray._reconstruct, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]
     with torch.serialization.safe_globals(kinds):
         yield
