@@ -7,6 +7,7 @@ on any version of transformers, and what it saves at the end by what `export.py`
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,10 @@ def run(plan: Plan, folder: Path, session: Session) -> None:
         "maybe_zero_3": functools.partial(_gathered, training.maybe_zero_3),
         "safe_save_model_for_hf_trainer": functools.partial(_saved, training.safe_save_model_for_hf_trainer, plan.tune),
     }
+    if plan.deepspeed is not None and "RANK" in os.environ:
+        import deepspeed  # whose stage 3 cuts weights while they load, and must know of the other processes by then
+
+        deepspeed.init_distributed(dist_backend="gloo" if plan.device == "cpu" else None)
     arguments = llava_arguments(plan, folder, session.state.folder)
     tolerant = {"Accelerator": functools.partial(accelerator, transformers.trainer.Accelerator)}
     kernel = None if plan.attention == "auto" else plan.attention

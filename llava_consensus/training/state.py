@@ -3,6 +3,7 @@ go on from, each of which counts only when its last file is there.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from llava_consensus.files import Record, read_json, remove_leftovers, write_jso
 from llava_consensus.locks import take_lock
 
 FOLDER, DESCRIPTION, COMPLETE, RESULT = ".training", "training.json", "complete", "training.json"
+log = logging.getLogger(__name__)
 PREFIX = "checkpoint-"  # of states, as the Trainer names them
 WEIGHTS = "trained.safetensors"  # of a state: the tensors that are trained
 
@@ -54,7 +56,10 @@ class State:
             write_json(file, description)
             return
         before = read_json(file, f"Remove {self.out} to begin anew", dict)
-        changed = sorted(name for name in {*before, *description} if before.get(name) != description.get(name))
+        if before.get("versions") != description.get("versions"):
+            log.warning(f"{self.out}: was begun with other versions of packages, which training.json names")
+        names = {*before, *description} - {"versions"}
+        changed = sorted(name for name in names if before.get(name) != description.get(name))
         if changed:
             was = ", ".join(
                 f"{name}: {before.get(name)!r} there, {description.get(name)!r} now" for name in changed[:3]
