@@ -415,7 +415,7 @@ def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch
     assert {"consensusdrop", "divprune", "vispruner", "cdpruner", "tome_post"} <= names
     assert not names & {"full", "fastv", "tome", "downsample"}, "their work is part of the model's"
     assert all(point["ms"] > 0 and point["reason"] == "" for point in points)
-    assert [point["method"] for point in points if point["curve"] == "merged"] == ["consensusdrop"]
+    assert [point["method"] for point in points if point["curve"] == "merged"] == ["consensusdrop", "consensusdrop+"]
     assert len([point for point in points if point["method"] == "consensusdrop"]) == 4
 
 

@@ -185,7 +185,8 @@ def test_prumerge_plus_at_a_fixed_ratio() -> None:
     saliency = torch.tensor([[0.01 * place for place in range(16)]])
     kept = make("prumerge_plus", spread="ratio").select(saliency, 8)[0].tolist()
     assert kept == [15, 14, 13, 12, 2, 6, 10, 11]
-    assert sorted(make("prumerge_plus", spread="ratio").select(torch.rand(1, 576), 144)[0].tolist()[72:])[0] <= 4
+    random = torch.rand(1, 576, generator=torch.Generator().manual_seed(0))
+    assert sorted(make("prumerge_plus", spread="ratio").select(random, 144)[0].tolist()[72:])[0] <= 4
 
 
 def test_visionzip_with_as_many_targets_as_tokens_leaves_them_as_they_are() -> None:

@@ -17,6 +17,7 @@ Only the end of a file that is appended to can be cut, so a cut last line is dro
 else stops with file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -149,9 +150,10 @@ class Run:
 
     def leave_nothing(self) -> None:
         """Removes a folder in which nothing was asked, as where the model could not be loaded."""
-        filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
-        if filled <= {CONFIG, LOCK}:
-            shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else has removed it
+            filled = {path.name for path in self.path.iterdir() if path.is_dir() or path.stat().st_size}
+            if filled <= {CONFIG, LOCK}:
+                shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Lets the next process have the run."""

@@ -58,8 +58,8 @@ def probe_text(
         decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
     start = 0 if fronts is None else fronts.size
     with torch.no_grad():
-        normed = decoder.normed(0, full.embeds[:, start:])
-        query = decoder.query(0, normed[asked.row, (asked.rows - start).clamp_min(0)])
+        normed = decoder.normed(0, full.embeds[:, start:] if start else full.embeds)
+        query = decoder.query(0, normed[asked.row, (asked.rows - start).clamp_min(0) if start else asked.rows])
         key = decoder.key(0, normed)
         if fronts is not None:
             front = decoder.key(0, decoder.normed(0, full.embeds[fronts.rows, :start]))
