@@ -5,6 +5,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,15 @@ import torch
 from models import IMAGE, tiny_llava
 
 torch.set_num_threads(1)
+
+
+def pytest_configure() -> None:
+    """Programs that tests start hear signals even where pytest itself was started by `nohup` or in the background, whose
+    children ignore them.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
