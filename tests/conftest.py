@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 def pytest_configure() -> None:
-    """Programs that tests start hear signals even where pytest itself was started by `nohup` or in the background, whose
+    """Programs that tests start hear signals even where pytest was started by `nohup` or in the background, whose
     children ignore them.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
