@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import tiny_llava
+from models import runnable, tiny_llava
 from prompts import batch, row, tiles
 from torch import nn
 
@@ -14,7 +14,7 @@ from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
 from llava_consensus.training.steps import inner, trained
 
-BEHIND = [name for name in METHODS if make(name).place is Place.TOKENS and name not in ("full", "cdpruner")]
+BEHIND = [name for name in runnable() if make(name).place is Place.TOKENS and name != "full"]
 BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
 
 
