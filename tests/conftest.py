@@ -14,6 +14,8 @@ import pytest
 import torch
 from models import IMAGE, tiny_llava
 
+from llava_consensus.methods.consensusdrop import ConsensusDrop
+
 torch.set_num_threads(1)
 
 
@@ -63,3 +65,17 @@ def prompt() -> SimpleNamespace:
     torch.manual_seed(3)
     ids = torch.tensor([[1, 5, 6, 7, 8, -200, 9, 10, 11, 12, 13, 14, 15]])
     return SimpleNamespace(ids=ids, images=torch.randn(1, 3, IMAGE, IMAGE))
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What ConsensusDrop is handed."""
+    found: list[Any] = []
+    original = ConsensusDrop.reduce
+
+    def spy(self: Any, tokens: Any, budget: Any) -> Any:
+        found.append(tokens)
+        return original(self, tokens, budget)
+
+    monkeypatch.setattr(ConsensusDrop, "reduce", spy)
+    return found

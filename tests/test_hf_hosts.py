@@ -18,7 +18,6 @@ from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.hf.arguments import takes_features
 from llava_consensus.hosts.hf.host import check_version
 from llava_consensus.methods import METHODS
-from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency
 from llava_consensus.reduction.scap import text_attention
@@ -91,20 +90,6 @@ def recording(tiny: Tiny) -> Iterator[None]:
     yield
     tiny.model.set_attn_implementation("sdpa")
     RECORDED.clear()
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ConsensusDrop is handed."""
-    found: list[Any] = []
-    original = ConsensusDrop.reduce
-
-    def spy(self: Any, tokens: Any, budget: Any) -> Any:
-        found.append(tokens)
-        return original(self, tokens, budget)
-
-    monkeypatch.setattr(ConsensusDrop, "reduce", spy)
-    return found
 
 
 # ---- the ladder

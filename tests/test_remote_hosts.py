@@ -22,7 +22,6 @@ from llava_consensus.hosts import HOSTS, Loading, Prompt, check, load, wrap
 from llava_consensus.hosts.probe.watch import watching
 from llava_consensus.hosts.remote.checks import OWN
 from llava_consensus.methods import METHODS, make
-from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import received_saliency
@@ -42,20 +41,6 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module", params=NAMES)
 def case(request: Any, folder: Path) -> Double:
     return double(request.param, folder)
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What ConsensusDrop is handed."""
-    found: list[Any] = []
-    original = ConsensusDrop.reduce
-
-    def spy(self: Any, tokens: Any, budget: Any) -> Any:
-        found.append(tokens)
-        return original(self, tokens, budget)
-
-    monkeypatch.setattr(ConsensusDrop, "reduce", spy)
-    return found
 
 
 def kept(attached: Any) -> list[list[int]]:
