@@ -1,14 +1,17 @@
 """The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.files import read_text, write_out
 from llava_consensus.shapes import misread
 
@@ -113,7 +116,27 @@ def known() -> "Catalogue":
     from llava_consensus.report.table import Catalogue, Facts
 
     methods = {name: METHODS.title(name) for name in METHODS}
-    return Catalogue(methods, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
+    facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
+    return Catalogue(methods, facts, guessing)
+
+
+def guessing(config: Mapping[str, Any]) -> float | None:
+    """What guessing scores on the questions of a run; None where they are not what they were, or not there."""
+    asked = json.dumps(config.get("choices", {})), config["data"], config["questions"], config["limit"]
+    return _guessing(config["benchmark"], *asked)
+
+
+@cache
+def _guessing(name: str, choices: str, data: str, questions: str, limit: int | None) -> float | None:
+    from llava_consensus import benchmarks
+    from llava_consensus.runs.fingerprint import fingerprint
+
+    with suppress(DataError, OptionError, OSError):
+        benchmark, folder = benchmarks.make(name, **json.loads(choices)), Path(data)
+        paths = [benchmark.place(folder) / file.path for file in benchmark.files]
+        if fingerprint(path for path in paths if path.exists()) == questions:
+            return benchmark.chance(benchmark.load(folder)[:limit], folder)
+    return None
 
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:

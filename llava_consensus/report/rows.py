@@ -100,6 +100,14 @@ class Row:
         """The headline number, in percent where the benchmark's scale is 1."""
         return None if self.metrics is None else self.metrics["score"]
 
+    @cached_property
+    def chance(self) -> float:
+        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or nobody knows."""
+        if self.metrics is not None and "chance" in self.metrics:
+            return float(self.metrics["chance"])
+        known = None if self.catalogue.guessing is None else self.catalogue.guessing(self.config)
+        return self.facts.chance if known is None else known
+
     @property
     def complete(self) -> bool:
         """Whether every question of the run was asked, answered and scored: only then it enters an average."""
