@@ -80,7 +80,7 @@ class Results:
     @cached_property
     def near_chance(self) -> dict[str, Cell]:
         """The run of all tokens on each benchmark in which it cannot be told from guessing."""
-        found = {}
+        found: dict[str, Cell] = {}
         for benchmark in self.preset.benchmarks:
             run = self.runs.get(key(None, benchmark))
             if run is not None and run.complete:
