@@ -111,7 +111,7 @@ study: data  ## the controlled study: selection inside the language model by vis
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
 	$(CLI) paper $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
-	$(MAKE) figures OUT=$(OUT)
+	$(MAKE) figures OUT=$(OUT) ARGS=
 
 figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
 	@mkdir -p $(OUT)
