@@ -87,11 +87,12 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: sweep  ## every run of the results table on MODEL, then the tables in OUT: tables.md, tables.csv, tables.tex
-	$(CLI) report --out $(OUT) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+tables: data  ## every run of the results table (report/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
+	$(CLI) table results $(RUN) $(ARGS)
+	$(CLI) report --out $(OUT) --preset results $(if $(LIMIT),--limit $(LIMIT)) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
-	$(CLI) report --out $(OUT) --complete --write docs/results.md --format brief
+	$(CLI) report --out $(OUT) --preset results --complete --write docs/results.md --format brief
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b --operations"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
@@ -110,7 +111,7 @@ study: data  ## the controlled study: selection inside the language model by vis
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
 	$(CLI) paper $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
-	$(MAKE) figures OUT=$(OUT)
+	$(MAKE) figures OUT=$(OUT) ARGS=
 
 figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
 	@mkdir -p $(OUT)

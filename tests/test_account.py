@@ -138,7 +138,7 @@ def test_vision_flops_with_projector(host: Any, pixels: torch.Tensor, tower_fold
         {},
         {"vision_score": "tokens"},
         {"fps_start": "mean", "aggregate": "last"},
-        {"select": "diverse", "debias": True, "anchors": "salient", "weights": "saliency"},
+        {"select": "diverse", "fps_start": "salient"},
     ],
 )
 @pytest.mark.parametrize("tokens", [8, 64, 400])
@@ -153,7 +153,7 @@ def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, optio
             getattr(host.model, PREPARE)(ids, None, None, None, None, pixels, [(192, 192)])
     kept, merged = budget.split(576)
     shape = host.shape(text)._replace(question=question)
-    sampling = merged * (576 - kept) if method.anchors == "fps" else 0  # type: ignore[attr-defined]
+    sampling = merged * (576 - kept)
     sampling += kept * 576 if method.select == "diverse" else 0  # type: ignore[attr-defined]
     sampling *= 2 * shape.vision_width
     assert method.flops(shape, budget) == pytest.approx(flops.get_total_flops() + sampling, rel=0.01)

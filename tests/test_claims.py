@@ -80,6 +80,16 @@ def test_the_study_decides(gain: float, slope: float, late: bool, verdicts: tupl
     assert tuple(judge(material).verdict for judge in judges) == verdicts
 
 
+@pytest.mark.parametrize(("chance", "verdict"), [(84.0, TRUE), (0.0, FALSE)])
+def test_no_gain_is_counted_where_the_full_model_guesses(chance: float, verdict: str) -> None:
+    rows = study_files.study(2.0)["rows"]
+    for row in rows:
+        if row["benchmark"] == "pope":  # the full model's interval is from 83 to 87
+            row["chance"] = chance
+            row.update({"gain": -9.0, "gain_interval": [-10.0, -8.0]} if row["gain"] else {})
+    assert claims.recovery_beats(Material(study={"rows": rows})).verdict == verdict
+
+
 def test_times_on_a_line_are_linear() -> None:
     content = study_files.bench()
     assert claims.time_is_linear(Material(benches=[content])).verdict == TRUE

@@ -1,24 +1,14 @@
-"""Options of ConsensusDrop that the paper does not have: fusers, selection, debiasing, merge."""
+"""Options of ConsensusDrop that the paper does not have: diverse selection, and those that were dropped."""
 
 import pytest
 import torch
-from units import WATCH, of_batch, unit
+from units import of_batch, unit
 
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
 from llava_consensus.methods.consensusdrop import ConsensusDrop
-from llava_consensus.reduction import egtm, fusers
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.diversity import diverse
-
-
-def test_rank_and_product_fusers_by_hand() -> None:
-    vision, cross = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.1, 0.8, 0.1]])
-    points = torch.tensor([[0.5 * 3 + 0.5 * 2, 0.5 * 2 + 0.5 * 3, 1.0]])  # ties of the cross side to the lower index
-    assert torch.allclose(fusers.by_rank(vision, cross, 0.5), points / points.sum())
-    root = (vision * cross).sqrt()
-    assert torch.allclose(fusers.product(vision, cross, 0.5), root / root.sum())
-    for fuse in (fusers.by_rank, fusers.product):
-        assert torch.equal(fusers.top(fuse(vision, cross, 1.0), 2), fusers.top(vision, 2))
-        assert torch.equal(fusers.top(fuse(vision, cross, 0.0), 2), fusers.top(cross, 2))
 
 
 def test_diverse_selection_by_hand() -> None:
@@ -32,37 +22,25 @@ def test_diverse_selection_by_hand() -> None:
     assert diverse(torch.full((1, 5), 0.2), same, 3, 1.0).tolist() == [[0, 1, 2]]
 
 
-def test_debiased_scap_is_flat_where_all_tokens_are_alike() -> None:
-    tokens = unit()
-    assert tokens.probe is not None and tokens.columns is not None
-    places, key = tokens.columns[0], tokens.probe.key.clone()
-    key[:, :, places] = key[:, :, places[:1]]
-    angle = torch.arange(key.shape[2])[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03]).repeat(2)
-    cos, sin = (wave.expand(2, -1, -1) for wave in (angle.cos(), angle.sin()))
-    alike = tokens.probe._replace(key=key, cos=cos, sin=sin)
-    method = ConsensusDrop(debias=True)
-    cross = method.saliencies(tokens._replace(probe=alike), WATCH).cross
-    assert torch.allclose(cross, cross[:, :1].expand_as(cross), atol=1e-4)
-    biased = ConsensusDrop().saliencies(tokens._replace(probe=alike), WATCH).cross
-    assert (biased.amax() / biased.amin()) > 1.01
-
-
-def test_weighted_merge_by_hand() -> None:
-    projected = torch.tensor([[[1.0], [3.0], [10.0]]])
-    group = torch.tensor([[0, 0, 1]])
-    assert egtm.merge(projected, group, 2, torch.tensor([[0.3, 0.1, 0.6]])).flatten().tolist() == pytest.approx(
-        [1.5, 10]
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"fuser": "rank"}, {"fuser": "product"}, {"select": "diverse"}, {"debias": True}, {"anchors": "salient"}],
-)
-def test_options_beyond_the_paper_keep_the_contract(options: dict) -> None:
-    tokens, method = unit(seed=3), ConsensusDrop(weights="saliency", **options)
+def test_diverse_selection_keeps_the_contract() -> None:
+    tokens, method = unit(seed=3), ConsensusDrop(select="diverse")
     result = method.reduce(tokens, Budget(12))
     assert result.tokens.shape[1] == 12 and torch.isfinite(result.tokens).all()
     for index in range(len(tokens.projected)):
         alone = method.reduce(of_batch(tokens, index), Budget(12))
         assert torch.equal(alone.kept[0], result.kept[index]) and torch.equal(alone.owner[0], result.owner[index])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"fuser": "product"}, "fuser='product' must be one of"),
+        ({"fuser": "rank"}, "fuser='rank' must be one of"),
+        ({"anchors": "salient"}, "unknown option of method 'consensusdrop' 'anchors'"),
+        ({"weights": "saliency"}, "unknown option of method 'consensusdrop' 'weights'"),
+        ({"debias": True}, "unknown option of method 'consensusdrop' 'debias'"),
+    ],
+)
+def test_options_that_helped_nowhere_are_gone(option: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make("consensusdrop", **option)

@@ -111,6 +111,7 @@ def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path
     scores = read_lines(path, ("index", "correct"))
     assert len(scores) == 20 and "extracted" not in first.metrics["report"]
     assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
+    assert first.metrics["chance"] == 0.0
     path.unlink()
     again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert again.metrics == first.metrics and read_lines(path, ()) == scores

@@ -28,7 +28,7 @@ def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
     kept, merged = Budget(tokens).split(shape.patches)
     heads, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     probe = shape.width * ((shape.patches + shape.text) * keys + shape.known("question") * heads)
-    sampled = merged * (shape.patches - kept) if method.anchors == "fps" else 0
+    sampled = merged * (shape.patches - kept)
     sampled += kept * shape.patches if method.select == "diverse" else 0
     return 2.0 * (probe + sampled * shape.vision_width)
 
@@ -70,7 +70,7 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
         *((name, {}) for name in METHODS),
         ("consensusdrop", {"vision_score": "tokens"}),
         ("consensusdrop", {"fps_start": "mean", "aggregate": "last"}),
-        ("consensusdrop", {"select": "diverse", "debias": True, "anchors": "salient", "weights": "saliency"}),
+        ("consensusdrop", {"select": "diverse", "fps_start": "salient"}),
         ("tome_post", {"similarity": "feature"}),
         ("tome_post", {"similarity": "projected"}),
         ("visionzip", {"class_token": False}),

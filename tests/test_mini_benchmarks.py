@@ -66,6 +66,32 @@ def test_every_folder_is_one_of_llavas() -> None:
     assert {path.name for path in EVAL.iterdir()} == {*BUILDERS, ".complete"}
 
 
+@pytest.mark.parametrize(
+    ("name", "limit", "chance"),
+    [
+        ("gqa", None, 0.0),
+        ("pope", 7, 50.0),
+        ("seed", None, 25.0),
+        ("mme", None, 750.0),
+        ("mme", 21, 75.0),  # the first task, and one question of the second
+    ],
+)
+def test_what_guessing_scores(name: str, limit: int | None, chance: float) -> None:
+    assert make(name).chance(make(name).load(MINI)[:limit], MINI) == chance
+
+
+def test_what_guessing_scores_follows_from_the_options() -> None:
+    problems = whole("scienceqa/problems.json")
+    questions = make("sqa").load(MINI)
+    counts = [len(problems[str(one.question_id)]["choices"]) for one in questions if one.images]
+    assert make("sqa").chance(questions, MINI) == pytest.approx(100 * sum(1 / count for count in counts) / len(counts))
+    for question in make("mmbench").load(MINI)[:40]:  # no rotation of them is among the first
+        options = len(re.findall("^[A-D]\\. ", question.text, re.MULTILINE))
+        assert make("mmbench").chance([question], MINI) == pytest.approx(100 / options)
+    rotated = [one for one in make("mmbench").load(MINI) if int(one.question_id) % 1_000_000 == 241]
+    assert make("mmbench").chance(rotated, MINI) == pytest.approx(100 * len(rotated) ** -len(rotated))
+
+
 def test_ranges_of_scenes_do_not_meet_and_are_test_scenes() -> None:
     seen = [index for indices in TEST.values() for index in indices]
     assert len(seen) == len(set(seen))

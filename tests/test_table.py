@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from run_folders import BASE, TITLES, store
 
 from llava_consensus import cli
 from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.cli import tables
 from llava_consensus.errors import DataError
 from llava_consensus.files import canonical, write_metrics
 from llava_consensus.report import costs, latex, layout, paper, table
@@ -119,6 +121,37 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
     assert found is not None and found.value == 75 and scores is not None
     assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
+
+
+def chanced(folder: Path, chance: float) -> None:
+    """Lets a finished run say what guessing scores."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"chance": chance}))
+
+
+def test_no_average_has_a_benchmark_in_which_the_full_model_guesses(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        for name, right in (("gqa", 30), ("pope", 22), ("mmbench_cn", 8)):
+            folder = store(tmp_path, [1] * right + [0] * (40 - right), benchmark=name, method=method, tokens=tokens)
+            chanced(folder, {"gqa": 50.0, "pope": 50.0, "mmbench_cn": 6.2}[name])
+    section = only(tmp_path)
+    assert section.averaged == ["gqa", "mmbench_cn"] and list(section.near_chance) == ["pope"]
+    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    assert found is not None and found.value == pytest.approx((75 + 20) / 2)
+    assert scores is not None and "POPE" in scores.head and "Acc (2 of 9)" in scores.head
+    assert "all tokens cannot be told from guessing there: POPE 55.0 [40.0, 70.0], chance 50.0." in scores.note
+    reduced_only = Section([row for row in section.rows if not row.full])
+    assert reduced_only.near_chance == {} and len(reduced_only.averaged) == 3  # nobody knows without the full model
+
+
+def test_chance_of_a_run_that_does_not_say_it(tmp_path: Path) -> None:
+    catalogue = Catalogue(benchmarks={"pope": Facts("POPE", chance=50.0)})
+    store(tmp_path, [1, 0], benchmark="pope")
+    (row,) = read_rows(tmp_path, catalogue)
+    assert row.chance == 50.0 and row.facts.column == "pope_f1"
+    (row,) = read_rows(tmp_path, replace(catalogue, guessing=lambda config: 33.0 if config["limit"] is None else None))
+    assert row.chance == 33.0
+    assert tables.guessing(row.config) is None  # its questions are not those of any file
 
 
 def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class Benchmark(ABC):
     folder: ClassVar[str]  # under DATA/eval
     metric: ClassVar[str]  # key of the headline number in the report
     scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
+    guess: ClassVar[float] = 0.0  # what guessing scores, where that does not depend on the questions
     column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
     judge: ClassVar[str | None] = None  # name in judge.GRADERS of what a judge model is asked about its answers
     max_new_tokens: ClassVar[int]
@@ -130,6 +131,15 @@ class Benchmark(ABC):
         Raises:
             DataError: a file is missing or damaged, or the answers are not to these questions.
         """
+
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """What guessing among the answers that a question allows scores on these questions, in the headline's unit: 0
+        where answers are free. A model whose interval does not lie above it enters no average of a report.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        return self.guess
 
     def references(self, data: Path) -> Mapping[int, str]:
         """The right answer to show beside an answer, by index; nothing where that is not one short text."""

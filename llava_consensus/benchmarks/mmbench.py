@@ -121,6 +121,16 @@ class MMBench(Benchmark):
             numbers["single"] = base.percent(mean(float(row["correct"]) for row in extracted)) if rows else None
         return base.report(self.name, joined, numbers, extracted)
 
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """Mean over questions of the chance to guess every rotation that is asked, in percent."""
+        table = tables.rows(self._table(data), ("index", *OPTIONS))
+        right: dict[int, float] = {}
+        for question in questions:
+            options = sum(not tables.empty(table[question.index][letter]) for letter in OPTIONS)
+            number = int(question.question_id) % scorer.ROTATION
+            right[number] = right.get(number, 1.0) / max(options, 1)
+        return 100 * mean(right.values())
+
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
         table = tables.rows(self._table(data), ("index", *OPTIONS))

@@ -56,6 +56,7 @@ class MME(Benchmark):
     files = FILES
     metric = "perception"
     scale = 20.0
+    guess = 75.0 * len(scorer.PERCEPTION)  # of a task, half of the questions and a quarter of the pictures
     column = "mme_perception"
     paper = 1510.7
     count = 2374
@@ -127,6 +128,11 @@ class MME(Benchmark):
         ]
         statistic = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
         return base.report(self.name, joined, numbers | statistic, extracted)
+
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """75 points for each task of perception with a whole picture among the questions."""
+        whole = {_task(second) for _, second in zip(questions[::2], questions[1::2], strict=False)}
+        return 75.0 * len(whole.intersection(scorer.PERCEPTION))
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The official results folder: one file per task, lines in the order of the question file."""

@@ -18,6 +18,7 @@ from llava_consensus.benchmarks import base
 from llava_consensus.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record, read_json
+from llava_consensus.scorers import mean
 from llava_consensus.scorers import sqa as scorer
 
 MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
@@ -55,6 +56,12 @@ class ScienceQA(Benchmark):
         questions = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
         kept = [question for question in questions if question.images or self.questions == "all"]
         return [replace(question, index=index) for index, question in enumerate(kept)]
+
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """Mean of one in so many options, in percent, over the questions with a picture."""
+        asked = [question for question in questions if question.images]
+        problems, _ = _gold(self.place(data), asked)
+        return 100 * mean(1 / len(problems[str(question.question_id)]["choices"]) for question in asked)
 
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.

@@ -28,7 +28,7 @@ def add(command: Command) -> None:
     parser = command("ablation", ablation, "an ablation of the paper (T5 to T9), ours and the paper's side by side")
     add_preset(parser, "alpha, temperature, recovery, anchors, score")
     parser = command("table", ablation, "a main table of the paper (T1 to T4), ours and the paper's side by side")
-    add_preset(parser, "t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions")
+    add_preset(parser, "results, t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions")
 
 
 def add_preset(parser: argparse.ArgumentParser, names: str) -> None:
@@ -139,5 +139,7 @@ def plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str], 
         full = prepare(replace(config, limit=limit, host_options={**preset.host_options, **config.host_options}))
         cells[key(None, name)] = Cell(full)
         for row, (method, tokens) in made.items():
+            if name not in preset.asked_at(row.tokens):
+                continue
             cells[key(row, name)] = Cell(full.reduced_by(method, tokens, given.match))
     return cells

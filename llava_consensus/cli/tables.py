@@ -1,18 +1,23 @@
 """The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
-from llava_consensus.errors import DataError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.files import read_text, write_out
 from llava_consensus.shapes import misread
 
 if TYPE_CHECKING:
+    from llava_consensus.report.rows import Row
     from llava_consensus.report.section import Section
     from llava_consensus.report.table import Catalogue
 
@@ -29,6 +34,10 @@ def add(command: Command) -> None:
     parser.add_argument("--format", choices=FORMATS, help=line)
     parser.add_argument("--write", type=Path, action="append", default=[], metavar="FILE", help="between its markers")
     parser.add_argument("--summary", type=Path, metavar="FILE", help="between its markers, the scores alone")
+    parser.add_argument(
+        "--preset", metavar="NAME", help="only its runs, wherever they come from, its budgets apart: results"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions")
     parser.add_argument("--complete", action="store_true", help="refuse runs that are not whole, and grids with holes")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV")
@@ -57,10 +66,11 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
             f"--out {arguments.out}: no such folder of results. An evaluation makes one: llava-consensus eval"
         )
     with misread(f"{arguments.out}: a file of a run", CHANGED):
-        found = table.in_sections(table.read_rows(arguments.out, known()))
+        rows = table.read_rows(arguments.out, known())
+        found, absent = _of_preset(arguments, rows) if arguments.preset else _of_folder(rows)
         bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
-    if arguments.complete:
-        _refuse_incomplete(found)
+    if arguments.complete and absent:
+        _refuse(absent)
     pages = [(path, "markdown") for path in arguments.write]
     pages += [(arguments.summary, "brief")] if arguments.summary else []
     shown = arguments.format or ("table" if sys.stdout.isatty() else "markdown")
@@ -87,23 +97,48 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         yield from terminal.tables(table.tables(section, bench))
 
 
-def _refuse_incomplete(found: list["Section"]) -> None:
-    """Raises DataError unless every run is of all questions and answered, and no line of a grid lacks a benchmark."""
+def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
+    """All runs in sections, and what keeps them from being whole grids of all questions."""
+    from llava_consensus.report import table
+
+    found = table.in_sections(rows)
     missing = [] if found else ["there are no runs"]
     for section in found:
-        for row in section.rows:
-            name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
-            if limit is not None:
-                missing.append(f"{name}: the first {limit} questions only")
-            elif row.metrics is None or row.unanswered:
-                missing.append(f"{name}: {row.answered} questions answered, not all")
+        missing += [line for row in section.rows for line in _not_whole(row)]
         for line in section.lines:
             absent = [name for name in section.names if name not in line.runs]
             missing += [f"{line.label} {line.tokens}: no run on {', '.join(absent)}"] if absent else []
-    if missing:
-        shown = "".join(f"\n  {one}" for one in missing[:MOST])
-        rest = f"\n  and {len(missing) - MOST} more" if len(missing) > MOST else ""
-        raise DataError(f"the grid is not complete, so no page is written from it:{shown}{rest}")
+    return found, missing
+
+
+def _not_whole(row: "Row") -> list[str]:
+    """What a run lacks."""
+    name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
+    if limit is not None:
+        return [f"{name}: the first {limit} questions only"]
+    return [f"{name}: {row.answered} questions answered, not all"] if row.metrics is None or row.unanswered else []
+
+
+def _of_preset(arguments: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
+    """The runs that a preset asks for, and which of them there are not."""
+    from llava_consensus.cli.arguments import one_word_method
+    from llava_consensus.reduction.budget import budget
+    from llava_consensus.report import matched, preset
+    from llava_consensus.runs.configuration import describe_reduction
+
+    chosen = preset.read(arguments.preset)
+    if arguments.limit is not None:
+        chosen = replace(chosen, limits=dict.fromkeys(chosen.benchmarks, arguments.limit))
+    wanted = [describe_reduction(one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows]
+    found = matched.sections(chosen, wanted, rows)
+    return found, matched.missing(chosen, wanted, found)
+
+
+def _refuse(missing: Sequence[str]) -> None:
+    """Raises DataError that names the first of what is missing."""
+    shown = "".join(f"\n  {one}" for one in missing[:MOST])
+    rest = f"\n  and {len(missing) - MOST} more" if len(missing) > MOST else ""
+    raise DataError(f"the grid is not complete, so no page is written from it:{shown}{rest}")
 
 
 def known() -> "Catalogue":
@@ -113,7 +148,27 @@ def known() -> "Catalogue":
     from llava_consensus.report.table import Catalogue, Facts
 
     methods = {name: METHODS.title(name) for name in METHODS}
-    return Catalogue(methods, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
+    facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
+    return Catalogue(methods, facts, guessing)
+
+
+def guessing(config: Mapping[str, Any]) -> float | None:
+    """What guessing scores on the questions of a run; None where they are not what they were, or not there."""
+    asked = json.dumps(config.get("choices", {})), config["data"], config["questions"], config["limit"]
+    return _guessing(config["benchmark"], *asked)
+
+
+@cache
+def _guessing(name: str, choices: str, data: str, questions: str, limit: int | None) -> float | None:
+    from llava_consensus import benchmarks
+    from llava_consensus.runs.fingerprint import fingerprint
+
+    with suppress(DataError, OptionError, OSError):
+        benchmark, folder = benchmarks.make(name, **json.loads(choices)), Path(data)
+        paths = [benchmark.place(folder) / file.path for file in benchmark.files]
+        if fingerprint(path for path in paths if path.exists()) == questions:
+            return benchmark.chance(benchmark.load(folder)[:limit], folder)
+    return None
 
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:

@@ -24,8 +24,7 @@ from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.stopwatch import Stopwatch
 from llava_consensus.reduction.tokens import Need, Reduction, TextProbe, VisualTokens
 
-FUSERS = {"convex": fusers.convex, "product": fusers.product, "rank": fusers.by_rank}
-FUSED = (("select", "diverse"), ("anchors", "salient"), ("fps_start", "salient"), ("weights", "saliency"))
+FUSED = (("select", "diverse"), ("fps_start", "salient"))
 
 
 class Saliencies(NamedTuple):
@@ -45,17 +44,14 @@ class ConsensusDrop(ReadsTower):
         vision_score: `class` (attention of the class token) | `tokens` (attention received from the other patches).
         aggregate: `all` | `last` | `max`, how SCAP's text rows become one saliency.
         scap_rope: whether SCAP rotates queries and keys as the host does.
-        fuser: `convex` | `recovery`, and beyond the paper `product` | `rank`.
-        alpha: weight of the vision side in every fuser but recovery, in [0, 1]; 1 is vision-only, 0 is cross-only.
+        fuser: `convex` | `recovery`.
+        alpha: weight of the vision side in the convex fuser, in [0, 1]; 1 is vision-only, 0 is cross-only.
         student: `vision` | `cross`, whose ranking comes first in the recovery fuser.
         rate: share of the kept tokens the teacher adds in the recovery fuser, in [0, 1].
         tau_vision, tau_cross: temperatures, above 0.
         fps_start: `first` | `salient` | `mean`, where EGTM's sampling starts.
         select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to what is kept.
         quality: exponent of the saliency in diverse selection, at least 0.
-        debias: whether SCAP is divided by the pull of positions alone; needs scap_rope.
-        anchors: `fps` (the paper) | `salient`, the best of what was not kept.
-        weights: `mean` (the paper) | `saliency`, how the members of a merged token count.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     Raises:
         OptionError: for a value outside its bound, and for options that need a fused saliency together with
@@ -74,9 +70,6 @@ class ConsensusDrop(ReadsTower):
     fps_start: str = "first"
     select: str = "top"
     quality: float = 1.0
-    debias: bool = False
-    anchors: str = "fps"
-    weights: str = "mean"
     answer_rows: bool = False
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROBE})
@@ -85,21 +78,17 @@ class ConsensusDrop(ReadsTower):
         super().__post_init__()
         choose("vision_score", self.vision_score, ("class", "tokens"))
         choose("aggregate", self.aggregate, scap.AGGREGATES)
-        choose("fuser", self.fuser, ("convex", "recovery", "product", "rank"))
+        choose("fuser", self.fuser, ("convex", "recovery"))
         choose("student", self.student, ("vision", "cross"))
         choose("fps_start", self.fps_start, egtm.STARTS)
         choose("select", self.select, ("top", "diverse"))
-        choose("anchors", self.anchors, ("fps", "salient"))
-        choose("weights", self.weights, ("mean", "saliency"))
         within("quality", self.quality, 0.0, float("inf"))
         boolean("answer_rows", self.answer_rows)
         for name, value in FUSED:
             if getattr(self, name) == value and self.fuser == "recovery":
                 raise OptionError(
-                    f"{name}={value!r} needs a fused saliency, which fuser='recovery' has not: take another fuser"
+                    f"{name}={value!r} needs a fused saliency, which fuser='recovery' has not: take fuser='convex'"
                 )
-        if self.debias and not self.scap_rope:
-            raise OptionError("debias=True needs scap_rope=True: without rotation SCAP knows no positions")
         within("alpha", self.alpha, 0.0, 1.0)
         within("rate", self.rate, 0.0, 1.0)
         within("tau_vision", self.tau_vision, 0.0, float("inf"), open_low=True)
@@ -117,14 +106,11 @@ class ConsensusDrop(ReadsTower):
         probe = keys + rows * head * (shape.width + sequence)
         queries = 1 if self.vision_score == "class" and shape.classes else shape.patches
         saliency = shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
-        units = self.units(shape, budget)
-        probe += len(units) * rows * head * sequence if self.debias else 0  # the prior is a second look
-        sampled = shape.vision_width if self.anchors == "fps" else 0
         merging = 0
-        for share, size in units:
+        for share, size in self.units(shape, budget):
             kept, merged = share.split(size)
             key = shape.vision_width // shape.vision_heads
-            merging += merged * (size - kept) * (sampled + key + shape.width)  # anchors, assignment, average
+            merging += merged * (size - kept) * (shape.vision_width + key + shape.width)  # anchors, assignment, average
             merging += kept * size * shape.vision_width if self.select == "diverse" else 0
         return 2.0 * (probe + saliency + merging)
 
@@ -155,7 +141,7 @@ class ConsensusDrop(ReadsTower):
         with watch.time("fusion"):
             side_v = fusers.temperature(vision, self.tau_vision)
             side_c = side_v if cross is None else fusers.temperature(cross, self.tau_cross)
-            fused = FUSERS[self.fuser](side_v, side_c, self.alpha)  # finite where both sides are
+            fused = fusers.convex(side_v, side_c, self.alpha)  # finite where both sides are
         return Saliencies(vision, cross, fused)
 
     def _vision(self, tokens: VisualTokens) -> Tensor:
@@ -176,11 +162,7 @@ class ConsensusDrop(ReadsTower):
         if not len(attention) == len(tokens.columns) == 1:  # one prompt about one unit is not copied
             attention = attention[tokens.prompt]
         rows = probe.row_mask[tokens.prompt] if probe.padded else None
-        cross = scap.cross_saliency(attention, rows, tokens.columns, self.aggregate)
-        if not self.debias:
-            return cross
-        prior = scap.position_prior(probe.of_prompts(tokens.prompt), tokens.columns, self.aggregate)
-        return torch.where(prior > 0, cross / prior.clamp_min(scap.EPSILON), cross)
+        return scap.cross_saliency(attention, rows, tokens.columns, self.aggregate)
 
     def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> tuple[Tensor, Tensor]:
         """The K kept tokens and the others, both in ascending index order: [B, K], [B, N - K]."""
@@ -198,15 +180,9 @@ class ConsensusDrop(ReadsTower):
         """The `rest` [B, R] of each unit folded into `count` tokens."""
         with torch.no_grad():
             others = tokens.only(rest)
-            ranks = "salient" in (self.anchors, self.fps_start) or self.weights == "saliency"
-            left = fused.gather(1, rest) if ranks and fused is not None else None
+            left = fused.gather(1, rest) if self.fps_start == "salient" and fused is not None else None
             keys = others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
-            if self.anchors == "salient" and left is not None:
-                anchors = fusers.top(left, count)
-                group = egtm.assign(keys, anchors)
-            else:
-                features = others.of_tiles(tokens.needed(Need.FEATURES))
-                anchors, group = egtm.group(features, keys, count, self.fps_start, left)
-        weight = left if self.weights == "saliency" else None
-        merged = egtm.merge(pick(tokens.projected, rest), group, count, weight)
+            features = others.of_tiles(tokens.needed(Need.FEATURES))
+            anchors, group = egtm.group(features, keys, count, self.fps_start, left)
+        merged = egtm.merge(pick(tokens.projected, rest), group, count)
         return Folded(merged, rest.gather(1, anchors), rest, group)

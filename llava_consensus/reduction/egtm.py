@@ -82,14 +82,9 @@ def _assign(keys: Tensor, anchors: Tensor) -> Tensor:
     return nearest.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
 
 
-def merge(projected: Tensor, group: Tensor, count: int, weight: Tensor | None = None) -> Tensor:
-    """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back.
-
-    Args:
-        weight: [B, R] above 0, the weight of each token in its group; None is the plain mean of the paper.
-    """
+def merge(projected: Tensor, group: Tensor, count: int) -> Tensor:
+    """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
     member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
-    member = member if weight is None else member * weight[:, None]
     total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 where nobody joined
     return (member @ projected.float() / total).to(projected.dtype)
 

@@ -21,27 +21,6 @@ def convex(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
     return alpha * vision + (1.0 - alpha) * cross
 
 
-def product(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
-    """s_v^alpha s_c^(1 - alpha), normalised to sum 1: high only where both sides agree. [B, N], [B, N] -> [B, N]."""
-    tiny = torch.finfo(torch.float32).tiny
-    return torch.softmax(convex(vision.clamp_min(tiny).log(), cross.clamp_min(tiny).log(), alpha), dim=-1)
-
-
-def by_rank(vision: Tensor, cross: Tensor, alpha: float) -> Tensor:
-    """alpha r_v + (1 - alpha) r_c, normalised to sum 1, with r = N for the best token and 1 for the last: the scales of
-    the two sides do not matter. [B, N], [B, N] -> [B, N].
-    """
-    fused = convex(_points(vision), _points(cross), alpha)
-    return fused / fused.sum(-1, keepdim=True)
-
-
-def _points(saliency: Tensor) -> Tensor:
-    """N for the best token of each row down to 1 for the last: [B, N]."""
-    size = saliency.shape[-1]
-    steps = torch.arange(size, 0, -1, device=saliency.device, dtype=torch.float32)
-    return torch.empty_like(saliency, dtype=torch.float32).scatter(-1, rank(saliency), steps.expand(saliency.shape))
-
-
 def top(saliency: Tensor, count: int) -> Tensor:
     """The `count` best tokens in ascending index order: [B, N] -> [B, count]."""
     return rank(saliency)[:, :count].sort(dim=-1).values

@@ -84,22 +84,6 @@ def cross_saliency(attention: Tensor, row_mask: Tensor | None, columns: Tensor, 
     return ensure_finite("cross-modal saliency (SCAP)", saliency)
 
 
-def position_prior(probe: TextProbe, columns: Tensor, aggregate: str = "all") -> Tensor:
-    """The saliency each visual token would have if all of them were the same token, the mean key: what is left is the
-    pull of positions alone. Beyond the paper: dividing by it removes SCAP's position bias.
-
-    Args:
-        probe: of the prompts, one for each unit.
-        columns: [B, N] places of the visual tokens in the sequence.
-    Returns:
-        [B, N], sum 1 over each row that has text.
-    """
-    places = columns[:, None, :, None].expand(-1, probe.key.shape[1], -1, probe.key.shape[3])
-    mean = probe.key.gather(2, places).float().mean(2, keepdim=True).expand(-1, -1, columns.shape[1], -1)
-    flat = probe._replace(query=probe.query.float(), key=probe.key.float().scatter(2, places, mean))
-    return cross_saliency(text_attention(flat), probe.row_mask, columns, aggregate)
-
-
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding, the two halves of a head being the pairs: states [I, H, T, d], angles [I, T, d]."""
     first, second = states.chunk(2, dim=-1)

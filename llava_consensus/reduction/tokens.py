@@ -77,11 +77,6 @@ class TextProbe(NamedTuple):
         """Whether there may be padding among the text rows."""
         return self.sight is None or self.sight.padded
 
-    def of_prompts(self, index: Tensor) -> "TextProbe":
-        """The probes of the prompts that `index` [B] names."""
-        chosen = (value[index] if isinstance(value, Tensor) else value for value in self)
-        return TextProbe._make(chosen)._replace(sight=None)
-
 
 class ClipSides(NamedTuple):
     """Patches and question in the embedding space of the vision tower's own CLIP model."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from llava_consensus.report import paper
 from llava_consensus.report.columns import ABSENT, Group, Table
-from llava_consensus.report.layout import half, state
+from llava_consensus.report.layout import beside_chance, half, state
 from llava_consensus.report.preset import Preset, PresetRow
 from llava_consensus.report.rows import Row
-from llava_consensus.report.section import SIGNIFICANT, Cell
+from llava_consensus.report.section import SIGNIFICANT, Cell, told_from_chance
 from llava_consensus.report.stats import Comparison, compare, draws, holm, interval
 
 FULL = "all tokens"
@@ -70,14 +70,28 @@ class Results:
 
     @cached_property
     def averaged(self) -> list[str]:
-        """The benchmarks that enter means: without those that no run has a score of, because nobody has judged them."""
+        """The benchmarks that enter means: without those that no run has a score of, because nobody has judged them,
+        and those in which all tokens cannot be told from guessing.
+        """
         scored = {benchmark for (_, benchmark), run in self.runs.items() if run.score is not None}
-        return [benchmark for benchmark in self.preset.benchmarks if benchmark in scored or not scored]
+        names = [benchmark for benchmark in self.preset.benchmarks if benchmark in scored or not scored]
+        return [benchmark for benchmark in names if benchmark not in self.near_chance]
+
+    @cached_property
+    def near_chance(self) -> dict[str, Cell]:
+        """The run of all tokens on each benchmark in which it cannot be told from guessing."""
+        found: dict[str, Cell] = {}
+        for benchmark in self.preset.benchmarks:
+            run = self.runs.get(key(None, benchmark))
+            if run is not None and run.complete:
+                cell = Cell(run, None if run.sample is None else interval(draws(run.sample, benchmark)))
+                found |= {} if told_from_chance(cell) else {benchmark: cell}
+        return found
 
     def mean(self, row: PresetRow | None) -> str:
         """Mean of the benchmarks in percent, where each has a score."""
         runs = [self.runs.get(key(row, benchmark)) for benchmark in self.averaged]
-        if not all(run is not None and run.complete for run in runs):
+        if not runs or not all(run is not None and run.complete for run in runs):
             return ABSENT
         return f"{np.mean([run.score / run.facts.scale for run in runs if run and run.score is not None]):.1f}"
 
@@ -89,7 +103,7 @@ class Results:
     def printed_mean(self, row: PresetRow | None) -> str:
         """Mean of the paper's numbers, as ours is made."""
         values = [self.printed(row, benchmark) for benchmark in self.averaged]
-        if None in values:
+        if not values or None in values:
             return ABSENT
         scales = (scale(self.preset.benchmarks[benchmark]) for benchmark in self.averaged)
         return f"{np.mean([value / one for value, one in zip(values, scales, strict=True) if value is not None]):.1f}"
@@ -125,11 +139,13 @@ def beside(results: Results) -> Table:
     head = ["", *(part for name in preset.benchmarks for part in (results.title(name), *beside_it)), "mean", *beside_it]
     printed = " The paper's numbers are for its own checkpoint on the complete benchmarks." if papers else ""
     first = "".join(f" {results.title(name)}: the first {count:,} questions." for name, count in preset.limits.items())
+    near = "; ".join(f"{results.title(name)} {beside_chance(cell)}" for name, cell in results.near_chance.items())
+    guessed = f" Not in the mean, because all tokens cannot be told from guessing there: {near}." if near else ""
     note = (
-        f"Ours: score ± half of its 95 % interval (MME in points).{printed}{first} Mean: of all columns that have "
+        f"Ours: score ± half of its 95 % interval (MME in points).{printed}{first} Mean: of the columns that have "
         f"scores, MME / 20{', of ours and of the papers alike' if papers else ''}. † differs from "
         f"{preset.reference or 'the row it is compared with'} with as many tokens, paired by question (p < 0.05); ‡ "
-        "also after Holm's correction over the table."
+        f"also after Holm's correction over the table.{guessed}"
     )
     return Table(preset.title, tuple(head), (Group(FULL, (line(None),)), *by_tokens(preset, line)), note)
 

@@ -4,8 +4,8 @@ A finished run says it for its own method and benchmark (`titles`, `scale`, `col
 are understood without the code that made them. What no run says is what the caller knows, else the plain name.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 
@@ -15,14 +15,21 @@ class Facts(NamedTuple):
     title: str
     scale: float = 1.0  # its score divided by this is a percentage
     column: str | None = None  # of the paper's tables
+    chance: float = 0.0  # what guessing scores, for runs that do not say it
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Titles of methods and facts of benchmarks, by name; one that is not in it goes by its name."""
+    """Titles of methods and facts of benchmarks, by name; one that is not in it goes by its name.
+
+    Args:
+        guessing: what guessing scores on the questions of a run of an older version, which does not say it, by its
+            configuration; None where that cannot be known any more.
+    """
 
     methods: Mapping[str, str] = field(default_factory=dict)
     benchmarks: Mapping[str, Facts] = field(default_factory=dict)
+    guessing: Callable[[Mapping[str, Any]], float | None] | None = None
 
     def method(self, name: str) -> str:
         """A method's title."""
@@ -42,6 +49,6 @@ class Catalogue:
         for config, metrics in runs:
             if metrics and "titles" in metrics:
                 methods[config["method"]] = metrics["titles"]["method"]
-                facts = Facts(metrics["titles"]["benchmark"], metrics["scale"], metrics["column"])
-                benchmarks[config["benchmark"]] = facts
-        return Catalogue(methods, benchmarks)
+                name, chance = config["benchmark"], self.benchmark(config["benchmark"]).chance
+                benchmarks[name] = Facts(metrics["titles"]["benchmark"], metrics["scale"], metrics["column"], chance)
+        return replace(self, methods=methods, benchmarks=benchmarks)

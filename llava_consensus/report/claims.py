@@ -49,7 +49,7 @@ class Claim(NamedTuple):
 
 def recovery_beats(material: Material) -> Verdict:
     """Claim 1: the mean gain over the student alone, at each retention, student and rate."""
-    rows = _study(material, "recovery")
+    rows = [row for row in _study(material, "recovery") if row["benchmark"] not in _guessed(material)]
     keys = sorted({(row["retention"], row["student"], row["rate"]) for row in rows})
     return beats(
         mean_gain(
@@ -76,7 +76,9 @@ def less_is_more(material: Material) -> Verdict:
     least, most = (pick(row["retention"] for row in rows) for pick in (min, max))
     if least == most:
         return Verdict(NOT_RUN)
-    changes = {key: _mean(rows, least, key) - _mean(rows, most, key) for key in ("disagreement", "correction", "gain")}
+    told = [row for row in rows if row["benchmark"] not in _guessed(material)] or rows
+    of = {"disagreement": rows, "correction": rows, "gain": told}
+    changes = {key: _mean(some, least, key) - _mean(some, most, key) for key, some in of.items()}
     rising = [change > 0 for change in changes.values()]
     verdict = TRUE if all(rising) else UNDECIDED if any(rising) else FALSE
     words = ", ".join(f"{key} {change:+.2f}" for key, change in changes.items())
@@ -213,6 +215,13 @@ def _study(material: Material, scores: str) -> list[Mapping[str, Any]]:
     return rows
 
 
+def _guessed(material: Material) -> set[str]:
+    """Benchmarks of the study in which all tokens cannot be told from guessing."""
+    rows = (material.study or {}).get("rows", ())
+    full = [row for row in rows if row["scores"] == FULL and row["accuracy"] is not None]
+    return {row["benchmark"] for row in full if (row["interval"] or [row["accuracy"]])[0] <= row.get("chance", 0.0)}
+
+
 def _mean(rows: Sequence[Mapping[str, Any]], retention: float, key: str) -> float:
     values = [
         row[key] / (row["scale"] if key == "gain" else 1)
@@ -231,16 +240,17 @@ def _section(material: Material, *labels: str) -> Section:
 
 
 def _by_budget(section: Section) -> dict[float, dict[str, Mapping[str, Row]]]:
-    """Complete runs by budget, label and benchmark."""
+    """Complete runs by budget, label and benchmark, without benchmarks in which the full model guesses."""
     found: dict[float, dict[str, Mapping[str, Row]]] = {}
     for line in section.reduced:
-        found.setdefault(line.tokens, {})[line.label] = {name: row for name, row in line.runs.items() if row.complete}
+        told = {name: row for name, row in line.runs.items() if row.complete and name not in section.near_chance}
+        found.setdefault(line.tokens, {})[line.label] = told
     return found
 
 
 def _between(found: Grid, first: Setting, second: Setting) -> Contrast | None:
     """Two settings of an ablation, first less second."""
-    runs = [{name: found.cells[setting][name].row for name in found.names} for setting in (first, second)]
+    runs = [{name: found.cells[setting][name].row for name in found.averaged} for setting in (first, second)]
     return paired(f"{_words(first)} less {_words(second)}", *runs)
 
 

@@ -4,6 +4,7 @@ The paper's layout is its Table 1: a block for each budget, the benchmarks, Acc 
 Rel (Acc in percent of the full model's).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -44,17 +45,32 @@ def scores(section: Section, complete: bool = False) -> Table | None:
         return None
     averaged = section.averaged
     count = "" if len(averaged) == paper_count else f" ({len(averaged)} of {paper_count})"
-    unjudged_titles = [section.title(name) for name in names if name not in averaged]
+    unjudged_titles = [section.title(name) for name in section.unjudged]
     lines = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
     lines = lines or section.lines
     exclusion = f", without {' and '.join(unjudged_titles)}, which nobody has judged" if unjudged_titles else ""
     omission = " Lines with an incomplete cell are left out." if len(lines) < len(section.lines) else ""
     note = (
         f"Acc: plain mean of the columns (MME perception / 20){exclusion}. Rel: Acc in percent of the full model's. A "
-        f"line with an incomplete cell has neither.{omission} {MARKS}"
+        f"line with an incomplete cell has neither.{omission}{guessed(section, names)} {MARKS}"
     )
     benchmarks = [Column(section.title(name), partial(section.cell, name=name), score) for name in names]
     return tabulate(section, "Scores", [NAME, *benchmarks, *means(section, count)], note, lines)
+
+
+def guessed(section: Section, names: Sequence[str]) -> str:
+    """Says which of the benchmarks are in no average because the full model's interval does not lie above chance."""
+    cells = {section.title(name): cell for name, cell in section.near_chance.items() if name in names}
+    if not cells:
+        return ""
+    words = "; ".join(f"{title} {beside_chance(cell)}" for title, cell in cells.items())
+    return f" In no average, because all tokens cannot be told from guessing there: {words}."
+
+
+def beside_chance(cell: Cell) -> str:
+    """A score with its interval, and what guessing scores."""
+    between = "" if cell.bounds is None else f" [{cell.bounds[0]:.1f}, {cell.bounds[1]:.1f}]"
+    return f"{cell.row.score:.1f}{between}, chance {cell.row.chance:.1f}"
 
 
 def score(cell: Cell | None) -> str:

@@ -9,12 +9,13 @@
 
 A row may have `merged`, how many of its tokens are merged ones, and `against`, the method it is compared with in place
 of the reference; `tokens` may be a list, which stands for a row each. A preset may have `full` (the printed row of all
-tokens), `limits` (benchmark -> only its first questions), `host_options` (of the model's host), and `needs`, where not
+tokens), `limits` (benchmark -> only its first questions), `fewer` (budget -> the benchmarks that alone are asked at it,
+where not all are), `host_options` (of the model's host), and `needs`, where not
 any model will do: `weights` says which, `hosts` whose hosts (names of `llava-consensus list`). A preset of which the
 paper prints nothing has an empty `printed` and empty columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -56,6 +57,7 @@ class Preset:
     rows: tuple[PresetRow, ...]
     full: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    fewer: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_options: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
     hosts: tuple[str, ...] = ()
@@ -64,6 +66,11 @@ class Preset:
     def is_ablation(self) -> bool:
         """Whether it varies the paper's default configuration."""
         return self.printed.startswith("ablation_")
+
+    def asked_at(self, tokens: int | float) -> list[str]:
+        """The benchmarks that are asked at a budget."""
+        chosen = self.fewer.get(f"{tokens:g}", self.benchmarks)
+        return [name for name in self.benchmarks if name in chosen]
 
     def reference_of(self, row: PresetRow) -> PresetRow | None:
         """The row that another is compared with: its own or the common reference with as many tokens, split as the
@@ -104,9 +111,19 @@ def read(name: str) -> Preset:
         )
     needs = content.pop("needs", {})
     rows = tuple(row for given in content.pop("rows") for row in _rows(given, path))
+    _check_fewer(content, rows, path)
     return Preset(
         path.stem, rows=rows, weights=needs.get("weights", ""), hosts=tuple(needs.get("hosts", ())), **content
     )
+
+
+def _check_fewer(content: Mapping[str, Any], rows: Sequence[PresetRow], path: Path) -> None:
+    """Raises DataError unless `fewer` is about budgets and benchmarks of the preset."""
+    budgets = {f"{row.tokens:g}" for row in rows}
+    for tokens, names in content.get("fewer", {}).items():
+        if tokens not in budgets or not isinstance(names, list) or not set(names) <= content["benchmarks"].keys():
+            given = f"fewer={{{tokens!r}: {names!r}}}"
+            raise DataError(f"{path}: {given} must be a budget of its rows and a list of its benchmarks. {AGAIN}")
 
 
 def _rows(given: Mapping[str, Any], path: Path) -> list[PresetRow]:

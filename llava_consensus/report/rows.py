@@ -53,6 +53,11 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+POSITIONS = {
+    "renumber": "positions renumbered",
+    "keep": "positions kept",
+    "mean": "merged at the mean",
+}
 LINEUP = (
     Variant("ConsensusDrop", "consensusdrop"),
     Variant("vision-only (alpha 1)", "consensusdrop", {"alpha": 1.0}),
@@ -100,10 +105,24 @@ class Row:
         """The headline number, in percent where the benchmark's scale is 1."""
         return None if self.metrics is None else self.metrics["score"]
 
+    @cached_property
+    def chance(self) -> float:
+        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or nobody knows."""
+        if self.metrics is not None and "chance" in self.metrics:
+            return float(self.metrics["chance"])
+        known = None if self.catalogue.guessing is None else self.catalogue.guessing(self.config)
+        return self.facts.chance if known is None else known
+
     @property
     def complete(self) -> bool:
         """Whether every question of the run was asked, answered and scored: only then it enters an average."""
         return self.metrics is not None and self.score is not None and self.unanswered == 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether questions of its benchmark were left out, as far as the run tells."""
+        limit = self.config["limit"]
+        return limit is not None and not (self.metrics is not None and self.metrics["questions"] < limit)
 
     @property
     def unanswered(self) -> int:
@@ -112,8 +131,17 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The variant's name, or method and changed options where it has none."""
+        """The variant's name, or method and changed options where it has none; then where its tokens stand, if that is
+        not the method's own way.
+        """
+        policy = self.config["changed"].get("positions")
+        return self.variant + (f", {POSITIONS.get(policy, f'positions={policy}')}" if policy else "")
+
+    @property
+    def variant(self) -> str:
+        """The label without a word about positions."""
         changed, method = dict(self.config["changed"]), self.config["method"]
+        changed.pop("positions", None)
         suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
         match = self.config.get("match") or "kept"
         suffix += "" if match == "kept" else f", match={match}"
@@ -237,10 +265,12 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
-    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last."""
+    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last; each
+    method's own way with positions before another one.
+    """
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
     runs_by_line: dict[tuple[float, str], dict[str, Row]] = {}
-    ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.label, len(order)), row.label))
+    ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.variant, len(order)), row.variant, row.label))
     for row in ranked:
         if not row.full:
             runs_by_line.setdefault((row.tokens, row.label), {})[row.benchmark] = row

@@ -34,6 +34,12 @@ class Cell(NamedTuple):
         return "‡" if self.corrected < SIGNIFICANT else "†"
 
 
+def told_from_chance(cell: Cell) -> bool:
+    """Whether the interval of a score, or without one the score, lies above what guessing scores."""
+    low = cell.row.score if cell.bounds is None else cell.bounds[0]
+    return low is not None and low > cell.row.chance
+
+
 class Mean(NamedTuple):
     """A number made of several benchmarks, and its interval where each of them has one."""
 
@@ -86,13 +92,30 @@ class Section:
 
     @cached_property
     def averaged(self) -> list[str]:
-        """The benchmarks included in Acc: `papers` without those that were finished and have no score.
+        """The benchmarks included in Acc: `papers` without those `unjudged` and those `near_chance`."""
+        return [name for name in self.papers if name not in (*self.unjudged, *self.near_chance)]
+
+    @cached_property
+    def unjudged(self) -> list[str]:
+        """Benchmarks of `papers` that were finished and have no score.
 
         A benchmark that needs a judge and has none must not leave every line without an Acc.
         """
         finished = {row.benchmark for row in self.rows if row.metrics is not None}
         scored = {row.benchmark for row in self.rows if row.score is not None}
-        return [name for name in self.papers if name in scored or name not in finished]
+        return [name for name in self.papers if name in finished - scored]
+
+    @cached_property
+    def near_chance(self) -> dict[str, Cell]:
+        """The benchmarks in which the full model cannot be told from guessing, with its cells: what reduced runs score
+        there says nothing, so no average has it. None where the full model was not run.
+        """
+        cells = {} if self.full is None else {name: self.cell(self.full, name) for name in self.names}
+        return {
+            name: cell
+            for name, cell in cells.items()
+            if cell is not None and cell.row.complete and not told_from_chance(cell)
+        }
 
     @cached_property
     def common(self) -> list[str]:

@@ -6,7 +6,7 @@
 `markdown.py`, `latex.py`, `tidy.py` (text).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,8 +66,8 @@ def in_sections(rows: Iterable[Row]) -> list[Section]:
 def markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables: one part for every model, data and setting."""
     parts = [
-        "\n\n".join([title(section), *(marked.table(table) for table in tables(section, bench))])
-        for section in sections
+        "\n\n".join([title(section), *(marked.table(table) for table in shown)])
+        for section, shown in _each_once(sections, bench)
     ]
     return "\n\n".join(parts) if parts else NOTHING
 
@@ -75,7 +75,7 @@ def markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
 def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
     """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
     sections = list(sections)
-    unlimited = [section for section in sections if section.rows[0].config["limit"] is None] or sections
+    unlimited = [one for one in sections if any(row.config["limit"] is None for row in one.rows)] or sections
     parts = [
         "\n\n".join([title(section), marked.table(layout.scores(section, complete=True) or layout.intervals(section))])
         for section in unlimited
@@ -86,8 +86,8 @@ def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
 def tex(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables as LaTeX, to be input into a document that uses booktabs."""
     parts = ["% needs \\usepackage{booktabs}; written by llava-consensus report"]
-    for section in sections:
-        parts += [f"% {title(section)}", *(latex.table(table) for table in tables(section, bench))]
+    for section, shown in _each_once(sections, bench):
+        parts += [f"% {title(section)}", *(latex.table(table) for table in shown)]
     return "\n\n".join(parts)
 
 
@@ -109,10 +109,22 @@ def tables(section: Section, bench: Bench = ()) -> list[Table]:
     return [table for table in parts if table is not None]
 
 
+def _each_once(sections: Iterable[Section], bench: Bench) -> Iterator[tuple[Section, list[Table]]]:
+    """Each section with its tables, without those that stood under one before: the paper's."""
+    before: list[Table] = []
+    for section in sections:
+        shown = [table for table in tables(section, bench) if table not in before]
+        before += shown
+        yield section, shown
+
+
 def title(section: Section) -> str:
     """Which model, data and setting a section is about."""
     config = section.rows[0].config
-    limit = "" if config["limit"] is None else f", first {config['limit']} questions"
+    limits = {row.benchmark: row.config["limit"] for row in section.rows if row.limited}
+    limit = "".join(f", of {section.title(name)} the first {count} questions" for name, count in limits.items())
+    if {row.config["limit"] for row in section.rows} == {config["limit"]}:
+        limit = "" if config["limit"] is None else f", first {config['limit']} questions"
     versions = config["versions"]
     where = f"{config['device']}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
     return f"**{config['model']}** on `{config['data']}`{limit} ({where})"

@@ -57,6 +57,7 @@ COLUMNS = (  # of Entry; those of costs follow
     Column("score", lambda entry: entry.cell.row.score),
     bound("low", 0),
     bound("high", 1),
+    Column("chance", lambda entry: entry.cell.row.chance),
     test("difference", lambda comparison: comparison.difference),
     test("difference_low", lambda comparison: comparison.low),
     test("difference_high", lambda comparison: comparison.high),

@@ -110,7 +110,7 @@ class Plan(RunConfig):
         budget, match = _meant(method, budget, match)
         self.loading.check_method(method)
         same = {key: value for key, value in self.description.items() if key != "match"}
-        description = same | _describe_reduction(method, budget) | _describe_match(match)
+        description = same | describe_reduction(method, budget) | _describe_match(match)
         return replace(self, method=method, budget=budget, match=match, description=description)
 
 
@@ -188,7 +188,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     files = [folder / file.path for file in benchmark.files]
     return {
         "benchmark": benchmark.name,
-        **_describe_reduction(config.method, config.budget),
+        **describe_reduction(config.method, config.budget),
         "model": config.model,
         "weights": fingerprint(hosts.find(config.model, config.loading.revision).files()),
         "data": place(str(config.data)),
@@ -206,8 +206,8 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     }
 
 
-def _describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
-    """Method, budget and options; `tokens` is null for a method that reduces nothing, a fraction for a share."""
+def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
+    """Method, budget and options in config.json; `tokens` is null where nothing is reduced, a fraction for a share."""
     options = _options(method)
     return {
         "method": method_name(method),

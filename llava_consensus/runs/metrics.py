@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 def measure(plan: Plan, folder: Run) -> Record:
     """What metrics.json says of the answers; it follows from them alone.
 
-    Score and costs, how tables call method and benchmark, `scale` and `column` as `Benchmark` has them, and in
-    `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
+    Score and costs, how tables call method and benchmark, `scale`, `column` and `chance` as `Benchmark` has them,
+    and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
@@ -54,6 +54,7 @@ def measure(plan: Plan, folder: Run) -> Record:
         },
         "scale": plan.benchmark.scale,
         "column": plan.benchmark.column,
+        "chance": plan.benchmark.chance(plan.questions, plan.data),
         "questions": len(plan.questions),
         "answered": len(answers),
         "errors": len(folder.errors),

@@ -3,7 +3,7 @@
 `study.json` says how selections inside the language model answer:
 
     {"description": {"model": ..., "data": ..., "limit": ..., "layer": 2, "versions": {...}, ...},
-     "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0,
+     "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
                "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
                "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
                "agreement": 0.61, "disagreement": 0.39, "correction": 0.42,
@@ -11,6 +11,7 @@
 
     benchmark, title, metric   what was asked, how papers write it, which number of its scorer `accuracy` is
     scale         what `accuracy` is divided by to be a percentage: 1, and 20 for MME
+    chance        what guessing scores on these questions, in the unit of `accuracy`; older files do not have it
     retention     share of a picture's tokens that are left, rho; 1.0 for the row of all tokens
     scores        what tokens are ranked by: "vision", "cross", "recovery" (the student's ranking, corrected by the
                   teacher's), or "full" for all tokens

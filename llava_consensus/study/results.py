@@ -57,6 +57,7 @@ def study_row(run: Row, alone: Mapping[tuple[str, float, Any], Row]) -> Record:
         "title": run.facts.title,
         "metric": run.metrics["metric"],
         "scale": run.facts.scale,
+        "chance": run.chance,
         "retention": 1.0 if run.full else run.tokens,
         "scores": scores,
         "student": options["student"] if recovery else None,

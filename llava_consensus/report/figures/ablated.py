@@ -194,9 +194,10 @@ def _matrix(
     names: Sequence[str] | None = None,
     colours: str | None = None,
 ) -> None:
-    """Settings by benchmarks and their mean."""
+    """Settings by benchmarks and their mean, over those in which the full model does not guess."""
     names = found.names if names is None else names
-    rows = [[*line, sum(line) / len(line)] for line in table]
+    places = [place for place, name in enumerate(names) if name in found.averaged] or range(len(names))
+    rows = [[*line, sum(line[place] for place in places) / len(places)] for line in table]
     means = [sum(column) / len(column) for column in zip(*rows, strict=True)]
     deviation = [[value - mean for value, mean in zip(line, means, strict=True)] for line in rows]
     image = panel.imshow(deviation, cmap=colours, aspect="auto")

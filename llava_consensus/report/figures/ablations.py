@@ -109,6 +109,11 @@ class Grid:
         return ordered + sorted(common - set(ordered))
 
     @property
+    def averaged(self) -> list[str]:
+        """Those that means are of: the full model can be told from guessing there. All where it can be nowhere."""
+        return [name for name in self.names if name not in self.section.near_chance] or self.names
+
+    @property
     def titles(self) -> list[str]:
         """The names of these benchmarks as papers write them."""
         return [self.section.title(name) for name in self.names]
@@ -130,8 +135,8 @@ class Grid:
         return (high - low) / 2
 
     def mean(self, setting: Setting) -> float:
-        """Mean over the benchmarks."""
-        return sum(self.percent(setting, name) for name in self.names) / len(self.names)
+        """Mean over the averaged benchmarks."""
+        return sum(self.percent(setting, name) for name in self.averaged) / len(self.averaged)
 
     @property
     def best(self) -> Setting:
