@@ -59,8 +59,21 @@ class Sight(NamedTuple):
     padded: bool  # whether there may be padding among the text rows
 
 
+class FrontKeys(NamedTuple):
+    """Keys of what several prompts begin with alike, once for each of F such fronts of n rows, all of them real and in
+    front of every text row; not rotated.
+    """
+
+    key: Tensor  # [F, H_kv, n, d]
+    cos: Tensor  # [F, n, d]
+    sin: Tensor  # [F, n, d]
+    which: Tensor  # [I] front of each prompt
+
+
 class TextProbe(NamedTuple):
-    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled."""
+    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled. With
+    a `front`, S and the places of the text rows are those of the rows behind it.
+    """
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]
@@ -71,15 +84,29 @@ class TextProbe(NamedTuple):
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
     sight: Sight | None = None  # where it is known beforehand
+    front: FrontKeys | None = None  # keys before the others, where prompts share them
 
     @property
     def padded(self) -> bool:
         """Whether there may be padding among the text rows."""
         return self.sight is None or self.sight.padded
 
+    def whole(self) -> "TextProbe":
+        """The same probes with the keys of every prompt's whole sequence, none of them apart as a `front`."""
+        if self.front is None:
+            return self
+        key, cos, sin = (
+            torch.cat((shared[self.front.which], own), dim=-2)
+            for shared, own in zip(self.front[:3], (self.key, self.cos, self.sin), strict=True)
+        )
+        size = self.front.key.shape[2]
+        real = torch.cat((self.key_mask.new_ones(len(self.rows), size), self.key_mask), dim=1)
+        changes = {"key": key, "cos": cos, "sin": sin, "rows": self.rows + size, "key_mask": real}
+        return self._replace(**changes, sight=None, front=None)
+
     def of_prompts(self, index: Tensor) -> "TextProbe":
-        """The probes of the prompts that `index` [B] names."""
-        chosen = (value[index] if isinstance(value, Tensor) else value for value in self)
+        """The probes of the prompts that `index` [B] names, each with all its keys."""
+        chosen = (value[index] if isinstance(value, Tensor) else value for value in self.whole())
         return TextProbe._make(chosen)._replace(sight=None)
 
 
