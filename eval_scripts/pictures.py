@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL.Image import Image
+from PIL.Image import Image, Quantize
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.bench.timing import first_token
@@ -32,11 +32,12 @@ from llava_consensus.report.sheet import contact_sheet
 from llava_consensus.runs import DATA, MODEL
 from llava_consensus.runs.pictures import open_image
 
-VARIANTS = {"vision-only": {"alpha": 1.0}, "cross-only": {"alpha": 0.0}, "ConsensusDrop": {}}
+VARIANTS = {"the vision tower alone": {"alpha": 1.0}, "the question alone": {"alpha": 0.0}, "ConsensusDrop, both": {}}
 PHOTOGRAPH = Path("docs/images/photograph.jpg")
 OF_PHOTOGRAPH = ("What color is the cup?", "Is there a cat in the picture?")
-NEVER_SAW = "a photograph (its tower never saw one)"
-COLOURS = 255  # of a committed .png
+NEVER_SAW = "a photograph (the model never saw one)"
+NARROW = 340  # of a panel of the front picture in pixels, so that it can be read in a narrow column
+COLOURS = 128  # of a committed .png
 
 
 class Asked(NamedTuple):
@@ -66,15 +67,15 @@ def asked(host: Host, image: Image, text: str, method: Method, tokens: int) -> A
     return Asked(text, answer.text, seen)
 
 
-def drawn(one: Asked) -> Image:
-    """What was kept and merged."""
-    return overlay.selection(one.seen.views[0], one.seen.fates)
+def drawn(one: Asked, apart: bool = True) -> Image:
+    """What was kept and merged; every merged token in a tint of its own, or all in one."""
+    return overlay.selection(one.seen.views[0], one.seen.fates, apart=apart)
 
 
 def panel(host: Host, image: Image, text: str, name: str, method: Method, tokens: int) -> tuple[str, Image]:
     """What a method keeps for a question, under name, question and answer."""
     one = asked(host, image, text, method, tokens)
-    return f"{name}: {one.text} {one.answer}", drawn(one)
+    return f"{name}\n{one.text} {one.answer}", drawn(one)
 
 
 def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple[str, Image]]:
@@ -97,11 +98,11 @@ def row(host: Host, image: Image, title: str, texts: Sequence[str], tokens: int)
         budget = Budget(tokens)
         reduced, all_tokens = first_token(host, image, Prompt(one.text + SHORT), [(ours, budget), (full, budget)])
         caption = (
-            f"{one.text}  {one.answer}\n{one.seen.after} tokens: {reduced:.0f} ms. "
-            f"All {one.seen.before}: {all_tokens:.0f} ms, {whole.answer}"
+            f"{one.text} {one.answer}\n{one.seen.after} tokens, {reduced:.0f} ms\n"
+            f"(all {one.seen.before}: {whole.answer}, {all_tokens:.0f} ms)"
         )
-        panels.append((caption, drawn(one)))
-    return [(f"{title}\n ", overlay.picture(overlay.view(image, (1, 1)))), *panels]
+        panels.append((caption, drawn(one, apart=False)))
+    return [(title, overlay.picture(overlay.view(image, (1, 1)))), *panels]
 
 
 def machine() -> str:
@@ -119,7 +120,7 @@ def save(page: Image, file: Path) -> None:
     if file.suffix == ".jpg":
         page.save(file, quality=90)
     else:
-        page.quantize(COLOURS).save(file)
+        page.quantize(COLOURS, Quantize.MAXCOVERAGE).save(file)
     print(file)
 
 
@@ -139,10 +140,10 @@ def front(made: Material) -> Image:
     if PHOTOGRAPH.exists():
         panels += row(made.host, open_image(PHOTOGRAPH), NEVER_SAW, OF_PHOTOGRAPH, made.tokens)
     head = (
-        f"One picture, two questions: what ConsensusDrop keeps at {made.tokens} tokens",
-        f"Time to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
+        f"One picture, two questions: what ConsensusDrop keeps at {made.tokens} tokens, in colour",
+        f"Times: to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
     )
-    return contact_sheet(panels, 3, head=head)
+    return contact_sheet(panels, 3, legend=False, head=head, width=NARROW)
 
 
 def scenes_alone(made: Material) -> Image:

@@ -110,34 +110,17 @@ def _host_options(name: str) -> str:
 
 def benchmarks() -> str:
     """Every benchmark: what it asks, its number, its size, its options and the licence of its data."""
-    rows = []
+    rows, details = [], []
     for name, benchmark in BENCHMARKS.items():
         one = benchmark()
+        judged = f", or by a judge (`judge {name}`)" if benchmark.judge else ""
+        numbers = f"{one.count:,}" if one.count else "-", f"{one.paper or '-'}"
+        rows.append((f"`{name}`", benchmark.line, f"`{benchmark.metric}`{judged}", *numbers))
         chosen = [
             f"`{option.name}={' | '.join(option.metadata['values'])}`: {option.metadata['line']}"
             for option in fields(benchmark)
         ]
-        judged = f", or by a judge (`judge {name}`)" if benchmark.judge else ""
-        rows.append(
-            (
-                f"`{name}`",
-                benchmark.line,
-                f"`{benchmark.metric}`{judged}",
-                f"{one.count or '-'}",
-                f"{one.paper or '-'}",
-                "; ".join(chosen) or "-",
-                benchmark.licence or "-",
-            )
-        )
-    head = (
-        "benchmark",
-        "what it asks",
-        "headline",
-        "official questions",
-        "LLaVA-1.5-7B, published",
-        "options",
-        "licence",
-    )
+        details.append((f"`{name}`", "; ".join(chosen) or "none", benchmark.licence or "-"))
     return "\n\n".join(
         [
             "# Benchmarks",
@@ -145,7 +128,9 @@ def benchmarks() -> str:
             "which LLaVA's scripts give. Each benchmark has a small twin of generated scenes in the repository, which "
             "is the default. Where real files come from and where they go: [Real benchmark files](data.md). How one is "
             "added: [Adding a benchmark](adding.md#adding-a-benchmark).",
-            table(head, rows),
+            table(("benchmark", "what it asks", "headline", "official questions", "LLaVA-1.5-7B, as published"), rows),
+            "## Options and licences",
+            table(("benchmark", "options, the default first", "licence of the data"), details),
         ]
     )
 
@@ -187,7 +172,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(" ".join(_escaped(cell).split()) for cell in cells) + " |"
+
+
+def _escaped(cell: str) -> str:
+    """Bars of a cell, which would end it; those inside code do not."""
+    parts = cell.split("`")
+    return "`".join(part if number % 2 else part.replace("|", "\\|") for number, part in enumerate(parts))
 
 
 def _anchor(name: str) -> str:

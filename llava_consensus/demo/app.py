@@ -29,9 +29,11 @@ INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundre
 small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
 a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
 </p>"""
-KEY = """<p class="cd-key"><span><i style="background:#deb86c;border:3px solid #1e1e1e"></i>kept as it is</span>
+KEY = """<p class="cd-key"><span><i style="background:radial-gradient(circle at 70% 30%,#ffd43b 22%,transparent 24%),
+linear-gradient(#5aaae6 60%,#468c46 60%);border:2px solid #1e1e1e"></i>kept as it is</span>
 <span><i style="background:linear-gradient(90deg,#abd9f4 50%,#f2cf80 50%)"></i>merged: one tint, one token; a dot marks
-its anchor</span><span><i style="background:#f6f6f6;border:1px solid #bbb"></i>dropped</span>
+its anchor, a ring one outside the picture</span>
+<span><i style="background:#f6f6f6;border:1px solid #bbb"></i>dropped</span>
 <span><i style="background:linear-gradient(90deg,#440154,#21918c,#fde725)"></i>saliency: dark little, bright much</span>
 </p>"""
 

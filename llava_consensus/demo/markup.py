@@ -103,7 +103,7 @@ def _drawn(seen: Seen, number: int, view: str) -> str:
         f'{title}{lack}<div class="cd-picture" tabindex="0" role="application" aria-label="{alt}" data-view="{kind}" '
         f'data-patches="{data}"><img alt="{alt}" src="{address(_painted(seen, grid, kind))}">'
         f'<svg viewBox="{left:.4f} {top:.4f} {right - left:.4f} {bottom - top:.4f}" preserveAspectRatio="none">'
-        '<path class="cd-group"></path><path class="cd-here"></path></svg></div>'
+        '<path class="cd-group"></path><path class="cd-edge"></path><path class="cd-here"></path></svg></div>'
     )
 
 

@@ -3,6 +3,23 @@
   const squares = (places, columns) =>
     places.map((place) => `M${place % columns} ${Math.floor(place / columns)}h1v1h-1z`).join("");
 
+  // the border of a set of patches, so that one of hundreds does not hide the picture under a grid
+  const border = (places, columns) => {
+    const own = new Set(places);
+    const side = (free, path) => (free ? path : "");
+    return places
+      .map((place) => {
+        const [row, column] = [Math.floor(place / columns), place % columns];
+        return (
+          side(!own.has(place - columns), `M${column} ${row}h1`) +
+          side(!own.has(place + columns), `M${column} ${row + 1}h1`) +
+          side(column === 0 || !own.has(place - 1), `M${column} ${row}v1`) +
+          side(column === columns - 1 || !own.has(place + 1), `M${column + 1} ${row}v1`)
+        );
+      })
+      .join("");
+  };
+
   const times = (value) => `${value.toFixed(2)} x`;
 
   const words = (data, place) => {
@@ -35,6 +52,7 @@
     const slot = data.slot[place];
     const group = slot ? data.slot.flatMap((own, index) => (own === slot ? [index] : [])) : [];
     picture.querySelector(".cd-group").setAttribute("d", squares(group, data.columns));
+    picture.querySelector(".cd-edge").setAttribute("d", border(group, data.columns));
     picture.querySelector(".cd-here").setAttribute("d", squares([place], data.columns));
     picture.closest(".cd-column").querySelector(".cd-readout").innerHTML = words(data, place);
   };

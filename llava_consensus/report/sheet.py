@@ -9,6 +9,7 @@ from llava_consensus.report.overlay import CALM, INK, PAPER, dot, tint
 PANEL, MARGIN, TEXT = 480, 18, 19  # a contact sheet in pixels
 HEAD = 23  # of the first line of a heading
 LINE = 5  # pixels between lines
+SKY, GRASS, SUN = (90, 170, 230), (70, 140, 70), (255, 212, 59)  # a patch that is no tint, in the key
 KEY = ("kept as it is", "merged: one tint, one token", "anchor of a merged token", "anchor in the padding", "dropped")
 
 
@@ -31,8 +32,13 @@ def contact_sheet(
     if not panels or columns < 1:
         raise ValueError(f"a contact sheet needs panels and columns, got {len(panels)} and {columns}")
     columns = min(columns, len(panels))
-    tiles = [_tile(title, image, width) for title, image in panels]
-    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    captions = [_caption(title, width) for title, _ in panels]
+    rows = []
+    for first in range(0, len(panels), columns):
+        here = slice(first, first + columns)
+        most = max(len(lines) for lines in captions[here])
+        row = zip(captions[here], panels[here], strict=True)
+        rows.append([_tile([*lines, *[""] * (most - len(lines))], image, width) for lines, (_, image) in row])
     heights = [max(tile.height for tile in row) for row in rows]
     across = MARGIN + columns * (width + MARGIN)
     inner = across - 2 * MARGIN
@@ -68,11 +74,14 @@ def _heading(lines: Sequence[str], width: int) -> Image.Image:
     return picture
 
 
-def _tile(title: str, image: Image.Image, width: int) -> Image.Image:
-    """One panel: caption, wrapped to its width, above the picture."""
+def _caption(title: str, width: int) -> list[str]:
+    return [line for part in title.split("\n") for line in _wrapped(part, width, TEXT)] if title else []
+
+
+def _tile(lines: Sequence[str], image: Image.Image, width: int) -> Image.Image:
+    """One panel: the lines of its caption above the picture."""
     height = max(1, round(image.height * width / image.width))
     picture = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-    lines = [line for part in title.split("\n") for line in _wrapped(part, width, TEXT)] if title else []
     head = len(lines) * (TEXT + LINE) + 6
     tile = Image.new("RGB", (width, head + height), PAPER)
     draw = ImageDraw.Draw(tile)
@@ -118,7 +127,10 @@ def _swatch(draw: ImageDraw.ImageDraw, number: int, corner: tuple[int, int], box
     area = [left, top, left + box - 1, top + box - 1]
     half = [left + box // 2, top, left + box - 1, top + box - 1]
     if number == 0:
-        draw.rectangle(area, (222, 184, 108), INK, 3)
+        draw.rectangle(area, SKY)
+        draw.rectangle([left, top + 2 * box // 3, left + box - 1, top + box - 1], GRASS)
+        draw.ellipse([left + box // 2, top + box // 6, left + 5 * box // 6, top + box // 2], SUN)
+        draw.rectangle(area, None, INK, 2)
     elif number == 1:
         draw.rectangle(area, tint(0))
         draw.rectangle(half, tint(1))
