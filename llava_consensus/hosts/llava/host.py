@@ -184,10 +184,12 @@ class LlavaHost(HarnessHost):
 
 
 def _plain(attachment: Attachment) -> bool:
-    """Whether the language model reads all rows it is given, at positions that are counted."""
-    method = attachment.method
+    """Whether the language model reads all rows it is given, at positions that are counted, and reads the first ones
+    alike whatever follows.
+    """
+    method, decoder = attachment.method, attachment.model.decoder
     cuts = method.place is Place.DECODER and attachment.reads_prompts
-    return not cuts and method.positions == "renumber"
+    return not cuts and method.positions == "renumber" and not getattr(decoder, "follows_length", False)
 
 
 def wrap(model: Any, options: Mapping[str, str]) -> LlavaHost:
