@@ -96,6 +96,9 @@ def loop(given: argparse.Namespace) -> Samples:
             texts = [answer["text"] for answer in read_answers(run / ANSWERS)]
             same = [one == other for one, other in zip(said, texts, strict=True)]
             rates["texts equal"].append(sum(same) / len(same))
+            print(
+                f"round {turn}: {' '.join(f'{name} {found[-1]:.2f}' for name, found in rates.items())}", file=sys.stderr
+            )
     return rates
 
 
