@@ -4,9 +4,9 @@ harness over LLaVA's own loop.
 Run it: OMP_NUM_THREADS=1 python eval_scripts/rates.py [--rounds 5]. One process asks mini GQA with each method in turn,
 round after round, so that a busy moment hits all of them; read ratios. Seconds are processor time of the process. In
 setting `all` the questions of a picture follow each other, as in the file; in `single` each picture has one. Every turn
-encodes its pictures anew. `--loop 60` measures
-LLaVA's own loop (`official_loop.py`) and ours with all tokens instead, in processes of their own, by the clock, and
-compares the texts. The last line of standard output is JSON with every sample.
+encodes its pictures anew. `--loop 60` measures LLaVA's own loop (`official_loop.py`) and ours with all tokens instead,
+in processes of their own, by the clock, and compares the texts. The last line of standard output is JSON with every
+sample.
 """
 
 import argparse
@@ -67,6 +67,7 @@ def harness(given: argparse.Namespace) -> dict[str, Samples]:
             for name, plan in plans.items():
                 rate = asked(plan, host, questions, given.batch)
                 rates[setting][name] += [rate] if turn else []
+                print(f"round {turn}, {setting}: {name} {rate:.2f}", file=sys.stderr, flush=True)
     return rates
 
 
@@ -95,6 +96,9 @@ def loop(given: argparse.Namespace) -> Samples:
             texts = [answer["text"] for answer in read_answers(run / ANSWERS)]
             same = [one == other for one, other in zip(said, texts, strict=True)]
             rates["texts equal"].append(sum(same) / len(same))
+            print(
+                f"round {turn}: {' '.join(f'{name} {found[-1]:.2f}' for name, found in rates.items())}", file=sys.stderr
+            )
     return rates
 
 

@@ -16,8 +16,11 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.shared import padding_behind
+from llava_consensus.hosts.sequence import probe
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.scap import sight_of, text_attention
+from llava_consensus.reduction.tokens import FrontKeys, TextProbe
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")
 
@@ -115,6 +118,55 @@ def test_layer_0_projects_what_prompts_share_once_for_the_probe(host: NumberHost
     count.remove()
     longest = max(map(len, QUESTIONS))
     assert seen[:2] == [(5, longest), (2, len(WORDS) + 16)]  # the questions' words, then words and pictures
+
+
+@pytest.mark.parametrize("shown", [[0, 0, 0], [0, 1, 0]])
+def test_the_probe_sees_a_shared_front_as_each_prompts_own(shown: list[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    own = [torch.randn(shape, generator=generator) for shape in ((3, 2, 7, 8), (3, 7, 8), (3, 7, 8))]
+    query = torch.randn(3, 4, 5, 8, generator=generator)
+    which = torch.tensor(shown)
+    count = max(shown) + 1
+    before = [torch.randn(shape, generator=generator) for shape in ((count, 2, 6, 8), (count, 6, 8), (count, 6, 8))]
+    rows = torch.arange(2, 7).expand(3, -1)
+    mask, real = torch.ones(3, 5) > 0, torch.ones(3, 7) > 0
+    mask[1, 3:], real[1, 5:] = False, False
+    apart = TextProbe(query, *own, 0.3, rows, mask, real, front=FrontKeys(*before, which))
+    whole = [torch.cat((one[which], other), dim=-2) for one, other in zip(before, own, strict=True)]
+    together = TextProbe(query, *whole, 0.3, rows + 6, mask, torch.cat((torch.ones(3, 6) > 0, real), dim=1))
+    for rope in (True, False):
+        assert torch.allclose(text_attention(apart, rope), text_attention(together, rope), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["full", "consensusdrop", "fastv"])
+def test_logits_are_made_of_the_last_row_alone(host: NumberHost, name: str) -> None:
+    made: list[int] = []
+    count = host.model.lm_head.register_forward_hook(lambda _, args, output: made.append(output.shape[1]))
+    together, _, _ = ask(host, name, [[0], [1], [0]])
+    assert set(made) == {1} and len(together) == 3
+    made.clear()
+    with host.attach(make(name), BUDGET), torch.no_grad():  # who asks for logits gets those of every row
+        host.model(torch.tensor([WORDS]))
+    count.remove()
+    assert made == [len(WORDS)]
+
+
+@pytest.mark.parametrize(("rope_type", "shares"), [("default", True), ("linear", True), ("dynamic", False)])
+def test_angles_that_follow_the_length_are_neither_shared_nor_remembered(
+    tower_folder: Path, monkeypatch: pytest.MonkeyPatch, rope_type: str, shares: bool
+) -> None:
+    rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0}
+    host = NumberHost(tiny_llava(tower_folder, rope_parameters=rope, max_position_embeddings=24).double())
+    together, alone, rows = ask(host, "consensusdrop", [[0], [1], [0]])
+    behind = 3 * (BUDGET.tokens + max(map(len, QUESTIONS[:3])))
+    assert rows == behind + len(WORDS) * (1 if shares else 3)
+    assert given(together) == given(alone)
+    seen: list[TextProbe] = []
+    monkeypatch.setattr(probe, "sight_of", lambda one, **how: seen.append(one) or sight_of(one, **how))
+    with host.attach(make("consensusdrop"), BUDGET) as attachment:
+        for _ in range(2):
+            host.answer([encoded(attachment, 1)], [Prompt("9 10", max_new_tokens=1)])
+    assert len(seen) == (1 if shares else 2)
 
 
 def test_padding_goes_behind_the_words() -> None:

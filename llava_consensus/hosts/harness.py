@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prefill, Prompt
-from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.call import Call, current
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
@@ -124,6 +124,22 @@ class HarnessHost:
         """Texts of ids [R, L]."""
         texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
+
+
+@contextmanager
+def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
+    """While the body runs, this call's logits are made of the last row of states [R, S, D] alone: who answers reads no
+    others. What is captured hands the head its rows [R, D] itself, and they stay.
+    """
+
+    def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (args[0][:, -1:],) if current(call.owner) is call and args[0].ndim == 3 else None
+
+    handle = head.register_forward_pre_hook(last)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def check_batch(attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from llava_consensus.hosts.base import Tap
 from llava_consensus.hosts.tower.taps import split_heads
 
+LENGTHWISE = ("dynamic", "longrope")  # types of rotary embeddings
+
 
 class LlamaDecoder:
     """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer."""
@@ -22,6 +24,7 @@ class LlamaDecoder:
         self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
         self.reach: int = module.config.max_position_embeddings
         self.window: int | None = getattr(module.config, "sliding_window", None)
+        self.follows_length = _follows_length(module.config)  # whether the angles of a place change with the sequence
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm behind the last layer."""
@@ -93,3 +96,10 @@ class LlamaDecoder:
         heads = split_heads(states, states.shape[-1] // attention.head_dim)
         norm_module = getattr(attention, norm, None)
         return heads if norm_module is None else norm_module(heads)
+
+
+def _follows_length(config: Any) -> bool:
+    """Whether rotary angles depend on how long the sequences are that were read, as with dynamic scaling."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [given, *(value for value in given.values() if isinstance(value, Mapping))]  # one for each type of layer
+    return any(kind.get("rope_type", kind.get("type")) in LENGTHWISE for kind in kinds)

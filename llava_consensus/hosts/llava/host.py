@@ -18,7 +18,7 @@ from torch import Tensor
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.decoder.cache import prefills
-from llava_consensus.hosts.harness import HarnessHost, answer_of
+from llava_consensus.hosts.harness import HarnessHost, answer_of, last_row_alone
 from llava_consensus.hosts.layouts import STOCK
 from llava_consensus.hosts.llava.adapter import LlavaModel
 from llava_consensus.hosts.llava.prepare import View
@@ -125,8 +125,8 @@ class LlavaHost(HarnessHost):
         questions = [prompt.text for prompt in prompts]
         repeats = self.shares and len(ids) > 1 and bool(pictures) and _plain(attachment)
         fields: dict[str, Any] = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions}
-        settings = RIGHT if repeats else LEFT
-        with attachment.call(**fields, settings=settings, begin_alike=repeats, answers=True) as call:
+        under_way = attachment.call(**fields, settings=RIGHT if repeats else LEFT, begin_alike=repeats)
+        with under_way as call, last_row_alone(self.model.get_output_embeddings(), call):
             if len(shown) < len(ids):
                 texts = ask_behind_pictures(self, shown, places, ids, prompts[0])
             else:
@@ -184,10 +184,12 @@ class LlavaHost(HarnessHost):
 
 
 def _plain(attachment: Attachment) -> bool:
-    """Whether the language model reads all rows it is given, at positions that are counted."""
-    method = attachment.method
+    """Whether the language model reads all rows it is given, at positions that are counted, and reads the first ones
+    alike whatever follows.
+    """
+    method, decoder = attachment.method, attachment.model.decoder
     cuts = method.place is Place.DECODER and attachment.reads_prompts
-    return not cuts and method.positions == "renumber"
+    return not cuts and method.positions == "renumber" and not getattr(decoder, "follows_length", False)
 
 
 def wrap(model: Any, options: Mapping[str, str]) -> LlavaHost:

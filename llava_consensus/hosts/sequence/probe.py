@@ -82,7 +82,8 @@ def probe_text(
             probe = TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask)
             return cos, sin, mask, sight_of(probe, padded=asked.padded or spare is not None)
 
-        known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
+        steady = not getattr(decoder, "follows_length", False)
+        known = steady and full.positions is layout.places_on(device) and full.real is layout.real_on(device)
         if known and spare is None and len(normed) == 1:  # of a batch, what is remembered would be large
             cos, sin, mask, sight = layout.once(("sight", device, normed.dtype), look)
         else:
