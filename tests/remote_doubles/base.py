@@ -3,6 +3,7 @@ that calls them in the same way on later versions, which no longer take their ca
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -40,6 +41,45 @@ class Greedy(PreTrainedModel, GenerationMixin):
     @staticmethod
     def _reorder_cache(cache: Any, order: Tensor) -> Any:
         return tuple(tuple(states.index_select(0, order) for states in layer) for layer in cache)
+
+
+class LlavaLanguage(Greedy):
+    """What forks of LLaVA share: generation, and a language model called with embeddings."""
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Any,
+        past_key_values: Any = None,
+        attention_mask: Any = None,
+        inputs_embeds: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        ids = input_ids[:, -1:] if past_key_values else input_ids
+        rest = {"past_key_values": past_key_values, "attention_mask": attention_mask, "images": kwargs.get("images")}
+        return {"input_ids": ids, **rest, "use_cache": True}
+
+    def answered(self, labels: Any, **inputs: Any) -> CausalLMOutputWithPast:
+        """Logits of the language model, and the loss where there are labels."""
+        inner = self.model(**inputs, use_cache=True)
+        return answer(self.lm_head(inner[0]), labels, inner.past_key_values)
+
+
+def held(cache: Any) -> int:
+    """Positions in a cache of either form."""
+    return cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache[-1][-1].shape[-2]
+
+
+def joined(ids: Tensor, marks: Tensor, features: Iterator[Tensor], embed: Any) -> tuple[Tensor, Tensor]:
+    """A row's embeddings with the next features at every place of a picture (-200), and its labels."""
+    parts, labels, start = [], [], 0
+    for place in (*torch.where(ids == -200)[0].tolist(), len(ids)):
+        parts.append(embed(ids[start:place]))
+        labels.append(marks[start:place])
+        if place < len(ids):
+            parts.append(next(features))
+            labels.append(marks.new_full((len(parts[-1]),), -100))
+        start = place + 1
+    return torch.cat(parts), torch.cat(labels)
 
 
 def built(model_class: Any, config: Any, seed: int) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import CLIPImageProcessor, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .base import OLD, Greedy, Norm, answer, built
+from .base import LlavaLanguage, Norm, built, held, joined
 
 
 class InternAttention(nn.Module):
@@ -85,10 +85,7 @@ class InternVisionTower(nn.Module):
         return self.vision_tower(images)[self.select_layer][:, 1:]
 
 
-class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # type: ignore[misc]
-    if not OLD:
-        generate = Greedy.generate
-
+class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         vision = SimpleNamespace(**config.vision)
@@ -112,26 +109,12 @@ class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # t
     ) -> Any:
         if self.get_vision_tower() is None or images is None or input_ids.shape[1] == 1:
             if past_key_values is not None and images is not None and input_ids.shape[1] == 1:
-                held = (
-                    past_key_values.get_seq_length()
-                    if hasattr(past_key_values, "get_seq_length")
-                    else past_key_values[-1][-1].shape[-2]
-                )
-                attention_mask = torch.ones((len(attention_mask), held + 1), dtype=attention_mask.dtype)
+                size = (len(attention_mask), held(past_key_values) + 1)
+                attention_mask = torch.ones(size, dtype=attention_mask.dtype)
             return input_ids, attention_mask, past_key_values, None, labels
-        features, embed, rows, targets, number = self.encode_images(images), self.get_model().embed_tokens, [], [], 0
-        for row, ids in enumerate(input_ids):
-            parts, marks, start = [], [], 0
-            for place in (*torch.where(ids == -200)[0].tolist(), len(ids)):
-                parts.append(embed(ids[start:place]))
-                marks.append(None if labels is None else labels[row, start:place])
-                if place < len(ids):
-                    parts.append(features[number])
-                    marks.append(None if labels is None else labels.new_full((len(features[number]),), -100))
-                    number += 1
-                start = place + 1
-            rows.append(torch.cat(parts))
-            targets.append(None if labels is None else torch.cat(marks))
+        features, embed = iter(self.encode_images(images)), self.get_model().embed_tokens
+        marks = torch.full_like(input_ids, -100) if labels is None else labels
+        rows, targets = zip(*(joined(*row, features, embed) for row in zip(input_ids, marks, strict=True)), strict=True)
         if len({len(row) for row in rows}) > 1:
             raise NotImplementedError("rows of several lengths")
         embeds = torch.stack(rows)
@@ -156,26 +139,13 @@ class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # t
         input_ids, attention_mask, past_key_values, inputs_embeds, labels = self.prepare_inputs_labels_for_multimodal(
             input_ids, attention_mask, past_key_values, labels, images
         )
-        inner = self.model(
+        return self.answered(
+            labels,
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=True,
         )
-        return answer(self.lm_head(inner[0]), labels, inner.past_key_values)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Any,
-        past_key_values: Any = None,
-        attention_mask: Any = None,
-        inputs_embeds: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        ids = input_ids[:, -1:] if past_key_values else input_ids
-        rest = {"past_key_values": past_key_values, "attention_mask": attention_mask, "images": kwargs.get("images")}
-        return {"input_ids": ids, **rest, "use_cache": True}
 
 
 def internvl_chat(seed: int = 0, shown: int = 112, **vision: Any) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from .base import OLD, Greedy, answer, built
+from .base import LlavaLanguage, built, held, joined
 
 FRAMES = 8
 
@@ -90,10 +90,7 @@ class Tower(nn.Module):
         return transformer(frames.flatten(0, 1))[self.select_layer].unflatten(0, frames.shape[:2])
 
 
-class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # type: ignore[misc]
-    if not OLD:
-        generate = Greedy.generate
-
+class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         vision = SimpleNamespace(**config.vision)
@@ -125,9 +122,8 @@ class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # t
         towers = self.get_image_tower(), self.get_video_tower()
         if towers == (None, None) or images is None or input_ids.shape[1] == 1:
             if past_key_values is not None and images is not None and input_ids.shape[1] == 1:
-                cache = past_key_values
-                held = cache.get_seq_length() if hasattr(cache, "get_seq_length") else cache[-1][-1].shape[-2]
-                more = attention_mask.new_ones(len(attention_mask), held + 1 - attention_mask.shape[1])
+                missing = held(past_key_values) + 1 - attention_mask.shape[1]
+                more = attention_mask.new_ones(len(attention_mask), missing)
                 attention_mask = torch.cat((attention_mask, more), 1)
                 position_ids = attention_mask.sum(1, keepdim=True) - 1
             return input_ids, position_ids, attention_mask, past_key_values, None, labels
@@ -138,23 +134,14 @@ class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # t
             found |= zip(pictures, self.encode_images(torch.stack([images[p] for p in pictures]))[:, None], strict=True)
         if clips:
             found |= zip(clips, self.encode_videos(torch.stack([images[p] for p in clips])), strict=True)
-        features = [tile for place in range(len(images)) for tile in found[place]]
+        features = (tile for place in range(len(images)) for tile in found[place])
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        rows, targets, number = [], [], 0
-        for row, whole in enumerate(input_ids):
-            ids = whole[mask[row].bool()]
-            own = torch.full_like(ids, -100) if labels is None else labels[row][mask[row].bool()]
-            parts, marks, start = [], [], 0
-            for place in (*torch.where(ids == -200)[0].tolist(), len(ids)):
-                parts.append(self.get_model().embed_tokens(ids[start:place]))
-                marks.append(own[start:place])
-                if place < len(ids):
-                    parts.append(features[number])
-                    marks.append(own.new_full((len(features[number]),), -100))
-                    number += 1
-                start = place + 1
-            rows.append(torch.cat(parts))
-            targets.append(torch.cat(marks))
+        marks = torch.full_like(input_ids, -100) if labels is None else labels
+        rows, targets = [], []
+        for ids, own, real in zip(input_ids, marks, mask.bool(), strict=True):
+            row, target = joined(ids[real], own[real], features, self.get_model().embed_tokens)
+            rows.append(row)
+            targets.append(target)
         limit = getattr(self.config, "tokenizer_model_max_length", None)
         rows, targets = [row[:limit] for row in rows], [one[:limit] for one in targets]
         embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -190,27 +177,14 @@ class LlavaLlamaForCausalLM(LlamaForCausalLM, *(() if OLD else (Greedy,))):  # t
                     input_ids, position_ids, attention_mask, past_key_values, labels, images
                 )
             )
-        inner = self.model(
+        return self.answered(
+            labels,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=True,
         )
-        return answer(self.lm_head(inner[0]), labels, inner.past_key_values)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Any,
-        past_key_values: Any = None,
-        attention_mask: Any = None,
-        inputs_embeds: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        ids = input_ids[:, -1:] if past_key_values else input_ids
-        rest = {"past_key_values": past_key_values, "attention_mask": attention_mask, "images": kwargs.get("images")}
-        return {"input_ids": ids, **rest, "use_cache": True}
 
 
 def video_llava(seed: int = 0, size: int = 56) -> Any:
