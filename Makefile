@@ -35,7 +35,7 @@ CLI := $(PYTHON) -m llava_consensus.cli
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -153,6 +153,9 @@ dist: $(DEV_READY)  ## wheel and sdist in dist/, checked
 	$(PYTHON) -m build
 	$(PYTHON) -m twine check --strict dist/*
 
+site: $(DEV_READY)  ## these pages, the notebook and the API as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
 style: $(DEV_READY)  ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -168,7 +171,7 @@ test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python -m pytest -n auto $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
-	rm -rf playground/mini/eval build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 FORCE:

@@ -20,12 +20,15 @@ from eval_scripts.adaptation_tables import text
 BEGIN, END = "<!-- adaptation:begin -->", "<!-- adaptation:end -->"
 RATES = {"projector": 1e-3, "full": 3e-4}  # of the projector in LLaVA's pretraining; of the model's own last stage
 METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
+CONTROL = "full"
 MODEL, BENCHMARKS = Path("checkpoints/llava-mini"), (("textvqa", None), ("gqa", 200))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One adaptation: what is tuned, with which method, to which budgets."""
+    """One adaptation: what is tuned, with which method, to which budgets. The method `full` is the control: the same
+    conversations, all tokens.
+    """
 
     tune: str
     method: str
@@ -35,49 +38,52 @@ class Cell:
     @property
     def name(self) -> str:
         """Of its folder."""
+        if self.method == CONTROL:
+            return f"llava-mini-{self.tune}-control"
         return f"llava-mini-{self.tune}-{self.method}-{self.positions}-{self.tokens.replace(' ', '+')}"
 
     @property
-    def word(self) -> str:
-        """The method with its options, in one word."""
-        return f"{self.method}:positions={self.positions}"
+    def asked(self) -> list[str]:
+        """The methods it is measured with, each with its options in one word."""
+        if self.method == CONTROL:
+            return [f"{METHODS[0]}:positions={positions}" for positions in POSITIONS]
+        return [f"{self.method}:positions={self.positions}"]
 
 
 def cells() -> list[Cell]:
-    """All adaptations, the most telling first: one that serves both budgets for each method, positions and part; then
-    single budgets, which say whether one hurts the other.
+    """All adaptations, the most telling first: one that serves both budgets for each method, positions and part, the
+    control of each part, and single budgets, which say whether one hurts the other.
     """
     both = " ".join(map(str, BUDGETS))
-    grid = [Cell(tune, m, p, both) for p in POSITIONS for m in METHODS for tune in ("full", "projector")]
-    single = [Cell("full", METHODS[0], POSITIONS[0], str(budget)) for budget in BUDGETS]
-    return grid[:2] + single + grid[2:]
+    grid = [Cell("full", METHODS[0], p, both) for p in POSITIONS]
+    grid += [Cell(tune, CONTROL, POSITIONS[0], "") for tune in RATES]
+    grid += [Cell("projector", METHODS[0], p, both) for p in POSITIONS]
+    grid += [Cell(tune, m, p, both) for p in POSITIONS for m in METHODS[1:] for tune in RATES]
+    return grid + [Cell("full", METHODS[0], POSITIONS[0], str(budget)) for budget in BUDGETS]
 
 
 def run(out: Path, data_path: Path, steps: int, batch: int) -> None:
-    """Trains and evaluates every cell; goes on where it was stopped."""
+    """Measures the model as it is, then trains and measures every cell; goes on where it was stopped."""
+    evaluate(MODEL, [f"{method}:positions={positions}" for positions in POSITIONS for method in METHODS], out)
     for cell in cells():
         train(cell, out, data_path, steps, batch)
-        evaluate(out / cell.name, [cell.word], out, BENCHMARKS[:1])
-        before = [f"{method}:positions={cell.positions}" for method in METHODS if method == cell.method]
-        evaluate(MODEL, before, out, BENCHMARKS[:1])
-    for cell in cells():
-        evaluate(out / cell.name, [cell.word], out, BENCHMARKS[1:])
-        evaluate(MODEL, [cell.word], out, BENCHMARKS[1:])
+        evaluate(out / cell.name, cell.asked, out)
 
 
 def train(cell: Cell, out: Path, data_path: Path, steps: int, batch: int) -> None:
     """One adaptation, by the command line."""
+    reduced = ("--option", f"positions={cell.positions}", "--tokens", cell.tokens) if cell.method != CONTROL else ()
     command(
         *("train", "--model", MODEL, "--data-path", data_path, "--images", data_path.parent / "images"),
-        *("--out", out / cell.name, "--method", cell.method, "--option", f"positions={cell.positions}"),
-        *("--tokens", cell.tokens, "--tune", cell.tune, "--learning-rate", RATES[cell.tune]),
+        *("--out", out / cell.name, "--method", cell.method, *reduced),
+        *("--tune", cell.tune, "--learning-rate", RATES[cell.tune]),
         *("--steps", steps, "--batch", batch, "--save-every", 20),
     )
 
 
-def evaluate(model: Path, words: list[str], out: Path, benchmarks: tuple[tuple[str, int | None], ...]) -> None:
+def evaluate(model: Path, words: list[str], out: Path) -> None:
     """The model with all tokens and with these methods at both budgets."""
-    for benchmark, limit in benchmarks:
+    for benchmark, limit in BENCHMARKS:
         command(
             *("sweep", "--bench", benchmark, "--model", model, "--methods", " ".join(words), "--no-progress"),
             *("--tokens", " ".join(map(str, BUDGETS)), "--out", out / "runs", *(("--limit", limit) if limit else ())),

@@ -11,6 +11,7 @@ from llava_consensus.report.rows import Row, read_row
 from llava_consensus.report.stats import Comparison, compare
 
 BUDGETS = (64, 32, None)  # None: all tokens
+FULL = "full"  # all tokens: as trained, the control
 TITLES = {"textvqa": "TextVQA", "gqa": "GQA"}
 NOTE = (
     "Each cell: score before -> after, and below it the paired difference with its 95 % interval (bootstrap over "
@@ -68,20 +69,28 @@ def _table(
     benchmark: str, known: dict[Key, Row], trainings: list[dict[str, Any]], out: Path, names: list[str], base: str
 ) -> str:
     """One line for each adaptation that was measured on a benchmark."""
-    done = {name for name in names if (out / name / "training.json").is_file()}
     lines = []
-    for name in (name for name in names if name in done):
+    for name in (name for name in names if (out / name / "training.json").is_file()):
         said = json.loads((out / name / "training.json").read_text())
-        positions = said["options"].get("positions", "renumber")
-        cells = [_cell(known, Key(name, benchmark, said["method"], positions, tokens), base) for tokens in BUDGETS]
-        if any(cell != "-" for cell in cells):
-            budgets = " or ".join(map(str, said["budgets"]))
-            lines.append(f"| {said['tune']} | {said['method']} | {positions} | {budgets} | " + " | ".join(cells) + " |")
+        budgets = " or ".join(map(str, said["budgets"])) or "all"
+        for method, positions in _asked(said):
+            cells = [_cell(known, Key(name, benchmark, method, positions, tokens), base) for tokens in BUDGETS]
+            if any(cell != "-" for cell in cells):
+                adapted = "none (control)" if said["method"] == FULL else said["method"]
+                asked = f"{method}, {positions}"
+                lines.append(f"| {said['tune']} | {adapted} | {budgets} | {asked} | " + " | ".join(cells) + " |")
     if not lines:
         return ""
     asked = [row.metrics["questions"] for key, row in known.items() if key.benchmark == benchmark and row.metrics]
-    head = "| trained | method | positions | adapted to | at 64 | at 32 | at all 576 |\n" + "| --- " * 7 + "|"
+    head = "| trained | with | at | asked with | at 64 | at 32 | at all 576 |\n" + "| --- " * 7 + "|"
     return f"{TITLES[benchmark]}, {asked[0]} questions:\n\n{head}\n" + "\n".join(lines)
+
+
+def _asked(said: dict[str, Any]) -> list[tuple[str, str]]:
+    """The methods and positions that a training is measured with: its own; those of ConsensusDrop for the control."""
+    if said["method"] == FULL:
+        return [("consensusdrop", positions) for positions in ("renumber", "keep")]
+    return [(said["method"], said["options"].get("positions", "renumber"))]
 
 
 def _cell(known: dict[Key, Row], key: Key, base: str) -> str:

@@ -41,11 +41,17 @@ def methods(given: argparse.Namespace) -> Iterator[str]:
 def about(name: str, method: "type[Method]") -> Iterator[str]:
     """What a method does, as its file says: idea, paper, and what differs."""
     yield f"{name}, acts here: {method.place.value}"
+    for paragraph in paragraphs(method):
+        yield ""
+        yield textwrap.fill(paragraph, WIDTH)
+
+
+def paragraphs(method: "type[Method]") -> Iterator[str]:
+    """The summary of a method's class, then the paragraphs of its file, a line each."""
     summary = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0]
     page = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
     for paragraph in (summary, *page.split("\n\n")):
-        yield ""
-        yield textwrap.fill(" ".join(paragraph.split()), WIDTH)
+        yield " ".join(paragraph.split())
 
 
 def _options(name: str, method: "type[Method]") -> Iterator[str]:
@@ -61,28 +67,37 @@ def _options(name: str, method: "type[Method]") -> Iterator[str]:
 
 
 def _cost(method: "type[Method]") -> Iterator[str]:
-    """The method's own formula, and what it comes to on the model of the paper."""
+    """The method's own formulas, and what they come to on the model of the paper."""
+    yield "cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):"
+    for name, text, body in formulas(method):
+        yield textwrap.indent(f"{name}: {text}\n{textwrap.indent(body, '    ')}", "  ")
+    yield comes_to(method)
+
+
+def formulas(method: "type[Method]") -> Iterator[tuple[str, str, str]]:
+    """What a method says of its cost: name of the function, what it is, and its lines as they are written."""
+    for name in ("entering", "vision_tokens", "flops"):
+        function = getattr(method, name)
+        if not function.__module__.startswith(BASE) or name == "flops":
+            yield _formula(function)
+
+
+def comes_to(method: "type[Method]") -> str:
+    """The formulas on the model of the paper, in a line."""
     from llava_consensus.reduction.budget import Budget
     from llava_consensus.reduction.costs import SHAPES, account
 
-    yield "cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):"
-    for part in ("entering", "vision_tokens", "flops"):
-        written = getattr(method, part)
-        if not written.__module__.startswith(BASE) or part == "flops":
-            yield textwrap.indent(_formula(written), "  ")
     found = account(method(), Budget(TOKENS), SHAPES[SHAPE])
     if found.flops.method is None or found.flops.total is None:
-        yield f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"
-        return
+        return f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"
     own, total = found.flops.method / 1e9, found.flops.total / 1e12
-    yield f"on {SHAPE} at {TOKENS} tokens: {own:.3g} GFLOP of its own, {total:.3g} TFLOP in all"
+    return f"on {SHAPE} at {TOKENS} tokens: {own:.3g} GFLOP of its own, {total:.3g} TFLOP in all"
 
 
-def _formula(function: object) -> str:
+def _formula(function: object) -> tuple[str, str, str]:
     """A function as it is written, without its docstring's `Raises`."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body  # type: ignore[arg-type]
     assert isinstance(node, ast.FunctionDef)
     text = (ast.get_docstring(node) or "").split("\n\n")[0]
     body = node.body[1:] if ast.get_docstring(node) else node.body
-    shown = "\n".join(ast.unparse(line) for line in body)
-    return f"{node.name}: {' '.join(text.split())}\n{textwrap.indent(shown, '    ')}"
+    return node.name, " ".join(text.split()), "\n".join(ast.unparse(line) for line in body)

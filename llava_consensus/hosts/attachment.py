@@ -95,6 +95,9 @@ class Attachment(Caller, Shares):
             self._shadows += shadows
             self._handles += handles
             self._shadows += skip_unread(self, tower)
+        head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+        if head is not None:
+            self._handles.append(head.register_forward_pre_hook(self._last_row))
         if self.method.place is Place.DECODER:
             self.decoder = DecoderHooks(self)
             self._handles += self.decoder.install(self.model.decoder)
@@ -181,6 +184,13 @@ class Attachment(Caller, Shares):
         calls.enter_model(module)
         if calls.current(self) is None:
             self.current()
+
+    def _last_row(self, head: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """States [R, S, D] from which logits are made: those of the last row where nobody reads others."""
+        call = calls.current(self)
+        if call is None or not call.answers or args[0].ndim != 3:  # what is captured asks for the last row itself
+            return None
+        return args[0][:, -1:], *args[1:]
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
         """Sizes of the cache behind the first forward of a call."""

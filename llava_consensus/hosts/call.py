@@ -30,6 +30,7 @@ class Call:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the host, where this call differs from its model
     spare: Tensor | None = None  # [R] rows behind the last word of each sequence that are none, where there may be some
     begin_alike: bool = False  # whether all prompts have the same words, and no padding, in front of their pictures
+    answers: bool = False  # whether the call only answers: of all logits, those of the last row alone are read
     scoped: bool = False  # whether somebody ends this call; else the next one does
     active: bool = True
     outcomes: list[PictureOutcome] = field(default_factory=list)
@@ -106,8 +107,8 @@ class Caller:
 
     @contextmanager
     def call(self, **fields: Any) -> Iterator[Call]:
-        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings`, `begin_alike`
-        (see `Call`)."""
+        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings`, `begin_alike`,
+        `answers` (see `Call`)."""
         with scope(Call(self, **fields)) as new_call:
             self._latest = new_call
             yield new_call

@@ -17,19 +17,34 @@ AGGREGATES = ("all", "last", "max")
 
 
 def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
-    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S]. Rows that are padding are zero."""
+    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others.
+    Rows that are padding are zero.
+    """
     sight = sight_of(probe, rope) if probe.sight is None else probe.sight
     prompts, heads, rows, width = probe.query.shape
     kv_heads, size = probe.key.shape[1:3]
+    front = probe.front
     asked = heads // kv_heads * rows  # rows of all query heads that share a key head
     states = torch.cat((probe.query.reshape(prompts, kv_heads, asked, width), probe.key), dim=2).float()
     if rope and sight.cos is not None and sight.sin is not None:
         states = states * sight.cos + states.roll(width // 2, -1) * sight.sin  # `rotate`, bit for bit
     query, key = states.split((asked, size), dim=2)
-    logits = query @ key.transpose(2, 3) * probe.scale  # [I, H_kv, groups L, S]
-    weights = torch.softmax(logits.masked_fill(sight.hidden, -torch.inf), dim=-1)
-    weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, size).mean(1)
+    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(sight.hidden, -torch.inf)  # [I, H_kv, groups L, S]
+    if front is not None:
+        shared = front.key.float()
+        shared = rotate(shared, front.cos.float(), front.sin.float()) if rope else shared  # once for each front
+        logits = torch.cat((_products(query, shared, front.which) * probe.scale, logits), dim=-1)
+    weights = torch.softmax(logits, dim=-1)
+    weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
     return weights * probe.row_mask[..., None] if sight.padded else weights
+
+
+def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
+    """Each prompt's queries [I, H_kv, n, d] times the keys of its front, of [F, H_kv, m, d]: [I, H_kv, n, m]."""
+    if len(shared) > 1:
+        return query @ shared[which].transpose(2, 3)
+    asked = query.transpose(0, 1)  # no copy of the one front for each prompt
+    return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
 
 
 def sight_of(probe: TextProbe, rope: bool = True, padded: bool = True) -> Sight:

@@ -59,8 +59,21 @@ class Sight(NamedTuple):
     padded: bool  # whether there may be padding among the text rows
 
 
+class FrontKeys(NamedTuple):
+    """Keys of what several prompts begin with alike, once for each of F such fronts of n rows, all of them real and in
+    front of every text row; not rotated.
+    """
+
+    key: Tensor  # [F, H_kv, n, d]
+    cos: Tensor  # [F, n, d]
+    sin: Tensor  # [F, n, d]
+    which: Tensor  # [I] front of each prompt
+
+
 class TextProbe(NamedTuple):
-    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled."""
+    """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled. With
+    a `front`, S and the places of the text rows are those of the rows behind it.
+    """
 
     query: Tensor  # [I, H, L, d]
     key: Tensor  # [I, H_kv, S, d]
@@ -71,6 +84,7 @@ class TextProbe(NamedTuple):
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
     sight: Sight | None = None  # where it is known beforehand
+    front: FrontKeys | None = None  # keys before the others, where prompts share them
 
     @property
     def padded(self) -> bool:

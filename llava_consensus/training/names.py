@@ -11,11 +11,14 @@ LOADER = ("dispatch_batches", "split_batches", "even_batches", "use_seedable_sam
 
 
 def accelerator(made: Callable[..., Any], **options: Any) -> Any:
-    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know."""
+    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know; nor does
+    that version ask for the same order of the data in one process and in several, as later ones do.
+    """
     loader = {name: options.pop(name) for name in LOADER if name in options}
     if loader:
         from accelerate.utils import DataLoaderConfiguration
 
+        loader.setdefault("use_seedable_sampler", True)
         options["dataloader_config"] = DataLoaderConfiguration(**loader)
     return made(**options)
 

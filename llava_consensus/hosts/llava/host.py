@@ -125,7 +125,8 @@ class LlavaHost(HarnessHost):
         questions = [prompt.text for prompt in prompts]
         repeats = self.shares and len(ids) > 1 and bool(pictures) and _plain(attachment)
         fields: dict[str, Any] = {"encoded": [picture.tiles for picture in pictures] or None, "questions": questions}
-        with attachment.call(**fields, settings=RIGHT if repeats else LEFT, begin_alike=repeats) as call:
+        settings = RIGHT if repeats else LEFT
+        with attachment.call(**fields, settings=settings, begin_alike=repeats, answers=True) as call:
             if len(shown) < len(ids):
                 texts = ask_behind_pictures(self, shown, places, ids, prompts[0])
             else:

@@ -10,7 +10,7 @@ from llava_consensus.hosts.sequence.gather import same_pictures
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.scap import sight_of
-from llava_consensus.reduction.tokens import Sight, TextProbe
+from llava_consensus.reduction.tokens import FrontKeys, Sight, TextProbe
 
 
 class Fronts(NamedTuple):
@@ -46,7 +46,7 @@ def probe_text(
 ) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
-    projections (paper section 3.2); what prompts begin with alike is projected once.
+    projections (paper section 3.2); what prompts begin with alike is projected once, and comes apart, as a front.
 
     Args:
         spare: [R] rows at the end of each sequence that are no words and ask nothing, though they count as real; no
@@ -57,13 +57,18 @@ def probe_text(
     if EXPERTS in full.channels:
         decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
     start = 0 if fronts is None else fronts.size
+    front = None
+    positions, real = full.positions[:, start:], full.real[:, start:]
+    rows = (asked.rows - start).clamp_min(0) if start else asked.rows  # of padding among the text rows is no place
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds[:, start:] if start else full.embeds)
-        query = decoder.query(0, normed[asked.row, (asked.rows - start).clamp_min(0) if start else asked.rows])
+        query = decoder.query(0, normed[asked.row, rows])
         key = decoder.key(0, normed)
         if fronts is not None:
-            front = decoder.key(0, decoder.normed(0, full.embeds[fronts.rows, :start]))
-            key = torch.cat((front[fronts.which], key), dim=2)
+            shared = decoder.normed(0, full.embeds[fronts.rows, :start])
+            angles = decoder.rotary(shared, full.positions[fronts.rows, :start])
+            which = torch.tensor(fronts.which, device=device)[asked.row[:, 0]]
+            front = FrontKeys(decoder.key(0, shared), *angles, which)
         if not asked.every:  # what is asked of every prompt, once and in order, is not copied
             key = key[asked.row[:, 0]]
         row_mask = asked.row_mask
@@ -72,17 +77,17 @@ def probe_text(
 
         def look() -> tuple[Tensor, Tensor, Tensor, Sight]:
             """Angles, mask and sight of the prompts."""
-            cos, sin = decoder.rotary(normed, full.positions)
-            cos, sin, real = (values[asked.row[:, 0]] for values in (cos, sin, full.real))
-            probe = TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real)
-            return cos, sin, real, sight_of(probe, padded=asked.padded or spare is not None)
+            cos, sin = decoder.rotary(normed, positions)
+            cos, sin, mask = (values[asked.row[:, 0]] for values in (cos, sin, real))
+            probe = TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask)
+            return cos, sin, mask, sight_of(probe, padded=asked.padded or spare is not None)
 
         known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
         if known and spare is None and len(normed) == 1:  # of a batch, what is remembered would be large
-            cos, sin, real, sight = layout.once(("sight", device, normed.dtype), look)
+            cos, sin, mask, sight = layout.once(("sight", device, normed.dtype), look)
         else:
-            cos, sin, real, sight = look()
-    return TextProbe(query, key, cos, sin, decoder.scale(0), asked.rows, row_mask, real, sight)
+            cos, sin, mask, sight = look()
+    return TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask, sight, front)
 
 
 class Asked(NamedTuple):

@@ -1,0 +1,54 @@
+"""What `mkdocs` calls while it builds the site: pages that are made, pages from outside docs/, and their links.
+
+`mkdocs.yml` names this file. Nothing is written into docs/: the pages exist only while the site is built.
+"""
+
+import logging
+import os.path
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from pages import GENERATED, notebook
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = {  # pages of the site that are files elsewhere in the repository
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "model-card.md": "checkpoints/llava-mini/README.md",
+}
+NOTEBOOK = "docs/notebook.ipynb"
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
+log = logging.getLogger("mkdocs.hooks.site")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that are no files of docs/."""
+    for name, path in OUTSIDE.items():
+        files.append(File.generated(config, name, content=(ROOT / path).read_text("utf-8")))
+    for name, make in GENERATED.items():
+        files.append(File.generated(config, name, content=make()))
+    body, pictures = notebook(ROOT / NOTEBOOK)
+    files.append(File.generated(config, "notebook.md", content=body))
+    for name, content in pictures.items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links of a page that comes from, or leads, outside docs/, as links of the site."""
+    source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    return LINK.sub(lambda link: link[1] + _on_site(link[2], source, page.file.src_uri, files) + link[3], markdown)
+
+
+def _on_site(target: str, source: str, here: str, files: Files) -> str:
+    """Where a link of the file `source` leads on the site, seen from the page `here`."""
+    if "://" in target or target.startswith("mailto:"):
+        return target
+    path = os.path.normpath(os.path.join(os.path.dirname(source), target))
+    known = {outside: name for name, outside in OUTSIDE.items()} | {NOTEBOOK: "notebook.md"}
+    name = known.get(path, path.removeprefix("docs/"))
+    if files.get_file_from_path(name) is None:
+        log.warning(f"{source}: {target} leads to {path}, which is no page of the site: name it in OUTSIDE")
+    return os.path.relpath(name, os.path.dirname(here) or ".")

@@ -1,0 +1,194 @@
+"""Pages of the site that are made of what the package itself says: its lists of methods, hosts and benchmarks, its
+docstrings, and the notebook. Each function gives Markdown.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.cli.methods import comes_to, formulas, paragraphs
+from llava_consensus.hosts import tried
+from llava_consensus.hosts.catalogue import HOSTS
+from llava_consensus.methods import METHODS
+from llava_consensus.methods.options import options
+
+API = {  # sections of the page, and what is shown in each
+    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "errors"),
+    "Load and ask": (
+        "hosts.load",
+        "hosts.wrap",
+        "hosts.loading.Loading",
+        "hosts.base.Host",
+        "hosts.base.Prompt",
+        "hosts.base.Answer",
+    ),
+    "Budgets": ("reduction.budget.Budget", "reduction.budget.Share", "reduction.costs.account"),
+    "Methods": ("methods.make", "reduction.method", "reduction.decoder.InDecoder"),
+    "What a method reads and returns": ("reduction.tokens",),
+    "Parts of ConsensusDrop": ("reduction.saliency", "reduction.scap", "reduction.fusers", "reduction.egtm"),
+    "Models, for new hosts": ("hosts.base.Model", "hosts.base.Tower", "hosts.base.Decoder"),
+    "Benchmarks and runs": (
+        "benchmarks.make",
+        "benchmarks.base.Benchmark",
+        "runs.configuration.RunConfig",
+        "runs.configuration.prepare",
+        "runs.loop.run",
+    ),
+    "Drawings": ("report.overlay.overlay", "report.sheet.contact_sheet"),
+}
+
+
+def methods() -> str:
+    """Every method: what it does and its source, its options with defaults and bounds, its cost."""
+    summary = [(f"[`{name}`](#{_anchor(name)})", METHODS[name].place.value, METHODS.line(name)) for name in METHODS]
+    parts = [
+        "# Methods",
+        "What follows is made of the methods' own files, as `llava-consensus methods NAME` prints it. An option is "
+        "given as `--option alpha=1.0`, or in Python as `attach(model, method, alpha=1.0)`; a value outside its bound "
+        "is refused before weights load. How cost is counted: [One account of tokens](accounting.md). How far each "
+        "method is that of its authors: [Peer methods against their authors' code](faithfulness.md).",
+        table(("method", "acts", "what it does"), summary),
+    ]
+    return "\n\n".join([*parts, *(part for name in METHODS for part in _method(name))])
+
+
+def _method(name: str) -> Iterator[str]:
+    """The section of a method."""
+    method = METHODS[name]
+    yield f"## {METHODS.title(name)} {{ #{_anchor(name)} }}"
+    yield f"`{name}`, acts here: {method.place.value}"
+    yield from paragraphs(method)
+    found = options(method)
+    if found:
+        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in found]
+        yield table(("option", "default", "what it means, and what it may be"), rows)
+    yield "Cost of one picture in FLOPs, two for each multiply-add:"
+    for function, text, body in formulas(method):
+        comment = textwrap.fill(f"{function}: {text}", 100, initial_indent="# ", subsequent_indent="# ")
+        yield f"```python\n{comment}\n{body}\n```"
+    line = comes_to(method)
+    yield f"{line[0].upper()}{line[1:]}."
+
+
+def hosts() -> str:
+    """Every host, and which method works on which as it was tried last."""
+    known = tried.read()
+    cells: dict[str, dict[str, str]] = known["cells"]
+    notes = list(dict.fromkeys(reason for host in cells.values() for reason in host.values() if reason))
+    marks = {reason: f"[{number}](#why-not)" for number, reason in enumerate(notes, 1)} | {"": "✓"}
+    about = [
+        (f"`{name}`", host.line, ", ".join(f"`{one}`" for one in host.classes), _host_options(name))
+        for name, host in HOSTS.items()
+    ]
+    matrix = [
+        (f"[`{method}`](methods.md#{_anchor(method)})", *(marks[cells[host][method]] for host in cells))
+        for method in METHODS
+    ]
+    return "\n\n".join(
+        [
+            "# Hosts",
+            "A host adapts a family of models; a model is told apart by its configuration, so that any checkpoint or "
+            "loaded model of these classes can be used. Whether a host fits the model you have says "
+            "`llava-consensus check-host MODEL`. How a family is added: [Adding a host](adding.md#adding-a-host).",
+            table(("host", "models", "classes", "options, the default first"), about),
+            "## Which method works where",
+            f"As `llava-consensus list --hosts` prints it, tried with transformers {known['transformers']} on models "
+            "without weights. A number leads to the reason why a method is refused.",
+            table(("method", *(f"`{host}`" for host in cells)), matrix),
+            "## Why not",
+            "\n".join(f"{number}. {reason}" for number, reason in enumerate(notes, 1)),
+        ]
+    )
+
+
+def _host_options(name: str) -> str:
+    written = [f"`{option}={' | '.join(values)}`" for option, values in HOSTS[name].options.items()]
+    return "; ".join([*written, *(["needs `--trust-remote-code`"] if HOSTS[name].remote else [])])
+
+
+def benchmarks() -> str:
+    """Every benchmark: what it asks, its number, its size, its options and the licence of its data."""
+    rows = []
+    for name, benchmark in BENCHMARKS.items():
+        one = benchmark()
+        chosen = [
+            f"`{option.name}={' | '.join(option.metadata['values'])}`: {option.metadata['line']}"
+            for option in fields(benchmark)
+        ]
+        judged = f", or by a judge (`judge {name}`)" if benchmark.judge else ""
+        rows.append(
+            (
+                f"`{name}`",
+                benchmark.line,
+                f"`{benchmark.metric}`{judged}",
+                f"{one.count or '-'}",
+                f"{one.paper or '-'}",
+                "; ".join(chosen) or "-",
+                benchmark.licence or "-",
+            )
+        )
+    head = (
+        "benchmark",
+        "what it asks",
+        "headline",
+        "official questions",
+        "LLaVA-1.5-7B, published",
+        "options",
+        "licence",
+    )
+    return "\n\n".join(
+        [
+            "# Benchmarks",
+            "Questions, prompts, files and scores are LLaVA's own, so that `make eval-NAME TOKENS=64` gives the number "
+            "which LLaVA's scripts give. Each benchmark has a small twin of generated scenes in the repository, which "
+            "is the default. Where real files come from and where they go: [Real benchmark files](data.md). How one is "
+            "added: [Adding a benchmark](adding.md#adding-a-benchmark).",
+            table(head, rows),
+        ]
+    )
+
+
+def api() -> str:
+    """Signatures and docstrings of what other code may call."""
+    sections = [
+        f"## {title}\n\n" + "\n\n".join(f"::: llava_consensus.{name}" for name in names) for title, names in API.items()
+    ]
+    return "\n\n".join(
+        [
+            "# API",
+            "Shapes are written as `[B, N, D]`; the letters are explained under "
+            "[what a method reads and returns](#what-a-method-reads-and-returns).",
+            *sections,
+        ]
+    )
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "methods.md": methods,
+    "hosts.md": hosts,
+    "benchmarks.md": benchmarks,
+    "api.md": api,
+}
+
+
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as it was last executed: Markdown, and its pictures by name."""
+    from nbconvert import MarkdownExporter
+
+    body, resources = MarkdownExporter().from_filename(str(path))
+    return body, resources["outputs"]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(_line(cells) for cells in (head, ["---"] * len(head), *rows))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _anchor(name: str) -> str:
+    return name.replace("+", "-plus")
