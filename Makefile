@@ -108,9 +108,12 @@ table: data  ## a main table of the paper beside its numbers: make table NAME=t1
 study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
 	$(CLI) study $(RUN) $(ARGS)
 
+PARETO := consensusdrop vispruner sparsevlm
+
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
 	$(CLI) paper $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
+	$(CLI) bench --model $(MODEL) --repeats 3 --methods "$(PARETO)" --tokens "192 128 64 32" --out $(OUT)/bench-tradeoff.json
 	$(MAKE) figures OUT=$(OUT) ARGS=
 
 figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which

@@ -1,6 +1,7 @@
 """Every figure of the paper is drawn from result files, and one without results is named, not drawn empty."""
 
 import json
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from run_folders import store
 
 from llava_consensus import cli
 from llava_consensus.report import figures
-from llava_consensus.report.figures import style
+from llava_consensus.report.figures import style, tradeoff
 from llava_consensus.report.figures.ablations import ALPHA, ANCHORS, RECOVERY, TEMPERATURE, grid
 from llava_consensus.report.figures.material import NotMeasured
 
@@ -130,6 +131,13 @@ def test_the_measurement_of_the_right_budgets_is_taken(results: Path) -> None:
     }
     two = figures.Material(benches=[other, material.benches[0]])
     assert two.bench_of([128, 64]) is material.benches[0]["rows"] and len(two.measured) == 1
+
+
+def test_times_of_other_budgets_draw_nothing(results: Path) -> None:
+    material = figures.read(results)
+    rows = [{**row, "tokens": row["tokens"] + 1} for row in material.benches[0]["rows"]]
+    with pytest.raises(NotMeasured, match=r"at the budgets of the runs \(128 64\)"):
+        tradeoff.pareto(replace(material, benches=[{**material.benches[0], "rows": rows}]))
 
 
 def test_an_ablation_of_one_setting_is_none(tmp_path: Path) -> None:

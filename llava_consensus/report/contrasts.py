@@ -65,6 +65,22 @@ def mean_gain(words: str, rows: Sequence[Mapping[str, Any]]) -> Contrast | None:
     return Contrast(words, mean, mean - half, mean + half)
 
 
+def unpaired(
+    words: str, first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
+) -> Contrast | None:
+    """Mean over the benchmarks that both have, of scores of the study that are known with their intervals alone: wider
+    than a paired difference would be.
+    """
+    pairs = [(first[name], second[name]) for name in sorted(first.keys() & second.keys())]
+    known = [pair for pair in pairs if all(row["interval"] for row in pair)]
+    if not known:
+        return None
+    mean = sum((one["accuracy"] - other["accuracy"]) / one["scale"] for one, other in known) / len(known)
+    halves = [(row["interval"][1] - row["interval"][0]) / 2 / row["scale"] for pair in known for row in pair]
+    half = sqrt(sum(one * one for one in halves)) / len(known)
+    return Contrast(words, mean, mean - half, mean + half)
+
+
 def beats(contrasts: Iterable[Contrast | None]) -> Verdict:
     """The verdict on a claim that every difference is above zero."""
     known = [one for one in contrasts if one is not None]

@@ -133,11 +133,9 @@ def _line(
 ) -> None:
     """Scores with intervals."""
     values = [found.percent(setting, name) for setting in settings]
-    ends = [found.bounds(setting, name) for setting in settings]
-    below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
-    above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
+    ends = style.reaches(values, [found.bounds(setting, name) for setting in settings])
     colour, marker = style.look(number)
-    panel.errorbar(across, values, (below, above), color=colour, marker=marker, elinewidth=0.7, capsize=2, label=label)
+    panel.errorbar(across, values, ends, color=colour, marker=marker, elinewidth=0.7, capsize=2, label=label)
 
 
 def _beside(panel: Any, printed: dict[float, float], line: str = "-", label: str = PAPER) -> None:
@@ -160,10 +158,9 @@ def _improvement(panel: Any, found: Grid, settings: Sequence[Setting], none: Set
             )
     if points:
         across, middle, low, high = zip(*points, strict=True)
-        below = [max(0.0, one - end) for one, end in zip(middle, low, strict=True)]
-        above = [max(0.0, end - one) for one, end in zip(middle, high, strict=True)]
+        ends = style.reaches(middle, list(zip(low, high, strict=True)))
         colour, marker = style.look(number)
-        panel.errorbar(across, middle, (below, above), color=colour, marker=marker, linestyle="", elinewidth=0.7)
+        panel.errorbar(across, middle, ends, color=colour, marker=marker, linestyle="", elinewidth=0.7)
 
 
 def _square(found: Grid, setting: Setting) -> bool:

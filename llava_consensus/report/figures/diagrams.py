@@ -34,7 +34,7 @@ def pipeline(_: Material) -> Any:
     class_attention = Box(2.6, 1.35, 2.3, 0.6, "attention of the class\ntoken: vision saliency", VISION)
     fuser = Box(7.0, 1.1, 1.2, 0.7, "fuser\n(F8)", BOTH)
     keep = Box(9.1, 1.75, 1.9, 0.6, "keep the best K\nas they are")
-    merge = Box(9.1, 0.55, 1.9, 0.8, "EGTM: merge the rest\ninto M by the tower's\nkeys and features", VISION)
+    merge = Box(9.1, 0.55, 1.9, 0.8, "EGTM: merge the\nrest into M by the\ntower's keys\nand features", VISION)
     model = Box(11.4, 1.1, 1.7, 0.9, "language model\n(frozen) reads\nK + M tokens", CROSS)
     for box in (picture, tower, projector, question, probe, class_attention, fuser, keep, merge, model):
         _draw(panel, box)

@@ -29,5 +29,5 @@ def draw(panel: Any, titles: Sequence[str], lines: Mapping[str, Sequence[float]]
     panel.set_theta_offset(pi / 2)
     panel.set_rlabel_position(90 / len(titles))
     panel.tick_params(axis="y", labelsize=6, colors="#666666")
-    panel.tick_params(axis="x", pad=5)
+    panel.tick_params(axis="x", pad=9)
     panel.grid(True)

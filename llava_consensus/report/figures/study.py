@@ -183,7 +183,7 @@ def _zoom(panel: Any, rows: Sequence[Row]) -> None:
     """An axis that starts below the lowest interval, so that differences can be seen; it is marked as cut."""
     lows = [(row["interval"] or [row["accuracy"]])[0] / row["scale"] for row in rows]
     bottom = max(0.0, 5 * ((min(lows) - 5) // 5))
-    panel.set_ylim(bottom, None)
+    panel.set_ylim(bottom, min(101.0, panel.get_ylim()[1]))  # no score is above 100
     if bottom:
         panel.set_ylabel(f"score (%), axis from {bottom:g}")
     else:

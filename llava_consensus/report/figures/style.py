@@ -60,6 +60,13 @@ def panels(count: int, columns: int, size: tuple[float, float] = (2.4, 2.1), **o
     return figure, found[:count]
 
 
+def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """How far intervals reach below and above their values, as error bars want it."""
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
+    above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
+    return below, above
+
+
 def ticks(*parts: float) -> Any:
     """Ticks of a logarithmic axis at these multiples of every power of ten."""
     _matplotlib()

@@ -5,13 +5,14 @@ from typing import Any
 from llava_consensus.report.figures import radar, style
 from llava_consensus.report.figures.ablations import ABLATIONS, Grid, grid
 from llava_consensus.report.figures.material import Material, NotMeasured
+from llava_consensus.report.section import Cell
 
 FULL = "all tokens"
 
 
 def bars(material: Material) -> Any:
     """F14: a group of bars for each benchmark."""
-    titles, lines, halves = _best(material)
+    titles, lines, ends = _best(material)
     figure, (panel,) = style.panels(1, 1, (7.0, 2.8))
     width = 0.85 / len(lines)
     for number, (label, values) in enumerate(lines.items()):
@@ -22,7 +23,7 @@ def bars(material: Material) -> Any:
             across,
             values,
             0.92 * width,
-            yerr=halves[label],
+            yerr=style.reaches(values, ends[label]),
             color=colour,
             label=label,
             hatch=hatch,
@@ -53,11 +54,13 @@ def circle(material: Material) -> Any:
     return figure
 
 
+Bounds = tuple[float, float]
 Lines = dict[str, list[float]]
+Intervals = dict[str, list[Bounds]]
 
 
-def _best(material: Material) -> tuple[list[str], Lines, Lines]:
-    """Titles of the benchmarks that all ablations have, and by label the best settings' scores and half intervals."""
+def _best(material: Material) -> tuple[list[str], Lines, Intervals]:
+    """Titles of the benchmarks that all ablations have, and by label the best settings' scores and intervals."""
     grids: list[Grid] = []
     for ablation in ABLATIONS:
         try:
@@ -71,18 +74,22 @@ def _best(material: Material) -> tuple[list[str], Lines, Lines]:
         raise NotMeasured("the ablations have fewer than three benchmarks in common")
     section = grids[0].section
     lines: Lines = {}
-    halves: Lines = {}
+    ends: Intervals = {}
     if section.full is not None and all(name in section.full.runs for name in names):
         rows = [section.full.runs[name] for name in names]
         cells = [section.cell(section.full, name) for name in names]
         lines[FULL] = [(row.score or 0.0) / row.facts.scale for row in rows]
-        halves[FULL] = [_half(cell.bounds, cell.row.facts.scale) if cell else 0.0 for cell in cells]
+        ends[FULL] = [_ends(cell) for cell in cells]
     for one in grids:
         label = f"{one.ablation.title}: {', '.join(map(str, one.best))}"
         lines[label] = [one.percent(one.best, name) for name in names]
-        halves[label] = [one.half(one.best, name) for name in names]
-    return [section.title(name) for name in names], lines, halves
+        ends[label] = [one.bounds(one.best, name) for name in names]
+    return [section.title(name) for name in names], lines, ends
 
 
-def _half(bounds: tuple[float, float] | None, scale: float) -> float:
-    return 0.0 if bounds is None else (bounds[1] - bounds[0]) / 2 / scale
+def _ends(cell: Cell | None) -> Bounds:
+    """A cell's interval in percent; the score itself where it has none."""
+    if cell is None:
+        return 0.0, 0.0
+    low, high = cell.bounds or (cell.row.score or 0.0,) * 2
+    return low / cell.row.facts.scale, high / cell.row.facts.scale

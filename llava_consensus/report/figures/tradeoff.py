@@ -43,7 +43,7 @@ def pareto(material: Material) -> Any:
     section, bench = _measured(material)
     figure, panels = style.panels(4, 2, (3.2, 2.4))
     for column, cost in enumerate(COSTS):
-        curves = {name: _points(section, bench, name, cost, None) for name in METHODS}
+        curves = _curves_of(section, bench, cost, None)
         _plain(panels[column], curves, cost, f"Acc over {len(section.averaged)} benchmarks")
         below = panels[2 + column]
         for name in METHODS:
@@ -61,7 +61,7 @@ def per_dataset(material: Material) -> Any:
     for panel, name in zip(panels, names, strict=True):
         for method in METHODS:
             _grey(panel, method, COSTS[0], section.catalogue.benchmark(name).column or "")
-        curves = {method: _points(section, bench, method, COSTS[0], name) for method in METHODS}
+        curves = _curves_of(section, bench, COSTS[0], name)
         _shares(panel, curves, COSTS[0], "score (%)" if panel is panels[0] else "")
         panel.set_title(section.title(name))
         panel.set_xlabel("time to first token (%)")
@@ -81,6 +81,17 @@ def _measured(material: Material) -> tuple[Section, Sequence[Mapping[str, Any]]]
     if section.full is None or section.accuracy(section.full) is None:
         raise NotMeasured("no complete runs with all tokens")
     return section, material.bench_of(line.tokens for line in section.reduced if line.label in METHODS)
+
+
+def _curves_of(
+    section: Section, bench: Sequence[Mapping[str, Any]], cost: Cost, name: str | None
+) -> dict[str, list[Point]]:
+    """The points of every method; NotMeasured where no budget has both a score and a measured cost."""
+    curves = {label: _points(section, bench, label, cost, name) for label in METHODS}
+    if not any(curves.values()):
+        budgets = " ".join(dict.fromkeys(f"{line.tokens:g}" for line in section.reduced if line.label in METHODS))
+        raise NotMeasured(f"no bench*.json at the budgets of the runs ({budgets})")
+    return curves
 
 
 def _points(
