@@ -106,13 +106,13 @@ def row(host: Host, image: Image, title: str, texts: Sequence[str], tokens: int)
 
 
 def machine() -> str:
-    """The processor of this machine, as far as it tells."""
+    """The processor of this machine, as far as it tells, and how busy it is: figures of a busy machine are not its own."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
+    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
 
 
 def save(page: Image, file: Path) -> None:
