@@ -3,7 +3,9 @@ vision tower that nobody reads.
 """
 
 import copy
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,15 +106,25 @@ def test_what_is_remembered_is_bounded_shared_by_threads_and_not_copied() -> Non
 # ---- blocks that nobody reads
 
 
-@torch.no_grad()
-def test_blocks_behind_the_features_are_not_run_and_change_no_bit(mini: Any) -> None:
-    blocks = mini.view.tower.blocks
+@contextmanager
+def blocks_run(blocks: Any) -> Iterator[list[int]]:
+    """Numbers of the blocks that ran in the body."""
     runs: list[int] = []
     handles = [
         block.mlp.register_forward_hook(lambda *_, index=index: runs.append(index))
         for index, block in enumerate(blocks)
     ]
     try:
+        yield runs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def test_blocks_behind_the_features_are_not_run_and_change_no_bit(mini: Any) -> None:
+    blocks = mini.view.tower.blocks
+    with blocks_run(blocks) as runs:
         with mini.attach(make("consensusdrop"), Budget(64)):
             skipped = mini.encode([PICTURE])[0].tiles.projected
             assert runs == list(range(len(blocks) - 1))
@@ -124,7 +136,15 @@ def test_blocks_behind_the_features_are_not_run_and_change_no_bit(mini: Any) -> 
         with mini.attach(make("prumerge"), Budget(64)):  # reads the attention of the last block
             assert torch.equal(mini.encode([PICTURE])[0].tiles.projected, skipped)
             assert runs == list(range(len(blocks)))
-    finally:
-        for handle in handles:
-            handle.remove()
     assert all("forward" not in vars(block) for block in blocks)
+
+
+@torch.no_grad()
+def test_nor_where_a_method_cuts_in_the_language_model_and_the_official_function_encodes(mini: Any) -> None:
+    model, blocks = mini.model, mini.view.tower.blocks
+    pixels = mini.image_processor(PICTURE, return_tensors="pt")["pixel_values"]
+    given = (torch.tensor([[1, -200, 40, 41]]), None, None, None, None, pixels)
+    plain = getattr(model, PREPARE)(*given)[4]
+    with blocks_run(blocks) as runs, mini.attach(make("fastv"), Budget(64)):
+        assert torch.equal(getattr(model, PREPARE)(*given)[4], plain)
+    assert runs == list(range(len(blocks) - 1))

@@ -94,7 +94,7 @@ def prepared(attachment: "Attachment", official: Official, arguments: Arguments)
         tiles.extend(view.seen(attachment.encode(pixels, arguments.tiles)))
         return joined(tiles)
 
-    if call.encoded is not None or acts_inside(attachment.method) or attachment.cuts_by_tower:
+    if cuts or call.encoded is not None or acts_inside(attachment.method):
         replaced["encode_images"] = encode
     result = official(View(model, **replaced), *arguments)
     attachment.arm(call, layout, result[4], tiles, limit=None if cuts else getattr(config, LIMIT, None))
