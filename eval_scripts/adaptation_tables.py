@@ -77,8 +77,8 @@ def _table(
             cells = [_cell(known, Key(name, benchmark, method, positions, tokens), base) for tokens in BUDGETS]
             if any(cell != "-" for cell in cells):
                 adapted = "none (control)" if said["method"] == FULL else said["method"]
-                asked = f"{method}, {positions}"
-                lines.append(f"| {said['tune']} | {adapted} | {budgets} | {asked} | " + " | ".join(cells) + " |")
+                question = f"{method}, {positions}"
+                lines.append(f"| {said['tune']} | {adapted} | {budgets} | {question} | " + " | ".join(cells) + " |")
     if not lines:
         return ""
     asked = [row.metrics["questions"] for key, row in known.items() if key.benchmark == benchmark and row.metrics]
