@@ -106,7 +106,7 @@ def row(host: Host, image: Image, title: str, texts: Sequence[str], tokens: int)
 
 
 def machine() -> str:
-    """The processor of this machine, as far as it tells, and how busy it is: figures of a busy machine are not its own."""
+    """The processor of this machine, as far as it tells, and how busy it is, which its times depend on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

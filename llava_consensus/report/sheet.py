@@ -37,8 +37,8 @@ def contact_sheet(
     for first in range(0, len(panels), columns):
         here = slice(first, first + columns)
         most = max(len(lines) for lines in captions[here])
-        row = zip(captions[here], panels[here], strict=True)
-        rows.append([_tile([*lines, *[""] * (most - len(lines))], image, width) for lines, (_, image) in row])
+        pairs = zip(captions[here], panels[here], strict=True)
+        rows.append([_tile([*lines, *[""] * (most - len(lines))], image, width) for lines, (_, image) in pairs])
     heights = [max(tile.height for tile in row) for row in rows]
     across = MARGIN + columns * (width + MARGIN)
     inner = across - 2 * MARGIN
