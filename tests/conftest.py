@@ -19,8 +19,8 @@ from llava_consensus.methods.consensusdrop import ConsensusDrop
 
 torch.set_num_threads(1)
 
-# Tests in which no model runs: files, sums, tables, figures. They run on the main stack alone, because nothing they call
-# differs on LLaVA's own pins.
+# Tests in which no model runs: files, sums, tables, figures. They run on the main stack alone, because nothing they
+# call differs on LLaVA's own pins.
 NO_MODEL = (
     *("benchmarks", "choice_scorers", "mmbench", "official_files", "scorers", "sqa", "vqav2"),
     *("judge", "judge_key", "judge_limits", "judge_mmbench", "judge_prompts", "judge_scorers", "judged_benchmarks"),
