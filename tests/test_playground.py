@@ -220,6 +220,16 @@ def test_build_is_idempotent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == ["eval"]
 
 
+def test_videos_are_left_out_until_pyav_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        builder, "BUILDERS", dict.fromkeys(("gqa", builder.VIDEOS), lambda path: path.mkdir(parents=True))
+    )
+    for there, names in ((None, ["gqa"]), (object(), [builder.VIDEOS, "gqa"])):
+        monkeypatch.setattr(builder, "find_spec", lambda name, there=there: there)
+        assert builder.build(tmp_path) and not builder.build(tmp_path)
+        assert sorted(path.name for path in (tmp_path / "eval").iterdir() if path.is_dir()) == names
+
+
 def test_committed_tokenizer_is_the_built_one() -> None:
     assert (CHECKPOINT / "tokenizer.model").read_bytes() == words.build()
 
