@@ -44,9 +44,9 @@ def test_nothing_outlives_a_killed_ray_driver_by_more_than_seconds(tmp_path: Pat
     try:
         finished = lambda: list((tmp_path / "out").glob("*/shards/*.jsonl"))  # noqa: E731
         wait_for(lambda: finished() or driver.poll() is not None, 240)
-        if not finished() and "WorkerError: Ray does not start" in said.read_text():
+        if not finished() and "Ray does not start" in said.read_text():
             pytest.skip(
-                "Ray did not start here in three times the 30 s it allows its daemons; test_engines.py needs it"
+                "Ray, which allows its daemons 30 s, did not start on so busy a machine; test_engines.py needs it"
             )
         assert finished(), f"no shard was finished (exit code {driver.poll()}): {said.read_text()[-3000:]}"
         assert len(list(orphans._processes(driver.pid))) > 2
