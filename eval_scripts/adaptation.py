@@ -15,12 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval_scripts.adaptation_tables import text
+from eval_scripts.adaptation_tables import BUDGETS, CONTROL, METHODS, POSITIONS, asked, text
 
 BEGIN, END = "<!-- adaptation:begin -->", "<!-- adaptation:end -->"
 RATES = {"projector": 1e-3, "full": 3e-4}  # of the projector in LLaVA's pretraining; of the model's own last stage
-METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
-CONTROL = "full"
 MODEL, BENCHMARKS = Path("checkpoints/llava-mini"), (("textvqa", None), ("gqa", 200))
 
 
@@ -43,11 +41,9 @@ class Cell:
         return f"llava-mini-{self.tune}-{self.method}-{self.positions}-{self.tokens.replace(' ', '+')}"
 
     @property
-    def asked(self) -> list[str]:
+    def words(self) -> list[str]:
         """The methods it is measured with, each with its options in one word."""
-        if self.method == CONTROL:
-            return [f"{METHODS[0]}:positions={positions}" for positions in POSITIONS]
-        return [f"{self.method}:positions={self.positions}"]
+        return [f"{method}:positions={positions}" for method, positions in asked(self.method, self.positions)]
 
 
 def cells() -> list[Cell]:
@@ -67,7 +63,7 @@ def run(out: Path, data_path: Path, steps: int, batch: int) -> None:
     evaluate(MODEL, [f"{method}:positions={positions}" for positions in POSITIONS for method in METHODS], out)
     for cell in cells():
         train(cell, out, data_path, steps, batch)
-        evaluate(out / cell.name, cell.asked, out)
+        evaluate(out / cell.name, cell.words, out)
 
 
 def train(cell: Cell, out: Path, data_path: Path, steps: int, batch: int) -> None:

@@ -10,8 +10,8 @@ from llava_consensus.files import CONFIG, METRICS
 from llava_consensus.report.rows import Row, read_row
 from llava_consensus.report.stats import Comparison, compare
 
-BUDGETS = (64, 32, None)  # None: all tokens
-FULL = "full"  # all tokens: as trained, the control
+METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
+CONTROL = "full"  # the same conversations with all tokens
 TITLES = {"textvqa": "TextVQA", "gqa": "GQA"}
 NOTE = (
     "Each cell: score before -> after, and below it the paired difference with its 95 % interval (bootstrap over "
@@ -27,6 +27,11 @@ class Key(NamedTuple):
     method: str
     positions: str
     tokens: int | None
+
+
+def asked(method: str, positions: str) -> list[tuple[str, str]]:
+    """Method and positions that an adaptation is measured with: its own; for the control those of ConsensusDrop."""
+    return [(METHODS[0], policy) for policy in POSITIONS] if method == CONTROL else [(method, positions)]
 
 
 def runs(folder: Path) -> dict[Key, Row]:
@@ -45,10 +50,11 @@ def runs(folder: Path) -> dict[Key, Row]:
 def text(out: Path, names: list[str], base: str = "llava-mini") -> str:
     """All tables."""
     known = runs(out / "runs")
-    trainings = [json.loads(file.read_text()) for name in names if (file := out / name / "training.json").is_file()]
-    tables = [_table(benchmark, known, trainings, out, names, base) for benchmark in TITLES]
+    files = {name: out / name / "training.json" for name in names}
+    trainings = {name: json.loads(file.read_text()) for name, file in files.items() if file.is_file()}
+    tables = [_table(benchmark, known, trainings, base) for benchmark in TITLES]
     speed = out / "speed.json"
-    parts = [_about(trainings), *filter(None, tables), NOTE if any(tables) else "", _speed(speed)]
+    parts = [_about(list(trainings.values())), *filter(None, tables), NOTE if any(tables) else "", _speed(speed)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -65,32 +71,23 @@ def _about(trainings: list[dict[str, Any]]) -> str:
     )
 
 
-def _table(
-    benchmark: str, known: dict[Key, Row], trainings: list[dict[str, Any]], out: Path, names: list[str], base: str
-) -> str:
-    """One line for each adaptation that was measured on a benchmark."""
+def _table(benchmark: str, known: dict[Key, Row], trainings: dict[str, dict[str, Any]], base: str) -> str:
+    """One line for each adaptation that was measured on a benchmark, by its name."""
     lines = []
-    for name in (name for name in names if (out / name / "training.json").is_file()):
-        said = json.loads((out / name / "training.json").read_text())
+    for name, said in trainings.items():
         budgets = " or ".join(map(str, said["budgets"])) or "all"
-        for method, positions in _asked(said):
-            cells = [_cell(known, Key(name, benchmark, method, positions, tokens), base) for tokens in BUDGETS]
+        for method, positions in asked(said["method"], said["options"].get("positions", "renumber")):
+            keys = [Key(name, benchmark, method, positions, tokens) for tokens in (*BUDGETS, None)]
+            cells = [_cell(known, key, base) for key in keys]
             if any(cell != "-" for cell in cells):
-                adapted = "none (control)" if said["method"] == FULL else said["method"]
-                question = f"{method}, {positions}"
-                lines.append(f"| {said['tune']} | {adapted} | {budgets} | {question} | " + " | ".join(cells) + " |")
+                adapted = "none (control)" if said["method"] == CONTROL else said["method"]
+                line = [said["tune"], adapted, budgets, f"{method}, {positions}", *cells]
+                lines.append(f"| {' | '.join(line)} |")
     if not lines:
         return ""
-    asked = [row.metrics["questions"] for key, row in known.items() if key.benchmark == benchmark and row.metrics]
+    counts = [row.metrics["questions"] for key, row in known.items() if key.benchmark == benchmark and row.metrics]
     head = "| trained | with | at | asked with | at 64 | at 32 | at all 576 |\n" + "| --- " * 7 + "|"
-    return f"{TITLES[benchmark]}, {asked[0]} questions:\n\n{head}\n" + "\n".join(lines)
-
-
-def _asked(said: dict[str, Any]) -> list[tuple[str, str]]:
-    """The methods and positions that a training is measured with: its own; those of ConsensusDrop for the control."""
-    if said["method"] == FULL:
-        return [("consensusdrop", positions) for positions in ("renumber", "keep")]
-    return [(said["method"], said["options"].get("positions", "renumber"))]
+    return f"{TITLES[benchmark]}, {counts[0]} questions:\n\n{head}\n" + "\n".join(lines)
 
 
 def _cell(known: dict[Key, Row], key: Key, base: str) -> str:

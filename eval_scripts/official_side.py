@@ -204,7 +204,9 @@ def visionzip(task: Task) -> Measured:
 def vispruner(task: Task) -> Measured:
     """Their `LlavaLlamaForCausalLM`, with the ratio of their scripts."""
     given = {"visual_token_num": PATCHES, "important_ratio": 0.5}
-    model, tokenizer, processor = own_class(task, "llava.model.language_model.llava_llama", CLASS, **given)
+    model, tokenizer, processor = own_class(
+        task, "llava.model.language_model.llava_llama", "LlavaLlamaForCausalLM", **given
+    )
 
     def budget(tokens: int) -> str:
         model.visual_token_num = tokens
@@ -273,7 +275,6 @@ def without_cuda() -> None:
     torch.cuda.Event, torch.cuda.synchronize = Event, lambda *_: None  # type: ignore[assignment, misc]
 
 
-CLASS = "LlavaLlamaForCausalLM"
 SOURCES = {  # what is measured of a repository, and the folder of a checkout that comes first on sys.path
     "visionzip": (visionzip, "."),
     "vispruner": (vispruner, "."),

@@ -113,10 +113,13 @@ def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
 
 def _not_whole(row: "Row") -> list[str]:
     """What a run lacks."""
+    from llava_consensus.report.matched import lack
+
     name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
     if limit is not None:
         return [f"{name}: the first {limit} questions only"]
-    return [f"{name}: {row.answered} questions answered, not all"] if row.metrics is None or row.unanswered else []
+    why = lack(row)
+    return [f"{name}: {why}"] if why else []
 
 
 def _of_preset(arguments: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":

@@ -50,7 +50,8 @@ class Claim(NamedTuple):
 
 def recovery_beats(material: Material) -> Verdict:
     """Claim 1: the mean gain over the student alone, at each retention, student and rate."""
-    rows = [row for row in _study(material, "recovery") if row["benchmark"] not in _guessed(material)]
+    guessed = _guessed(material)
+    rows = [row for row in _study(material, "recovery") if row["benchmark"] not in guessed]
     keys = sorted({(row["retention"], row["student"], row["rate"]) for row in rows})
     return beats(
         mean_gain(
@@ -94,7 +95,8 @@ def less_is_more(material: Material) -> Verdict:
     least, most = (pick(row["retention"] for row in rows) for pick in (min, max))
     if least == most:
         return Verdict(NOT_RUN)
-    told = [row for row in rows if row["benchmark"] not in _guessed(material)] or rows
+    guessed = _guessed(material)
+    told = [row for row in rows if row["benchmark"] not in guessed] or rows
     of = {"disagreement": rows, "correction": rows, "gain": told}
     changes = {key: _mean(some, least, key) - _mean(some, most, key) for key, some in of.items()}
     rising = [change > 0 for change in changes.values()]

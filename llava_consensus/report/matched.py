@@ -7,6 +7,7 @@ of this code answered and whichever command asked.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from math import inf
 from typing import Any
 
@@ -46,16 +47,18 @@ def missing(preset: Preset, wanted: Wanted, found: Sequence[Section]) -> list[st
     for section in found:
         budgets = {row.tokens for row in section.rows if not row.full}
         shown = [(row.label, one) for row, one in zip(preset.rows, wanted, strict=True) if one["tokens"] in budgets]
-        for label, one in [("all tokens", ALL_TOKENS), *shown]:
-            for name in preset.asked_at(min(budgets)):
-                run = _run(section.rows, one, name)
-                what = f"{name} {label} {one['tokens'] or ''}".strip()
-                if run is None:
-                    lines.append(f"{what}: not run")
-                elif run.metrics is None or run.unanswered:
-                    lines.append(f"{what}: {run.answered} questions answered, not all")
+        for (label, one), name in product([("all tokens", ALL_TOKENS), *shown], preset.asked_at(min(budgets))):
+            why = lack(_run(section.rows, one, name))
+            lines += [f"{name} {label} {one['tokens'] or ''}".strip() + f": {why}"] if why else []
     absent = {row.tokens for row in preset.rows} - {row.tokens for one in found for row in one.rows}
     return lines + [f"no runs at {tokens:g} tokens" for tokens in sorted(absent)]
+
+
+def lack(run: Row | None) -> str:
+    """What keeps a run from being whole; nothing where it is."""
+    if run is None:
+        return "not run"
+    return f"{run.answered} questions answered, not all" if run.metrics is None or run.unanswered else ""
 
 
 def holds(row: Row, limit: int | None) -> bool:
