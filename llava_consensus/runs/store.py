@@ -20,6 +20,7 @@ else stops with file and line. Use: `with open_run(out, config, indexes) as run:
 import contextlib
 import hashlib
 import json
+import marshal
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -224,7 +225,7 @@ def _check_config(path: Path, config: Record) -> None:
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
     cut = []
-    accounts: dict[str, Any] = {}
+    accounts: dict[bytes, Any] = {}
     for name, keys in ((ERRORS, ERROR_KEYS), (ANSWERS, ANSWER_KEYS)):
         path = run.path / name
         lines, end = whole_lines(path)
@@ -249,10 +250,11 @@ def _load(run: Run, indexes: Collection[int]) -> None:
         (run.path / METRICS).unlink(missing_ok=True)
 
 
-def _share_account(metadata: Record, accounts: dict[str, Any]) -> None:
+def _share_account(metadata: Record, accounts: dict[bytes, Any]) -> None:
     """Most answers of a run cost what one before did: equal accounts are in memory once."""
     if "account" in metadata:
-        metadata["account"] = accounts.setdefault(repr(metadata["account"]), metadata["account"])
+        spelled = marshal.dumps(metadata["account"], 2)  # version 2 spells equal values alike, faster than repr
+        metadata["account"] = accounts.setdefault(spelled, metadata["account"])
 
 
 def _load_shards(run: Run, indexes: Collection[int]) -> None:

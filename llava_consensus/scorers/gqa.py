@@ -6,6 +6,7 @@ Used by `benchmarks/gqa.py`.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from llava_consensus.scorers.base import mean
@@ -62,8 +63,12 @@ def evaluate(
 
 def steps(question: Mapping[str, Any]) -> int:
     """Reasoning steps of a question: its operations less those that only name or check existence."""
-    operations = (f"{step['operation']}: {step['argument']}" for step in question["semantic"])
-    return sum(not any(hidden in operation for hidden in HIDDEN_STEPS) for operation in operations)
+    return sum(_is_step(f"{step['operation']}: {step['argument']}") for step in question["semantic"])
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_step(operation: str) -> bool:
+    return not any(hidden in operation for hidden in HIDDEN_STEPS)
 
 
 def lines(report: Mapping[str, Any], consistency: bool = False) -> list[str]:
