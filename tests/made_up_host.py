@@ -243,7 +243,7 @@ class MadeUpTower:
 
 
 class MadeUpDecoder:
-    kernel, reach = "sdpa", 4096
+    kernel, reach, follows_length = "sdpa", 4096, False
 
     def __init__(self, module: MadeUpModel) -> None:
         self.module: Any = module.language

@@ -147,6 +147,7 @@ class Decoder(Protocol):
     layers: Sequence[Any]
     kernel: str  # of attention: sdpa, eager, ...
     reach: int  # positions the model was made for
+    follows_length: bool  # whether the angles of a place change with the length of the sequence
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm behind the last layer."""

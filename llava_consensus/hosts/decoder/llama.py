@@ -24,7 +24,7 @@ class LlamaDecoder:
         self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
         self.reach: int = module.config.max_position_embeddings
         self.window: int | None = getattr(module.config, "sliding_window", None)
-        self.follows_length = _follows_length(module.config)  # whether the angles of a place change with the sequence
+        self.follows_length = _follows_length(module.config)
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm behind the last layer."""

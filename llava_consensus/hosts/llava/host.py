@@ -189,7 +189,7 @@ def _plain(attachment: Attachment) -> bool:
     """
     method, decoder = attachment.method, attachment.model.decoder
     cuts = method.place is Place.DECODER and attachment.reads_prompts
-    return not cuts and method.positions == "renumber" and not getattr(decoder, "follows_length", False)
+    return not cuts and method.positions == "renumber" and not decoder.follows_length
 
 
 def wrap(model: Any, options: Mapping[str, str]) -> LlavaHost:

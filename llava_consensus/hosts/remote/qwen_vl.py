@@ -83,7 +83,7 @@ class QwenDecoder:
     those of prompts within `seq_length`; longer ones are stretched by the model, which the probe leaves out.
     """
 
-    kernel, cache_axis = "eager", 1
+    kernel, cache_axis, follows_length = "eager", 1, False
 
     def __init__(self, module: Any) -> None:
         self.module: Any = module

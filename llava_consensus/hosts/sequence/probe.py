@@ -82,9 +82,9 @@ def probe_text(
             probe = TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask)
             return cos, sin, mask, sight_of(probe, padded=asked.padded or spare is not None)
 
-        steady = not getattr(decoder, "follows_length", False)
-        known = steady and full.positions is layout.places_on(device) and full.real is layout.real_on(device)
-        if known and spare is None and len(normed) == 1:  # of a batch, what is remembered would be large
+        known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
+        alone = len(normed) == 1  # of a batch, what is remembered would be large
+        if known and alone and spare is None and not decoder.follows_length:
             cos, sin, mask, sight = layout.once(("sight", device, normed.dtype), look)
         else:
             cos, sin, mask, sight = look()
