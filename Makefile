@@ -32,6 +32,7 @@ READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
+PYTEST := -m pytest -n auto --dist worksteal
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
@@ -165,13 +166,13 @@ style: $(DEV_READY)  ## ruff and mypy
 	$(VENV)/bin/mypy
 
 test: $(DEV_READY) data  ## all tests on the main stack
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) $(ARGS)
 
 fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
-	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n auto --dist worksteal tests/test_fuzz.py $(ARGS)
+	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
-	OMP_NUM_THREADS=1 $(PINNED)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
 	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

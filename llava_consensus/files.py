@@ -11,7 +11,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +168,17 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
 
 
-def read_json(path: Path, remedy: str = FETCH, kind: type | None = None, unused: Collection[str] = ()) -> Any:
+def read_json(path: Path, remedy: str = FETCH, kind: type | None = None) -> Any:
     """The content of a JSON file.
 
     Args:
         remedy: what a user can do about a file that is none; ends the message.
         kind: dict or list, if the content must be one.
-        unused: entries of objects, at any depth, that are let go while the file is read: a large file takes less
-            memory.
     Raises:
         DataError: the file cannot be read, is not JSON, or holds another kind of value.
     """
     try:
-        value = _loads(_read(path), unused)
+        value = _loads(_read(path))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}). {remedy}") from None
     except (ValueError, RecursionError) as error:
@@ -305,15 +303,9 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _loads(data: bytes, unused: Collection[str] = ()) -> Any:
-    """JSON as UTF-8, with or without a byte order mark, and without the entries that nobody uses."""
-
-    def used(entries: Record) -> Record:
-        for name in unused:
-            entries.pop(name, None)
-        return entries
-
-    return json.loads(data.decode().removeprefix("\ufeff"), object_hook=used if unused else None)
+def _loads(data: bytes) -> Any:
+    """JSON as UTF-8, with or without a byte order mark."""
+    return json.loads(data.decode().removeprefix("\ufeff"))
 
 
 def _is_json(line: bytes) -> bool:

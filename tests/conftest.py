@@ -30,9 +30,8 @@ NO_MODEL = (
 # Tests of what becomes of a run's files and processes, whichever model answers; test_harness.py, test_records.py and
 # test_poison_questions.py ask it on the pins too.
 FILES_AND_PROCESSES = (
-    *("against_official", "bad_moments", "checksums", "data_commands", "deaths", "demo", "engines", "front_door"),
-    *("hub", "judge_signals", "newlines", "orphans", "outputs", "outside", "overlay", "stale_results"),
-    "storage_of_workers",
+    *("against_official", "bad_moments", "checksums", "deaths", "demo", "engines", "front_door", "hub"),
+    *("judge_signals", "newlines", "orphans", "outputs", "outside", "overlay", "stale_results", "storage_of_workers"),
 )
 MAIN_ALONE = [f"test_{name}.py" for name in (*NO_MODEL, *FILES_AND_PROCESSES)]
 collect_ignore = [] if int(version("transformers").split(".")[0]) >= 5 else MAIN_ALONE

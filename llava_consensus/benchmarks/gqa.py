@@ -23,7 +23,6 @@ FILES = (
     DataFile("data/testdev_balanced_questions.json", "questions1.2.zip at cs.stanford.edu/people/dorarad/gqa"),
 )
 CHOICES = "data/testdev_balanced_choices.json"  # optional; not published for testdev, so validity is mostly absent
-UNUSED = ("semanticStr", "fullAnswer", "annotations", "equivalent", "imageId")
 GOLD_FIELDS = ("question", "answer", "isBalanced", "types", "groups", "semantic")
 
 
@@ -89,7 +88,7 @@ def _extracted_row(index: int, text: str, gold: Record) -> dict[str, Any]:
 
 def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
     """The gold file, known to have every question that is asked and every field that is scored."""
-    gold = read_json(path, kind=dict, unused=UNUSED)
+    gold = read_json(path, kind=dict)
     for key, entry in gold.items():
         absent = [name for name in GOLD_FIELDS if not isinstance(entry, dict) or name not in entry]
         if absent:
