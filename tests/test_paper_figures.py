@@ -16,6 +16,7 @@ from llava_consensus.report import figures
 from llava_consensus.report.figures import style, tradeoff
 from llava_consensus.report.figures.ablations import ALPHA, ANCHORS, RECOVERY, TEMPERATURE, grid
 from llava_consensus.report.figures.material import NotMeasured
+from llava_consensus.report.figures.study import decay
 
 pytest.importorskip("matplotlib")
 
@@ -92,6 +93,19 @@ def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
     error = capsys.readouterr().err
     assert "no such folder of results" in error and "Give another name" in error
+
+
+def test_no_panel_cuts_the_lines_of_another(results: Path) -> None:
+    rows = [
+        {**row, "correction": 2 * row["correction"]} if row["correction"] and row["benchmark"] == "gqa" else row
+        for row in study_files.study()["rows"]
+    ]
+    drawn = decay(replace(figures.read(results), study={"description": {}, "rows": rows}))
+    panels = drawn.axes
+    assert len(panels) == 2
+    for panel in panels:
+        bottom, top = panel.get_ylim()
+        assert bottom == 0 and all(max(line.get_ydata()) < top for line in panel.lines)
 
 
 def test_an_ablation_takes_its_own_runs_alone(results: Path) -> None:

@@ -88,7 +88,7 @@ def decay(material: Material) -> Any:
         panel.set_title(own[0]["title"])
         panel.set_xlabel("recovery rate r")
         panel.set_xticks(sorted({row["rate"] for row in own}))
-        panel.set_ylim(0, None)
+    panels[0].set_ylim(0, None)  # shared, so when all lines are drawn: it would leave out those of later panels
     panels[0].set_ylabel("correction factor")
     style.key(figure, panels, 2)
     return figure
