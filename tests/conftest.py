@@ -16,6 +16,8 @@ import torch
 from models import IMAGE, tiny_llava
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
+from playground.mini.build import build
+from playground.mini.paths import MINI
 
 torch.set_num_threads(1)
 
@@ -37,10 +39,14 @@ MAIN_ALONE = [f"test_{name}.py" for name in (*NO_MODEL, *FILES_AND_PROCESSES)]
 collect_ignore = [] if int(version("transformers").split(".")[0]) >= 5 else MAIN_ALONE
 
 
-def pytest_configure() -> None:
-    """Programs that tests start hear signals even where pytest was started by `nohup` or in the background, whose
-    children ignore them.
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the mini benchmarks where they are not made yet, once for all workers.
+
+    Programs that tests start hear signals even where pytest was started by `nohup` or in the background, whose children
+    ignore them.
     """
+    if not hasattr(config, "workerinput") and not (MINI / "eval" / ".complete").exists():
+        build()
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

@@ -123,8 +123,6 @@ def test_a_damaged_neighbour_does_not_hide_a_result(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(__file__).parents[1]
-    if not (root / "playground" / "mini" / "eval" / "gqa").is_dir():
-        pytest.skip("the mini benchmarks are not generated: make data")
     monkeypatch.chdir(root)
     monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
     neighbour = tmp_path / "out" / "gqa-full-all-000000000000"

@@ -255,8 +255,6 @@ def test_a_method_that_a_model_refuses_is_not_offered(tower_folder: Path) -> Non
 
 
 def test_examples_are_questions_with_known_answers() -> None:
-    if not (MINI / "eval" / "gqa").is_dir():
-        pytest.skip("make data")
     found = samples(MINI)
     assert len(found) == 6 and all(sample.picture.is_file() for sample in found)
     assert all(len(sample.questions) > 1 and all(sample.questions.values()) for sample in found)

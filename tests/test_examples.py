@@ -103,8 +103,6 @@ def test_captions_say_question_truth_answer_and_counts() -> None:
 
 @pytest.mark.parametrize("name", ["gqa", "pope", "textvqa"])
 def test_benchmarks_know_the_right_answer(name: str) -> None:
-    if not (MINI / "eval" / name).is_dir():
-        pytest.skip("make data")
     questions = make(name).load(MINI)
     found = make(name).references(MINI)
     assert found.keys() == {question.index for question in questions} and all(found.values())
@@ -119,8 +117,6 @@ def test_benchmarks_know_the_right_answer(name: str) -> None:
 def test_the_commands_draw_what_the_mini_model_keeps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (MINI / "eval" / "gqa").is_dir():
-        pytest.skip("make data")
     monkeypatch.chdir(ROOT)
     shared = ["--tokens", "64", "--limit", "4", "--count", "1", "--budgets", "64 32", "--to", str(tmp_path)]
     assert cli.main(["examples", *shared]) == 0

@@ -84,8 +84,6 @@ def test_the_command_line_has_the_option(
 ) -> None:
     root = Path(__file__).parents[1]
     place = root / "playground" / "mini" / "eval" / "gqa"
-    if not place.is_dir():
-        pytest.skip("the mini benchmarks are not generated: make data")
     monkeypatch.setattr(hosts, "load", lambda *_, **__: FakeHost())
     own = tmp_path / "eval" / "gqa"
     own.mkdir(parents=True)

@@ -94,8 +94,6 @@ def test_the_notebook_says_what_it_said() -> None:
     """Executed again; figures of time and names of temporary folders aside."""
     pytest.importorskip("nbclient", reason="pip install 'llava-consensus[docs]'")
     pytest.importorskip("ipykernel", reason="pip install 'llava-consensus[docs]'")
-    if not (ROOT / "playground" / "mini" / "eval" / "textvqa").is_dir():
-        pytest.skip("make data")
     import nbformat
 
     spec = importlib.util.spec_from_file_location("notebook", ROOT / "docs" / "site" / "notebook.py")

@@ -64,7 +64,6 @@ def loadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "load", load)
 
 
-@pytest.mark.skipif(not (PLAYGROUND / "eval").is_dir(), reason="needs the mini benchmarks: make data")
 @pytest.mark.parametrize("tile_budget", ["global", "per_tile"])
 @pytest.mark.parametrize(("benchmark", "budget"), [("tgif", 455), ("msvd", 227), ("msrvtt", 114)])
 def test_the_budgets_of_a_clip_stand_in_the_record(
