@@ -1,15 +1,19 @@
 """A checkpoint in Hugging Face's layout answers like the official one, and comes back bit for bit."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from llava_consensus import cli
+from llava_consensus import cli, hosts
 from llava_consensus.benchmarks import make
+from llava_consensus.hosts import Prompt
+from llava_consensus.hosts.convert import EMBEDDING, HEAD
 from llava_consensus.runs.pictures import open_image
 
 pytestmark = pytest.mark.skipif(
@@ -28,16 +32,12 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def official() -> Any:
-    from llava_consensus import hosts
-
     return hosts.load(str(MINI), hosts.Loading("cpu", "float32"))
 
 
 @torch.no_grad()
 def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted: Path, official: Any) -> None:
     from llava.mm_utils import process_images
-
-    from llava_consensus.hosts import Prompt
 
     model = transformers.LlavaForConditionalGeneration.from_pretrained(converted).eval()
     processor = transformers.AutoProcessor.from_pretrained(converted)
@@ -59,12 +59,28 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
 
 
 def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: Path) -> None:
-    from llava_consensus import hosts
-
     assert cli.main(["convert", str(converted), str(tmp_path / "llava-mini")]) == 0
     back = hosts.load(str(tmp_path / "llava-mini"), hosts.Loading("cpu", "float32")).model.state_dict()
     for name, values in official.model.state_dict().items():
         assert torch.equal(back[name], values), name
+
+
+def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path) -> None:
+    source, spare = tmp_path / "llava-spare", 3
+    shutil.copytree(MINI, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + spare}))
+    weights = load_file(source / "model.safetensors")
+    for name in weights.keys() & {EMBEDDING, HEAD}:
+        weights[name] = torch.cat((weights[name], weights[name].new_zeros(spare, weights[name].shape[1])))
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert cli.main(["convert", str(source), str(tmp_path / "converted")]) == 0
+    said = []
+    for folder in (source, tmp_path / "converted"):
+        host = hosts.load(str(folder), hosts.Loading("cpu", "float32"))
+        picture = open_image(sorted((DATA / "eval/gqa/data/images").iterdir())[0])
+        said += host.answer([host.encode([picture])], [Prompt("What is at the center of the picture?", None, 8)])
+    assert said[0].text == said[1].text and said[0].before == said[1].before == 576
 
 
 def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,6 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     tower = Path(tower_beside(str(source)).get("mm_vision_tower", ""))
     if not (tower / "config.json").is_file():
         raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
-    vocabulary = config["vocab_size"]
 
     def rename(name: str, values: Tensor) -> tuple[str, Tensor]:
         if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
@@ -90,9 +89,9 @@ def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     weights += [] if own_tower else [(path, of_tower) for path in _weight_files(tower)]
     written = _write(weights, out)
     tower_config = read_json(tower / "config.json", MEND, dict)
-    write_json(out / "config.json", configuration(config, tower_config, vocabulary))
-    write_json(out / "generation_config.json", generation(source) | {"suppress_tokens": [vocabulary]})
-    write_processor(source, tower, out, config)
+    image_id = write_processor(source, tower, out, config)
+    write_json(out / "config.json", configuration(config, tower_config, image_id))
+    write_json(out / "generation_config.json", generation(source) | {"suppress_tokens": [image_id]})
     _copy_small_files(source, out / OFFICIAL)
     _copy_small_files(tower, out / OFFICIAL / tower.name)
     if own_tower or "text_config" in tower_config:

@@ -15,20 +15,28 @@ IMAGE = "<image>"
 SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"  # classes of LLaVA 1.5 and 1.6
 
 
-def configuration(config: dict[str, Any], tower: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The configuration of the whole model, from those of the language model and the tower."""
+def configuration(config: dict[str, Any], tower: dict[str, Any], image_id: int) -> dict[str, Any]:
+    """The configuration of the whole model, from those of the language model and the tower.
+
+    Args:
+        image_id: of the word `<image>` in the tokenizer.
+    """
     vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
     patches = (vision["image_size"] // vision["patch_size"]) ** 2
     language = {
         name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))
     }
     tiled = {"image_grid_pinpoints": _pinpoints(config)} if _is_tiled(config) else {}
-    text = language | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocabulary + 1}
+    text = language | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": config["vocab_size"] + 1,
+    }
     return {
         "architectures": [TILED if tiled else SQUARE],
         "model_type": "llava_next" if tiled else "llava",
         **tiled,
-        "image_token_index": vocabulary,
+        "image_token_index": image_id,
         "image_seq_length": patches,
         "projector_hidden_act": "gelu",
         "vision_feature_layer": config["mm_vision_select_layer"],
@@ -57,8 +65,10 @@ def _pinpoints(config: dict[str, Any]) -> list[list[int]]:
     return [[height, width] for width, height in (ast.literal_eval(grids) if isinstance(grids, str) else grids)]
 
 
-def write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> None:
-    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts."""
+def write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> int:
+    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts. Returns
+    the id of `<image>`: the first that the tokenizer has free, which a model may have rows for already.
+    """
     import transformers
 
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
@@ -83,6 +93,8 @@ def write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]
         chat_template=chat_template(),
     )
     processor.save_pretrained(out)
+    image_id: int = tokenizer.convert_tokens_to_ids(IMAGE)
+    return image_id
 
 
 # What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line.
