@@ -71,7 +71,7 @@ def sides(given: Given) -> list[str]:
         if name not in given.checkouts:
             print(f"left out: official/{name} (no --{name})")
     methods = [*given.checkouts, "consensusdrop"]
-    names = ["full", *(f"official/{name}" for name in given.checkouts), *(f"ours/{name}" for name in methods)]
+    names = ["full", "tower", *(f"official/{name}" for name in given.checkouts), *(f"ours/{name}" for name in methods)]
     if given.current:
         return [*names, *(f"current/{name}" for name in methods), "hf", "hf-ours/consensusdrop"]
     print("left out: hf, hf-ours and current (no --current)")
@@ -151,13 +151,13 @@ def ratio(rows: Rows, side: str, other: str, tokens: int, key: str = "ttft_ms") 
     """Median of `side` over that of `other`, round by round; None where one of them was not measured.
 
     Args:
-        rows: of each side and budget; full models have the budget of all tokens.
+        rows: of each side and budget; full models and the tower have the budget of all tokens.
         key: field with the samples.
     """
-    above, below = rows.get((side, tokens)), rows.get((other, tokens)) or rows.get((other, PATCHES))
+    above, below = (rows.get((name, tokens)) or rows.get((name, PATCHES)) for name in (side, other))
     if not above or not below:
         return None
-    if other not in ("full", "hf") and above[0]["layers"] != below[0]["layers"]:
+    if side != "tower" and other not in ("full", "hf") and above[0]["layers"] != below[0]["layers"]:
         reason = f"visual tokens of each layer are {above[0]['layers']} and {below[0]['layers']}"
         return Ratio(side, other, tokens, (), reason)
     of_round = {row["round"]: row[key] for row in below}
@@ -168,13 +168,15 @@ def ratio(rows: Rows, side: str, other: str, tokens: int, key: str = "ttft_ms") 
 
 def ratios(rows: Rows, key: str = "ttft_ms") -> list[Ratio]:
     """All comparisons: ours with official code of the same method, ConsensusDrop with official VisionZip, every side
-    with the full model, those on the model of transformers with that one.
+    with the full model, those on the model of transformers with that one; and the tower alone with official code.
     """
     wanted = []
     for side, tokens in rows:
         kind, _, method = side.partition("/")
         if kind in ("ours", "current"):
             wanted.append((side, BASIS if method == "consensusdrop" else f"official/{method}", tokens))
+        if kind == "official":
+            wanted.append(("tower", side, tokens))
         if method:
             wanted.append((side, "hf" if kind == "hf-ours" else "full", tokens))
     found = (ratio(rows, *one, key) for one in wanted)

@@ -38,8 +38,8 @@ class Task:
     """What one process measures.
 
     Args:
-        name: `full`, `hf`, `official/METHOD`, `ours/METHOD`; `current/METHOD` is ours on an interpreter of its own,
-            `hf-ours/METHOD` ours on the model of transformers.
+        name: `full`, `hf`, `tower`, `official/METHOD`, `ours/METHOD`; `current/METHOD` is ours on an interpreter of its
+            own, `hf-ours/METHOD` ours on the model of transformers.
         model: folder of the checkpoint, in the layout the side reads.
         tower: folder of the vision tower's files.
         checkout: of the official repository; empty for the other names.
@@ -151,6 +151,26 @@ def own_class(task: Task, module: str, name: str, **given: Any) -> tuple[Any, An
 def full(task: Task) -> Measured:
     """Official LLaVA as it is."""
     return of_llava(*stock(task), lambda tokens: "all visual tokens")
+
+
+def tower_alone(task: Task) -> Measured:
+    """The blocks of the vision tower that the features of every side come from, and nothing else: what each answer
+    takes at least. No layer of the language model reads anything.
+    """
+    from llava.mm_utils import process_images
+
+    model, _, processor = stock(task)
+    tower = model.get_vision_tower().vision_tower
+    tower = getattr(tower, "vision_model", tower)  # of transformers 4
+    tower.encoder.layers = tower.encoder.layers[: model.config.mm_vision_select_layer + 1]
+    seen = picture()
+
+    def answer() -> Any:
+        with torch.inference_mode():
+            pixels = process_images([seen], processor, model.config)
+            return tower.encoder(inputs_embeds=tower.pre_layrnorm(tower.embeddings(pixels)))[0]
+
+    return Measured(answer, lambda tokens: f"{len(tower.encoder.layers)} blocks of the vision tower", (), 0)
 
 
 def attaching(model: Any, method: str) -> Callable[[int], str]:
@@ -291,7 +311,14 @@ def method_of(task: Task) -> str:
 def prepare(task: Task) -> Measured:
     """The side of a task, loaded. ModuleNotFoundError and the like where a checkout does not run here."""
     kind = task.name.partition("/")[0]
-    known = {"full": full, "ours": ours, "current": ours, "hf": hugging_face, "hf-ours": hugging_face}
+    known = {
+        "full": full,
+        "tower": tower_alone,
+        "ours": ours,
+        "current": ours,
+        "hf": hugging_face,
+        "hf-ours": hugging_face,
+    }
     if kind in known:
         return known[kind](task)
     make_side, folder = SOURCES[method_of(task)]
@@ -346,7 +373,7 @@ def main() -> None:
     task = Task(**json.loads(sys.argv[1]))
     torch.set_num_threads(task.threads)
     side = prepare(task)
-    budgets = (PATCHES,) if task.name in ("full", "hf") else tuple(task.tokens)
+    budgets = (PATCHES,) if task.name in ("full", "hf", "tower") else tuple(task.tokens)
     versions = {"torch": torch.__version__, "transformers": sys.modules["transformers"].__version__}
     for _ in sys.stdin:
         found = [measure(side, tokens, task.warmup, task.repeats) for tokens in budgets]
