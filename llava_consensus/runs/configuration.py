@@ -25,6 +25,7 @@ from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 from llava_consensus.runs import DATA, MODEL
+from llava_consensus.runs.collector import collector_rests
 from llava_consensus.runs.fingerprint import fingerprint, place, versions
 
 
@@ -114,6 +115,7 @@ class Plan(RunConfig):
         return replace(self, method=method, budget=budget, match=match, description=description)
 
 
+@collector_rests()
 def prepare(config: RunConfig) -> Plan:
     """Checks everything that needs no weights, and writes down the whole configuration.
 

@@ -8,6 +8,7 @@ from collections import Counter
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record
 from llava_consensus.runs import costs
+from llava_consensus.runs.collector import collector_rests
 from llava_consensus.runs.configuration import Plan
 from llava_consensus.runs.store import Run
 from llava_consensus.shapes import MAYBE_NUMBER, NUMBER, misread
@@ -24,6 +25,7 @@ SHAPE = {  # of metrics.json, as far as it is read again
 log = logging.getLogger(__name__)
 
 
+@collector_rests()
 def measure(plan: Plan, folder: Run) -> Record:
     """What metrics.json says of the answers; it follows from them alone.
 

@@ -50,6 +50,7 @@ from llava_consensus.files import (
 )
 from llava_consensus.locks import check_lock, take_lock
 from llava_consensus.runs import checksums
+from llava_consensus.runs.collector import collector_rests
 
 ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
 ALL = "all"  # in place of a number of tokens: every token the model has
@@ -120,6 +121,7 @@ class Run:
         """Whether every answer is there as it was scored."""
         return (self.path / SCORES).exists()
 
+    @collector_rests()
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
         self._check_lock()
@@ -171,6 +173,7 @@ class Run:
         self.close()
 
 
+@collector_rests()
 def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> Run:
     """Opens the run of a configuration, new or begun, and takes its lock.
 
