@@ -131,6 +131,15 @@ def test_an_ablation_prefers_the_papers_settings(tmp_path: Path) -> None:
     assert list(found.cells) == [(0.3,), (0.5,)] and found.tokens == 128
 
 
+def test_other_settings_take_no_benchmark_away(tmp_path: Path) -> None:
+    for name in BENCHMARKS:
+        for alpha in (0.3, 0.5):
+            run(tmp_path, name, 5, alpha=alpha)
+    run(tmp_path, "pope", 5, alpha=1.0)
+    found = grid(figures.read(tmp_path), ALPHA)
+    assert found.names == list(BENCHMARKS) and list(found.cells) == [(0.3,), (0.5,)]
+
+
 def test_the_page_names_every_figure() -> None:
     page = (Path(__file__).parents[1] / "docs" / "paper.md").read_text()
     assert [figure.name for figure in figures.FIGURES if figure.name not in page] == []

@@ -5,7 +5,7 @@ benchmark's own divided by its scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
@@ -153,7 +153,8 @@ class Grid:
 
 
 def grid(material: Material, ablation: Ablation) -> Grid:
-    """The runs of an ablation: of the section and budget with most of the paper's settings, then with most runs.
+    """The runs of an ablation: of the section and budget with most of the paper's settings, then with most runs. A setting
+    that the paper does not have counts only where it has every benchmark that the paper's settings here have.
 
     Raises:
         NotMeasured: when fewer than two settings have a benchmark in common.
@@ -178,4 +179,7 @@ def _grid(section: Section, ablation: Ablation, tokens: float) -> Grid:
             setting = ablation.setting(line.runs[name])
             if setting is not None and cell is not None and cell.row.complete:
                 cells.setdefault(setting, {})[name] = cell
-    return Grid(ablation, section, tokens, dict(sorted(cells.items())))
+    grid = Grid(ablation, section, tokens, dict(sorted(cells.items())))
+    ours = [set(found) for setting, found in grid.cells.items() if setting in grid.printed]
+    needed = set.intersection(*ours) if ours else set()
+    return replace(grid, cells={setting: found for setting, found in grid.cells.items() if needed <= set(found)})
