@@ -53,7 +53,7 @@ class Task:
     tower: str
     checkout: str = ""
     tokens: tuple[int, ...] = (192, 64, 32)
-    warmup: int = 1
+    warmup: int = 3
     repeats: int = 3
     threads: int = 1
 
