@@ -153,8 +153,8 @@ class Grid:
 
 
 def grid(material: Material, ablation: Ablation) -> Grid:
-    """The runs of an ablation: of the section and budget with most of the paper's settings, then with most runs. A setting
-    that the paper does not have counts only where it has every benchmark that the paper's settings here have.
+    """The runs of an ablation: of the section and budget with most of the paper's settings, then with most runs.
+    Another setting counts only where it has every benchmark that the paper's settings here have.
 
     Raises:
         NotMeasured: when fewer than two settings have a benchmark in common.
