@@ -63,6 +63,7 @@ class Given:
     work: Path
     tokens: tuple[int, ...]
     repeats: int
+    warmup: int = 3
 
 
 def sides(given: Given) -> list[str]:
@@ -115,7 +116,7 @@ class Worker:
         kind, _, method = name.partition("/")
         folder = layout if kind in ("hf", "hf-ours") or name == "official/fastv" else model
         checkout = given.checkouts[method] if kind == "official" else ""
-        task = Task(name, str(folder), str(tower), checkout, given.tokens, repeats=given.repeats)
+        task = Task(name, str(folder), str(tower), checkout, given.tokens, given.warmup, given.repeats)
         interpreter = given.current if kind in ("hf", "hf-ours", "current") else given.pinned
         self.name, self.command = name, [interpreter, "-m", "eval_scripts.official_side", task.text()]
         self.process: subprocess.Popen[str] | None = None
@@ -256,6 +257,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=("mini", "clip-l"), default="mini")
     parser.add_argument("--tokens", default="192 64 32")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=3, help="answers of a round that do not count, at each budget")
     parser.add_argument("--repeats", type=int, default=3, help="answers of a round that count, at each budget")
     parser.add_argument("--fresh", action="store_true", help="start the processes anew in each round")
     parser.add_argument("--work", default=str(Path(tempfile.gettempdir()) / "against-official"))
@@ -269,7 +271,7 @@ def main() -> None:
     told = arguments()
     checkouts = {name: str(Path(getattr(told, name)).resolve()) for name in SOURCES if getattr(told, name)}
     budgets, work = tuple(int(word) for word in told.tokens.split()), Path(told.work).resolve()
-    given = Given(told.pinned, told.current, checkouts, told.shape, work, budgets, told.repeats)
+    given = Given(told.pinned, told.current, checkouts, told.shape, work, budgets, told.repeats, told.warmup)
     folders, names = models(given), sides(given)
     workers = [Worker(name, given, folders) for name in names if not told.only or name in told.only.split()]
     rows: Rows = {}

@@ -3,8 +3,14 @@
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from models import tiny_llava
+
+from llava_consensus import hosts
+
+MINI = Path(__file__).parents[1] / "checkpoints" / "llava-mini"
 
 FAULTS = """
 import resource, torch
@@ -29,3 +35,11 @@ def test_large_blocks_are_taken_from_what_was_freed() -> None:
     told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout
     before, after = map(int, told.split())
     assert before > 1000 and after < 100
+
+
+def test_loading_and_wrapping_do_so(tower_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(hosts, "keep_freed_memory", lambda: calls.append("kept"))
+    hosts.wrap(tiny_llava(tower_folder))
+    hosts.load(str(MINI))
+    assert calls == ["kept", "kept"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.files import read_json
+from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.catalogue import CLIPS, HOSTS, HostEntry, adapting, classes, tower_named
 from llava_consensus.hosts.checkpoints import Checkpoint, find
 from llava_consensus.hosts.loading import Loading
@@ -60,7 +61,7 @@ def wrap(model: Any, host_options: Mapping[str, str] | None = None) -> "Host":
     if entry is None:
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {classes()}")
     chosen = _chosen(entry, type(model).__name__, host_options)
-    _keep_freed_memory()
+    keep_freed_memory()
     host: Host = import_module(f"{entry.package}.host").wrap(model, *_view(entry), chosen)
     return host
 
@@ -82,16 +83,10 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     entry = _entry(checkpoint, loading)
     chosen = _chosen(entry, model, host_options)
     checkpoint.files()
-    _keep_freed_memory()
+    keep_freed_memory()
     load_host = import_module(f"{entry.package}.loading").load
     host: Host = load_host(str(checkpoint.folder), loading, *_view(entry), chosen)
     return hastened(host) if loading.fast else host
-
-
-def _keep_freed_memory() -> None:
-    from llava_consensus.hosts.allocator import keep_freed_memory  # which needs torch
-
-    keep_freed_memory()
 
 
 def hastened(host: Any) -> "Host":

@@ -1,7 +1,5 @@
 """What a forward on the CPU frees stays with the process, where the C library is glibc."""
 
-import torch
-
 BLOCK = 31 << 20  # bytes; of blocks of 32 MiB and more glibc learns nothing
 
 
@@ -11,4 +9,6 @@ def keep_freed_memory() -> None:
     a vision tower are mapped anew and filled with zeros page by page in every layer: on LLaVA's own pins that was a
     third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
     """
+    import torch
+
     torch.empty(BLOCK, dtype=torch.uint8)

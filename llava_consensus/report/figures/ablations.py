@@ -179,7 +179,8 @@ def _grid(section: Section, ablation: Ablation, tokens: float) -> Grid:
             setting = ablation.setting(line.runs[name])
             if setting is not None and cell is not None and cell.row.complete:
                 cells.setdefault(setting, {})[name] = cell
-    grid = Grid(ablation, section, tokens, dict(sorted(cells.items())))
-    ours = [set(found) for setting, found in grid.cells.items() if setting in grid.printed]
+    found = Grid(ablation, section, tokens, dict(sorted(cells.items())))
+    printed = found.printed
+    ours = [set(found.cells[setting]) for setting in printed if setting in found.cells]
     needed = set.intersection(*ours) if ours else set()
-    return replace(grid, cells={setting: found for setting, found in grid.cells.items() if needed <= set(found)})
+    return replace(found, cells={setting: row for setting, row in found.cells.items() if needed <= set(row)})
