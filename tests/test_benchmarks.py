@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_data import make_gqa, make_mme, make_pope, make_seed, make_textvqa
 
-from llava_consensus.benchmarks import BENCHMARKS, make
+from llava_consensus.benchmarks import BENCHMARKS, gqa, make
 from llava_consensus.errors import DataError, OptionError
 
 Change = Callable[[list[dict[str, Any]]], None]
@@ -189,6 +189,18 @@ def test_gqa_reports_everything(gqa_data: Path) -> None:
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
     assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
+
+
+def test_gqa_gold_is_held_as_far_as_it_is_scored_and_equal_parts_once(gqa_data: Path) -> None:
+    path = gqa_data / "eval" / "gqa" / make("gqa").files[1].path
+    gold = json.loads(path.read_text())
+    held = gqa._gold(path, [])
+    for key, entry in gold.items():
+        steps = [{name: step[name] for name in gqa.STEP_FIELDS} for step in entry["semantic"]]
+        kept = {name: entry[name] for name in (*gqa.GOLD_FIELDS, "entailed") if name in entry}
+        assert held[key] == {**kept, "semantic": steps}
+    types = [entry["types"] for entry in held.values()]
+    assert len({id(one) for one in types}) == len({tuple(one.items()) for one in types}) < len(types)
 
 
 def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:

@@ -7,15 +7,16 @@ import json
 import math
 import random
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from fakes import FakeHost, config, make_place
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
-from llava_consensus.files import read_json, write_json
+from llava_consensus.files import canonical, read_json, write_json
 from llava_consensus.runs import loop
-from llava_consensus.runs.checksums import DIGESTS, SUM, problems
+from llava_consensus.runs.checksums import DIGESTS, SUM, intact, problems
 from llava_consensus.runs.execution import Execution
 from llava_consensus.runs.loop import RunResult
 
@@ -92,6 +93,25 @@ def test_a_run_from_before_there_were_checksums_is_read_and_goes_on(data: Path, 
     write_json(result.path / "metrics.json", metrics)
     assert go(data, tmp_path).metrics == metrics
     assert "20 of 20 lines have no checksum" in problems(result.path)[0]
+
+
+def test_lines_are_checked_as_they_stand_and_spelled_anew_only_where_they_were_written_otherwise(
+    data: Path, tmp_path: Path
+) -> None:
+    path = go(data, tmp_path).path / "answers.jsonl"
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 20 and all(map(intact, lines))
+    records = [json.loads(line) for line in lines]
+    compact = [json.dumps(record, separators=(",", ":")) for record in records]
+    for record in records:  # as version 0.2 wrote them
+        del record["metadata"][SUM]
+        record["metadata"][SUM] = f"{crc32(canonical(record).encode()):08x}"
+    for others in (compact, [json.dumps(record) for record in records]):
+        assert not any(intact(line.encode()) for line in others)
+        path.write_text("".join(line + "\n" for line in others))
+        assert all("answers.jsonl: changed since" in problem for problem in problems(path.parent))
+        (path.parent / "metrics.json").unlink(missing_ok=True)
+        assert go(data, tmp_path).asked == 0
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:

@@ -211,13 +211,13 @@ def read_questions(path: Path) -> list[Question]:
 
 @lru_cache(maxsize=1)
 def _questions(path: Path, _content: str) -> tuple[Question, ...]:
-    questions = []
+    questions, of_image = [], dict[str | None, tuple[str, ...]]()
     for index, row in enumerate(read_lines(path, ("question_id", "text"))):
         image = row.get("image")
-        images = () if image is None else (image,)
-        question = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
-        if not (_is_id(question.question_id) and isinstance(question.text, str) and isinstance(image, str | None)):
+        if not (_is_id(row["question_id"]) and isinstance(row["text"], str) and isinstance(image, str | None)):
             raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
+        images = of_image.setdefault(image, () if image is None else (image,))  # most have several questions
+        question = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
         questions.append(question)
     return tuple(questions)
 
