@@ -86,6 +86,22 @@ def test_a_sample_counts_the_tower_the_prompt_and_each_token_once(monkeypatch: p
     assert 0 < found.reduction_ms < slack < 1, "no layer is run for the reduction"
 
 
+def test_the_shape_is_that_of_all_tokens_and_one_is_read(mini: Any) -> None:
+    rows: list[int] = []
+    with (
+        mini.model.get_model()
+        .layers[0]
+        .register_forward_pre_hook(
+            lambda _, args, kwargs: rows.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
+            with_kwargs=True,
+        )
+    ):
+        shape = prompt_shape(mini, PROMPT, PICTURE)
+    (answer,) = mini.answer([mini.encode([PICTURE])], [PROMPT])
+    assert (shape.available, shape.text, shape.question) == (576, answer.prefill.text, answer.prefill.question)
+    assert rows == [shape.text + 1]
+
+
 def test_nothing_stays_on_the_model(mini: Any) -> None:
     hooks = dict(mini.model._forward_hooks)
     answer_once(mini, PICTURE, Prompt("Is it?", max_new_tokens=1), RANDOM)
@@ -386,6 +402,7 @@ def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
         (["--match", "size"], 2, "match='size'"),
         (["--pictures", "0"], 2, "pictures=0 must be at least 1"),
         (["--repeats", "0"], 2, "repeats=0 must be at least 1"),
+        (["--warmup", "-1"], 2, "warmup=-1 must be at least 0"),
         (["--out", "."], 3, "--out .: is a folder"),
         (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
     ],

@@ -27,10 +27,11 @@ from llava_consensus.bench.summary import Row, summary
 from llava_consensus.bench.timing import Sample, one_round
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 from llava_consensus.files import Record, read_json, write_json
-from llava_consensus.hosts.base import Host, Prompt
+from llava_consensus.hosts.base import Answer, Host, Prompt
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, match
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.shape import Shape
 
 
@@ -57,14 +58,28 @@ class Protocol:
 
 
 def prompt_shape(host: Host, prompt: Prompt, picture: Image) -> Shape:
-    """Sizes of the model with this prompt about this picture, as a first answer tells them."""
-    (answer,) = host.answer([host.encode([picture])], [replace(prompt, max_new_tokens=1)])
+    """Sizes of the model with this prompt about this picture, as a first answer tells them. It reads one visual token
+    where the host allows that: all of a large model's take minutes on a small machine.
+    """
+    try:
+        answer = _first_answer(host, prompt, picture, make("random"), Budget(1))
+    except ConsensusError:  # one is not enough, of several tiles for example
+        answer = _first_answer(host, prompt, picture, make("full"), Budget(1))
     if answer.prefill is None:
         text, question = host.rows(prompt)
     else:
         text, question = answer.prefill.text, answer.prefill.question
     shape = host.shape(text)._replace(question=question)
     return shape if shape.available == answer.before else shape._replace(patches=answer.before, tiles=1)
+
+
+def _first_answer(host: Host, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
+    attached = host.attach(method, budget)
+    try:
+        (answer,) = host.answer([host.encode([picture])], [replace(prompt, max_new_tokens=1)])
+    finally:
+        attached.detach()
+    return answer
 
 
 def rows_of(

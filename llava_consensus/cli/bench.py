@@ -47,6 +47,7 @@ def add(command: Command) -> None:
     parser.add_argument("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)")
     parser.add_argument("--pictures", type=int, default=1, help="how many of them (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)")
     parser.add_argument("--length", type=int, default=20, help="tokens of each answer (%(default)s)")
     line = f"kept after every round; goes on where it stopped ({OUT}/bench.json)"
     parser.add_argument("--out", type=Path, default=Path(OUT) / "bench.json", metavar="FILE", help=line)
@@ -66,7 +67,7 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     names = list(ALL) if given.methods == "all" else given.methods.split()
     made = {name: arguments.one_word_method(name) for name in names}
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
-    protocol = efficiency.Protocol(given.repeats, given.length)
+    protocol = efficiency.Protocol(given.repeats, given.length, given.warmup)
     _check(given)
     if given.growth:
         yield from _growth(given, made, loading.device)
