@@ -21,9 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.bench.memory import free_bytes, give_back, peak_bytes, reset_peak
+from llava_consensus.bench.memory import free_bytes, peak_bytes, reset_peak
 from llava_consensus.bench.timing import now
 from llava_consensus.files import Record
+from llava_consensus.hosts.allocator import give_back
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import (

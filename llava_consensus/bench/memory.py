@@ -1,6 +1,5 @@
 """Memory: how much was in use at most, how much there is, and a refusal of what does not fit before it is allocated."""
 
-import ctypes
 import re
 from pathlib import Path
 
@@ -19,13 +18,6 @@ def reset_peak() -> None:
         torch.cuda.reset_peak_memory_stats()
     elif CLEAR.exists():
         CLEAR.write_text("5")  # proc(5): resets VmHWM
-
-
-def give_back() -> None:
-    """Has the C library give memory back that nobody uses, where it can, so that it is not taken again unseen."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if STATUS.exists() else None
-    if trim is not None:
-        trim(0)
 
 
 def peak_bytes() -> int | None:

@@ -20,7 +20,7 @@ SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix
 LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question; `images` are file names as the question file has them, below the benchmark's image folder."""
 

@@ -4,15 +4,14 @@ Each record has a short one in its metadata (`sum`), and metrics.json has digest
 Runs written before have none and are read as they are. `problems(folder)` is what `llava-consensus verify` prints.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from llava_consensus.benchmarks import Question
 from llava_consensus.errors import DataError
 from llava_consensus.files import (
     ANSWERS,
@@ -52,23 +51,37 @@ def of_pictures(paths: Sequence[Path]) -> Record:
     return {PICTURES: "".join(found)} if found else {}
 
 
-def changed_pictures(path: Path, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
-    """Questions whose pictures are no longer those that were answered about. Pictures that are older than the answers,
-    in the file `path`, are taken to be the same; those that are gone too.
+def changed_pictures(
+    path: Path,
+    questions: Sequence[Question],
+    pictures: Callable[[Question], Sequence[Path]],
+    answers: Mapping[int, Record],
+) -> list[int]:
+    """Indexes of questions whose pictures are no longer those that were answered about. Pictures that are older than
+    the answers, in the file `path`, are taken to be the same; those that are gone too.
 
     Args:
         path: the file of the answers.
-        pictures: files by the index of the question.
+        questions: of the run.
+        pictures: the files of a question's pictures.
         answers: records by the index of the question.
     """
-    written, changed = path.stat().st_mtime_ns, []
-    newer = {one for one in set(chain.from_iterable(pictures.values())) if _is_newer(one, written)}
-    for index, record in answers.items() if newer else ():
-        stored = record["metadata"].get(PICTURES)
-        with contextlib.suppress(OSError):
-            if stored is not None and not newer.isdisjoint(pictures[index]):
-                changed += [index] if of_pictures(pictures[index])[PICTURES] != stored else []
-    return changed
+    written = path.stat().st_mtime_ns
+    every = {picture for question in questions for picture in pictures(question)}
+    newer = {picture for picture in every if _is_newer(picture, written)}
+    return [
+        question.index
+        for question in (questions if newer else ())
+        if question.index in answers and not newer.isdisjoint(pictures(question))
+        if _differ(pictures(question), answers[question.index]["metadata"].get(PICTURES))
+    ]
+
+
+def _differ(pictures: Sequence[Path], stored: str | None) -> bool:
+    try:
+        return stored is not None and of_pictures(pictures)[PICTURES] != stored
+    except OSError:
+        return False
 
 
 def _is_newer(path: Path, written: int) -> bool:

@@ -108,8 +108,7 @@ def evaluate(
 def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
     """Leaves to be asked again what failed, if that is wished, and what was asked about pictures since changed."""
     failed = list(folder.errors) if execution.retry_errors else []
-    pictures = {question.index: plan.pictures(question) for question in plan.questions}
-    changed = checksums.changed_pictures(folder.path / ANSWERS, pictures, folder.answers)
+    changed = checksums.changed_pictures(folder.path / ANSWERS, plan.questions, plan.pictures, folder.answers)
     if changed:
         log.warning(
             "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)

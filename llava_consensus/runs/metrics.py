@@ -7,6 +7,7 @@ from collections import Counter
 
 from llava_consensus.errors import DataError
 from llava_consensus.files import Record
+from llava_consensus.hosts.allocator import give_back
 from llava_consensus.runs import costs
 from llava_consensus.runs.collector import collector_rests
 from llava_consensus.runs.configuration import Plan
@@ -32,6 +33,7 @@ def measure(plan: Plan, folder: Run) -> Record:
     Score and costs, how tables call method and benchmark, `scale`, `column` and `chance` as `Benchmark` has them,
     and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
     """
+    give_back()  # what reading them has freed, before the benchmark reads its own files
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
         first = folder.errors[min(folder.errors)]
