@@ -39,7 +39,7 @@ def ask_behind_words(host: "LlavaHost", pictures: list[Encoded], rows: list[Tens
     """
     embeds, real, words = _assembled(host, rows, pictures)
     cache = _read(host.model, embeds[:1, :words])
-    cache.batch_repeat_interleave(len(rows))
+    spread(cache, [0] * len(rows))
     output = _generate(host, prompt, inputs_embeds=embeds, attention_mask=real.long(), past_key_values=cache)
     return host.decode(output)
 
@@ -63,13 +63,20 @@ def ask_behind_pictures(
         cache = _read(host.model, embeds[:1, :words])
         cache.batch_repeat_interleave(len(fronts))
         cache = _read(host.model, embeds[:, words:], real, cache)
-    cache.batch_select_indices(torch.tensor(owners))
+    spread(cache, owners)
     ids, mask = host.pad([row[start:] for row, start in zip(rows, starts, strict=True)])
     read = real.long()[owners]
     ids = torch.cat((torch.ones_like(read), ids), dim=1)  # of what was read nobody looks at the ids
     mask = torch.cat((read, mask), dim=1)
     output = _generate(host, prompt, ids, attention_mask=mask, past_key_values=cache)
     return host.decode(output[:, ids.shape[1] :])
+
+
+def spread(cache: Any, owners: list[int]) -> None:
+    """Makes the cache of several sequences one of prompts that go on from them."""
+    from llava_consensus.hosts.decoder import room  # only transformers 5 has such caches
+
+    room.spread(cache, owners)
 
 
 def _generate(host: "LlavaHost", prompt: Prompt, *ids: Tensor, **inputs: Any) -> Tensor:
