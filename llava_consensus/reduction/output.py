@@ -89,4 +89,4 @@ def pick(values: Tensor, index: Tensor) -> Tensor:
     """Rows of [B, N, D] named by an index [B, K]: [B, K, D]."""
     if len(values) == 1:  # fewer operations
         return embedding(index, values[0])
-    return values.gather(1, index[..., None].expand(-1, -1, values.shape[-1]))
+    return values[torch.arange(len(values), device=index.device)[:, None], index]  # whole rows, unlike `gather`

@@ -42,7 +42,7 @@ def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
 def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
     """Each prompt's queries [I, H_kv, n, d] times the keys of its front, of [F, H_kv, m, d]: [I, H_kv, n, m]."""
     if len(shared) > 1:
-        return query @ shared[which].transpose(2, 3)
+        return query @ shared.transpose(2, 3).contiguous()[which]  # or the copies would be copied once more
     asked = query.transpose(0, 1)  # no copy of the one front for each prompt
     return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
 
