@@ -65,6 +65,13 @@ def test_rows_are_written_into_the_room_and_it_is_made_anew_when_it_is_full() ->
     assert len(set(places)) == 2 and places[0] == places[room.ROOM - 1] != places[room.ROOM]
 
 
+def test_one_sequence_goes_to_every_row() -> None:
+    cache = DynamicCache()
+    cache.update(rows(1, 7, 0), rows(1, 7, 1), 0)
+    room.spread(cache, [0, 0, 0])
+    assert torch.equal(cache.layers[0].keys, rows(1, 7, 0).expand(3, -1, -1, -1))
+
+
 def test_sequences_that_share_nothing_with_each_other_keep_their_own_rows() -> None:
     ours, _ = pair()
     ours.update(new := rows(4, 2, 1), new, 1)

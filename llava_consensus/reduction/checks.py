@@ -69,13 +69,14 @@ def checked_together() -> Iterator[None]:
         _waiting.reset(token)
     if not waiting:
         return
-    largest = torch._foreach_norm([values for _, values in waiting], torch.inf)  # NaN where one of the values is
+    on_cpu = all(values.device.type == "cpu" for _, values in waiting)
+    order = 2 if on_cpu else torch.inf  # on the CPU the largest value takes thirty times as long as the Euclidean norm
+    norms = torch._foreach_norm([values for _, values in waiting], order)  # NaN or infinite where one of the values is
     try:
-        _assert(" or ".join(stage for stage, _ in waiting), (torch.stack(largest) < torch.inf).all())
-    except NonFiniteError:
+        _assert(" or ".join(stage for stage, _ in waiting), (torch.stack(norms) < torch.inf).all())
+    except NonFiniteError:  # on the CPU; the norm of large values can be infinite where none of them is
         for stage, values in waiting:
             ensure_finite(stage, values)
-        raise
 
 
 def ensure_finite(stage: str, values: Tensor) -> Tensor:

@@ -63,6 +63,9 @@ def _roomy(rows: Tensor, owners: Sequence[int], least: int = 0) -> Tensor:
     """Rows [P, H, L, D] as their owners have them [R, H, at least `least` and L, with room, D]."""
     _, heads, length, width = rows.shape
     room = rows.new_empty(len(owners), heads, max(length, least) + ROOM, width)
-    for row, owner in enumerate(owners):
-        room[row, :, :length] = rows[owner]
+    if len(rows) == 1:
+        room[:, :, :length] = rows
+    else:
+        for row, owner in enumerate(owners):  # without a copy of all of them in between
+            room[row, :, :length] = rows[owner]
     return room
