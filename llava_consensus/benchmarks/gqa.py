@@ -104,9 +104,7 @@ def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
 
 
 class _Scored:
-    """What is scored of each object of a gold file, equal ones and equal answers in memory once. Of the published
-    files that is a fifth.
-    """
+    """What is scored of each object of a gold file, equal ones and equal answers in memory once."""
 
     def __init__(self) -> None:
         self.once: dict[Any, Any] = {}
