@@ -67,12 +67,13 @@ def changed_pictures(
         answers: records by the index of the question.
     """
     written = path.stat().st_mtime_ns
-    every = {picture for question in questions for picture in pictures(question)}
+    answered = [question for question in questions if question.index in answers]
+    every = {picture for question in answered for picture in pictures(question)}
     newer = {picture for picture in every if _is_newer(picture, written)}
     return [
         question.index
-        for question in (questions if newer else ())
-        if question.index in answers and not newer.isdisjoint(pictures(question))
+        for question in (answered if newer else ())
+        if not newer.isdisjoint(pictures(question))
         if _differ(pictures(question), answers[question.index]["metadata"].get(PICTURES))
     ]
 
