@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-room = pytest.importorskip("llava_consensus.hosts.decoder.room", reason="only transformers 5 has these caches")
+room = pytest.importorskip(
+    "llava_consensus.hosts.decoder.room", reason="only transformers 5 has these caches", exc_type=ImportError
+)
 DynamicCache = pytest.importorskip("transformers").DynamicCache
 
 HEADS, WIDTH, LAYERS, OWNERS = 2, 4, 3, [0, 0, 1, 0]
