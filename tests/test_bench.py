@@ -88,14 +88,11 @@ def test_a_sample_counts_the_tower_the_prompt_and_each_token_once(monkeypatch: p
 
 def test_the_shape_is_that_of_all_tokens_and_one_is_read(mini: Any) -> None:
     rows: list[int] = []
-    with (
-        mini.model.get_model()
-        .layers[0]
-        .register_forward_pre_hook(
-            lambda _, args, kwargs: rows.append((args[0] if args else kwargs["hidden_states"]).shape[1]),
-            with_kwargs=True,
-        )
-    ):
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        rows.append((args[0] if args else kwargs["hidden_states"]).shape[1])
+
+    with mini.model.get_model().layers[0].register_forward_pre_hook(note, with_kwargs=True):
         shape = prompt_shape(mini, PROMPT, PICTURE)
     (answer,) = mini.answer([mini.encode([PICTURE])], [PROMPT])
     assert (shape.available, shape.text, shape.question) == (576, answer.prefill.text, answer.prefill.question)

@@ -40,9 +40,8 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Writes new rows [R, H, n, D] behind the others, and returns all of them."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._take([_roomy(one[:, :, :0], range(len(one))) for one in (key_states, value_states)], 0)
+        if not self.is_initialized:  # it was reset; the next rows get a room
+            return super().update(key_states, value_states)
         start = self.keys.shape[-2]
         end = start + key_states.shape[-2]
         if self.keys is not self._shown or end > self._rooms[0].shape[-2]:  # cropped, reordered; or full
