@@ -88,7 +88,7 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
-tables: data  ## every run of the results table (report/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
+tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
 	$(CLI) table results $(RUN) $(ARGS)
 	$(CLI) report --out $(OUT) --preset results $(if $(LIMIT),--limit $(LIMIT)) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
@@ -169,7 +169,7 @@ test: $(DEV_READY) data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) $(ARGS)
 
 fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
-	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/test_fuzz.py $(ARGS)
+	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/evaluation/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)

@@ -21,7 +21,7 @@ class WithMini(build_py):
         if getattr(self, "editable_mode", False):
             return
         for part in EMBEDDED:
-            target = Path(self.build_lib) / "llava_consensus" / "data" / "embedded" / part
+            target = Path(self.build_lib) / "llava_consensus" / "evaluation" / "data" / "embedded" / part
             shutil.copytree(part, target, ignore=LEFT_OUT, dirs_exist_ok=True)
 
 

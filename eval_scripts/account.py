@@ -22,7 +22,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
 from llava_consensus.reduction.shape import Shape
 
-PAPER = Path(__file__).parents[1] / "llava_consensus" / "report" / "paper.json"
+PAPER = Path(__file__).parents[1] / "llava_consensus" / "evaluation" / "report" / "paper.json"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 BUDGETS: dict[str, tuple[int, ...]] = {
     "llava-1.5-7b": (576, 192, 128, 64, 32),

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from llava_consensus import attach, hosts
-from llava_consensus.files import write_json
+from llava_consensus.evaluation.files import write_json
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading
 from llava_consensus.hosts.llava.prompts import to_ids
-from llava_consensus.runs.pictures import open_image
 
 MODEL = "checkpoints/llava-mini"
 SETTINGS = (("full", None), ("consensusdrop", 64), ("consensusdrop", 32), ("visionzip", 64), ("random", 64))

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llava_consensus.files import CONFIG, METRICS
-from llava_consensus.report.rows import Row, read_row
-from llava_consensus.report.stats import Comparison, compare
+from llava_consensus.evaluation.files import CONFIG, METRICS
+from llava_consensus.evaluation.report.rows import Row, read_row
+from llava_consensus.evaluation.report.stats import Comparison, compare
 
 METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
 CONTROL = "full"  # the same conversations with all tokens

@@ -17,7 +17,7 @@ from llava.model.language_model.llava_llama import LlavaConfig, LlavaLlamaForCau
 from PIL import Image
 
 from llava_consensus import make
-from llava_consensus.bench.timing import Sample, answer_once
+from llava_consensus.evaluation.bench.timing import Sample, answer_once
 from llava_consensus.hosts import Loading, Prompt, wrap
 from llava_consensus.hosts.hf.random_weights import SIZES, plan
 from llava_consensus.reduction.budget import Budget

@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from llava_consensus import benchmarks, hosts
-from llava_consensus.files import ANSWERS, Record, read_answers
+from llava_consensus import hosts
+from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.files import ANSWERS, Record, read_answers
+from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
+from llava_consensus.evaluation.runs.encodings import reader
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import run
 from llava_consensus.hosts import Answer
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.runs import DATA, MODEL
-from llava_consensus.runs.configuration import RunConfig, prepare
-from llava_consensus.runs.encodings import reader
-from llava_consensus.runs.execution import Execution
-from llava_consensus.runs.loop import run
 
 COUNTS = ("before", "after", "structural")
 HEAD = "| method | benchmark | questions | alike | score | score |\n|---|---|---|---|---|---|"

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from llava_consensus.runs import DATA, MODEL
+from llava_consensus.evaluation.runs import DATA, MODEL
 
 GROWING = ("*/answers.jsonl", "*/shards/*.jsonl", "replies.jsonl")
 SAME = ("config.json", "answers.jsonl", "errors.jsonl", "scores.jsonl", "grades.json")

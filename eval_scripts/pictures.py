@@ -20,17 +20,17 @@ from typing import NamedTuple
 from PIL.Image import Image, Quantize
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.bench.timing import first_token
-from llava_consensus.benchmarks.base import SHORT
 from llava_consensus.demo.seen import Seen, seen_by
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.bench.timing import first_token
+from llava_consensus.evaluation.benchmarks.base import SHORT
+from llava_consensus.evaluation.report import overlay
+from llava_consensus.evaluation.report.sheet import contact_sheet
+from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.report import overlay
-from llava_consensus.report.sheet import contact_sheet
-from llava_consensus.runs import DATA, MODEL
-from llava_consensus.runs.pictures import open_image
 
 VARIANTS = {"the vision tower alone": {"alpha": 1.0}, "the question alone": {"alpha": 0.0}, "ConsensusDrop, both": {}}
 PHOTOGRAPH = Path("docs/images/photograph.jpg")

@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from llava_consensus import hosts
-from llava_consensus.benchmarks import Question
-from llava_consensus.benchmarks import make as make_benchmark
-from llava_consensus.files import ANSWERS, read_answers
+from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.benchmarks import make as make_benchmark
+from llava_consensus.evaluation.files import ANSWERS, read_answers
+from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.evaluation.runs.batches import Asker
+from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.runs import DATA, MODEL
-from llava_consensus.runs.batches import Asker
-from llava_consensus.runs.configuration import Plan, RunConfig, prepare
 
 METHODS = "full consensusdrop visionzip vispruner random fastv"
 SETTINGS = ("all", "single")  # questions about each picture

@@ -24,7 +24,7 @@ _HOME = {
     "make": "methods",
     "HOSTS": "hosts",
     "load": "hosts",
-    "BENCHMARKS": "benchmarks",
+    "BENCHMARKS": "evaluation.benchmarks",
 }
 __all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make"]
 
@@ -41,7 +41,6 @@ def attach(
     tokens: int | float = 64,
     merged: int | None = None,
     host_options: dict[str, str] | None = None,
-    fast: bool = False,
     **options: Any,
 ) -> "Attachment":
     """Makes one model instance answer from `tokens` visual tokens; detach with `.detach()` or by leaving a `with`
@@ -54,15 +53,12 @@ def attach(
             fraction in (0, 1), such as 0.1, is that share of each picture's own tokens.
         merged: M of them, merged; None is the paper's share.
         host_options: what the model's host leaves open (`HOSTS`), for example `{"class_tokens": "drop"}`.
-        fast: whether the phases of an answer are captured in fixed shapes and replayed (docs/efficiency.md). Tokens are
-            those of the plain path but where two are as likely to the last bit.
         options: fields of the method, for example `alpha=1.0`.
     Raises:
-        OptionError: for an unknown name, a value outside its bound, or `fast` where model or method cannot.
+        OptionError: for an unknown name, or a value outside its bound.
     """
     from llava_consensus.hosts import wrap
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import budget
 
-    attached = wrap(model, host_options).attach(make(method, **options), budget(tokens, merged))
-    return attached.hasten() if fast else attached
+    return wrap(model, host_options).attach(make(method, **options), budget(tokens, merged))

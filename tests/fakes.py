@@ -16,13 +16,13 @@ from zlib import crc32
 import torch
 from PIL import Image
 
-from llava_consensus.benchmarks.base import Benchmark, DataFile
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
+from llava_consensus.evaluation.runs.configuration import RunConfig
 from llava_consensus.hosts import Loading
 from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill, Tiles
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.shape import Shape
-from llava_consensus.runs.configuration import RunConfig
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 
@@ -58,8 +58,6 @@ class FakeModel(torch.nn.Module):
 
 
 class FakeAttachment:
-    fast = None
-
     def __init__(self, host: "FakeHost", tokens: int) -> None:
         self.host, self.tokens = host, tokens
         self.model = SimpleNamespace(module=host.model)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.benchmarks import BENCHMARKS
+from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
 TITLES = {"fastv": "FastV", "dart": "DART"}  # of methods
 BASE: dict[str, Any] = {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from llava_consensus.benchmarks import BENCHMARKS
 from llava_consensus.cli.methods import comes_to, formulas, paragraphs
+from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import tried
 from llava_consensus.hosts.catalogue import HOSTS
 from llava_consensus.methods import METHODS

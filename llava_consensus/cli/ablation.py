@@ -1,7 +1,7 @@
 """The commands `ablation` and `table`: a preset's grid is run, its table printed with the paper's numbers beside.
 
 `llava-consensus ablation alpha`, `llava-consensus table t1`, or the name of a file like those in
-`llava_consensus/report/presets`. Markdown, LaTeX and CSV are left in `DIR/tables`. Stopped, the same command goes on.
+`llava_consensus/paper/presets`. Markdown, LaTeX and CSV are left in `DIR/tables`. Stopped, the same command goes on.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from llava_consensus.cli.grids import carry_out
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 
 if TYPE_CHECKING:
-    from llava_consensus.report.preset import Preset
-    from llava_consensus.runs.batches import HostLoader
-    from llava_consensus.runs.sweep import Cell
+    from llava_consensus.evaluation.runs.batches import HostLoader
+    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.paper.preset import Preset
 
 TABLES = "tables"  # folder in that of results
 FORMATS = ("markdown", "latex", "csv")
@@ -42,7 +42,7 @@ def add_preset(parser: argparse.ArgumentParser, names: str) -> None:
 
 def ablation(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
-    from llava_consensus.report.preset import read
+    from llava_consensus.paper.preset import read
 
     preset = read(given.name)
     why = unfit(preset, given)
@@ -67,10 +67,10 @@ def unfit(preset: "Preset", given: argparse.Namespace) -> str:
 
 def measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | None" = None) -> Iterator[str]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
-    from llava_consensus.report import ablation as report
-    from llava_consensus.report import latex, markdown, tidy
-    from llava_consensus.report.rows import read_row
-    from llava_consensus.report.written import write
+    from llava_consensus.evaluation.report import latex, markdown, tidy
+    from llava_consensus.evaluation.report.rows import read_row
+    from llava_consensus.evaluation.report.written import write
+    from llava_consensus.paper import ablation as report
 
     preset, left_out = available(chosen(preset, given.bench), given)
     yield from (f"{name} is left out: {error}" for name, error in left_out.items())
@@ -108,7 +108,7 @@ def available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dic
     """A preset with the benchmarks whose files are there, and what is missing of the others. Raises the first error
     where there are none.
     """
-    from llava_consensus import benchmarks
+    from llava_consensus.evaluation import benchmarks
 
     missing: dict[str, DataError] = {}
     for name in preset.benchmarks:
@@ -124,12 +124,12 @@ def available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dic
 
 def plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str], Cell]":
     """Every run of a preset by its place in the tables, each checked: all tokens, then its rows, on each benchmark."""
-    from llava_consensus import benchmarks
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.methods import make
+    from llava_consensus.paper.ablation import key
     from llava_consensus.reduction.budget import budget
-    from llava_consensus.report.ablation import key
-    from llava_consensus.runs.configuration import prepare
-    from llava_consensus.runs.sweep import Cell
 
     made = {row: (arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in preset.rows}
     cells = {}

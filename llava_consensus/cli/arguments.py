@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import OptionError
-from llava_consensus.runs import DATA, MODEL, OUT
-from llava_consensus.runs.execution import Execution
+from llava_consensus.evaluation.runs import DATA, MODEL, OUT
+from llava_consensus.evaluation.runs.execution import Execution
 
 if TYPE_CHECKING:
-    from llava_consensus.benchmarks import Benchmark
+    from llava_consensus.evaluation.benchmarks import Benchmark
+    from llava_consensus.evaluation.runs.configuration import RunConfig
     from llava_consensus.hosts import Loading
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
-    from llava_consensus.runs.configuration import RunConfig
 
 Lines = Callable[[argparse.Namespace], Iterator[str]]
 Command = Callable[[str, Lines, str], argparse.ArgumentParser]  # name, what it does, its line -> its parser
@@ -60,12 +60,6 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host-option", action="append", default=[], metavar="KEY=VALUE", help=line)
     line = "of tiles: stock, or 2880 for the paper's fixed 2 x 2 grid; short for --host-option layout=..."
     parser.add_argument("--layout", help=line)
-
-
-def add_fast(parser: argparse.ArgumentParser) -> None:
-    """Whether answers are captured."""
-    line = "answer in fixed shapes, captured once and replayed: CUDA graphs on a GPU (docs/efficiency.md)"
-    parser.add_argument("--fast", action="store_true", help=line)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +111,7 @@ def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
     """The benchmark called `name` with the options that were given."""
-    from llava_consensus import benchmarks
+    from llava_consensus.evaluation import benchmarks
 
     return benchmarks.make(name, **_texts("--benchmark-option", given.benchmark_option, "split=test"))
 
@@ -183,7 +177,6 @@ def loading(given: argparse.Namespace) -> "Loading":
         given.attn,
         given.revision,
         given.trust_remote_code,
-        getattr(given, "fast", False),
     )
 
 
@@ -191,7 +184,7 @@ def config(
     given: argparse.Namespace, benchmark: "Benchmark", method: "Method", budget: "Budget | Share | None" = None
 ) -> "RunConfig":
     """What is measured: a benchmark with a method, in the setting that was given."""
-    from llava_consensus.runs.configuration import RunConfig
+    from llava_consensus.evaluation.runs.configuration import RunConfig
 
     names = ("match", "model", "data", "limit")
     return RunConfig(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.files import write_out
+from llava_consensus.evaluation.files import write_out
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,6 @@ def add(command: Command) -> None:
     parser.add_argument("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}")
     parser.add_argument("question", metavar="QUESTION")
     arguments.add_method(parser)
-    arguments.add_fast(parser)
     parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
     parser.add_argument("--frames", default=8, type=int, help="of a video that are shown (%(default)s)")
     parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
@@ -52,8 +51,8 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     method, budget = arguments.method(given), arguments.budget(given)
 
     from llava_consensus import hosts  # a wrong name is told before anything heavy is imported
-    from llava_consensus.bench.timing import first_token
-    from llava_consensus.benchmarks.base import SHORT
+    from llava_consensus.evaluation.bench.timing import first_token
+    from llava_consensus.evaluation.benchmarks.base import SHORT
     from llava_consensus.methods import make
 
     loading, host_options = arguments.loading(given), arguments.host_options(given)
@@ -85,11 +84,11 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
 def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
     """What the model is shown."""
-    from llava_consensus.runs.pictures import open_image
+    from llava_consensus.evaluation.runs.pictures import open_image
 
     if not video:
         return [open_image(given.picture, upright=True)]
-    from llava_consensus.runs.videos import read_clip
+    from llava_consensus.evaluation.runs.videos import read_clip
 
     clip = read_clip(given.picture, given.frames)
     return [clip] if clips else list(clip.frames)

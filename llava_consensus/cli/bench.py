@@ -1,7 +1,7 @@
 """The command `bench`: what methods cost in time and memory, on a checkpoint or on random weights of a published size.
 
 `llava-consensus bench --shape llava-1.5-7b --dtype float16 --tokens "432 288 144 57 28"` measures what the paper's
-efficiency tables hold; `--operations` counts what methods dispatch instead.
+efficiency tables hold.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import os
 import platform
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.runs import DATA, OUT
+from llava_consensus.evaluation.runs import DATA, OUT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.bench.efficiency import Row
-    from llava_consensus.hosts import Host, Loading, Prompt
+    from llava_consensus.hosts import Loading
 
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
 TOKENS = "432 288 144 57 28"
@@ -39,7 +38,6 @@ def add(command: Command) -> None:
     """Adds the command."""
     parser = command("bench", bench, "time, memory and FLOPs of methods, interleaved in one process")
     arguments.add_model(parser)
-    arguments.add_fast(parser)
     parser.add_argument("--shape", metavar="NAME", help="random weights of a published size in place of --model")
     parser.add_argument("--methods", default=METHODS, help='methods, or "all" (%(default)s)')
     parser.add_argument("--tokens", default=TOKENS, help="budgets (%(default)s)")
@@ -53,14 +51,13 @@ def add(command: Command) -> None:
     parser.add_argument("--out", type=Path, default=Path(OUT) / "bench.json", metavar="FILE", help=line)
     parser.add_argument("--again", action="store_true", help="measure anew over what --out holds")
     parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
-    parser.add_argument("--operations", action="store_true", help="count dispatched operations and waits instead")
     line = f"how the methods' own work grows with patches, batch and merged tokens instead; no model ({OUT}/{GROWTH})"
     parser.add_argument("--growth", action="store_true", help=line)
 
 
 def bench(given: argparse.Namespace) -> Iterator[str]:
-    """The tables of what was measured, or counts of operations."""
-    from llava_consensus.bench import efficiency
+    """The tables of what was measured."""
+    from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.hosts import Prompt
     from llava_consensus.methods import METHODS as ALL
 
@@ -77,9 +74,6 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     prompt = Prompt(QUESTION)
     shape = efficiency.prompt_shape(host, prompt, pictures[0])
     rows, left_out = efficiency.rows_of(host, names, budgets, shape, given.match, made.__getitem__)
-    if given.operations:
-        yield from _operations(host, pictures[0], prompt, rows)
-        return
     described = {**_description(given, loading, host), "left_out": left_out}
     if given.again:
         given.out.unlink(missing_ok=True)
@@ -104,7 +98,7 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
     """The pictures that were asked for; noise that is always the same where there are none."""
     from PIL import Image
 
-    from llava_consensus.runs.pictures import open_image
+    from llava_consensus.evaluation.runs.pictures import open_image
 
     folder = given.images or Path(DATA) / "eval" / "gqa" / "data" / "images"
     files = sorted(path for kind in ("*.jpg", "*.png") for path in folder.glob(kind))[: given.pictures]
@@ -124,28 +118,26 @@ def _host(given: argparse.Namespace, loading: "Loading") -> Any:
     if given.shape is None:
         hosts.check(given.model, loading=loading, host_options=options)
         return hosts.load(given.model, loading, options)
-    from llava_consensus.bench.memory import refuse_too_large
+    from llava_consensus.evaluation.bench.memory import refuse_too_large
     from llava_consensus.hosts.hf import random_weights
 
     planned = random_weights.plan(given.shape, loading, options)
     refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)
-    return hosts.hastened(planned.host()) if loading.fast else planned.host()
+    return planned.host()
 
 
 def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> dict[str, Any]:
     """Model, machine and versions."""
     import torch
 
-    from llava_consensus.runs.fingerprint import versions
+    from llava_consensus.evaluation.runs.fingerprint import versions
 
-    device, how = host.model.device, asdict(loading)
-    if not loading.fast:  # files of before have no such line
-        del how["fast"]
+    device = host.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "model": given.shape or given.model,
         "weights": "random weights" if given.shape else "checkpoint",
-        "loading": {**how, "dtype": str(host.model.dtype).removeprefix("torch.")},
+        "loading": {**asdict(loading), "dtype": str(host.model.dtype).removeprefix("torch.")},
         "host_options": arguments.host_options(given),
         "match": given.match,
         "pictures": given.pictures,
@@ -165,27 +157,12 @@ def _processor() -> str:
     return found[1] if found else platform.processor()
 
 
-def _operations(host: "Host", picture: "Image", prompt: "Prompt", rows: "Sequence[Row]") -> Iterator[str]:
-    """A line for each method: operations, launches where loops are captured, waits, and how many more than the full
-    model's.
-    """
-    from llava_consensus.bench.operations import count
-
-    full = count(host, picture, prompt, rows[0].side)
-    yield f"{'method':24} tokens  operations    more  captured    more  waits  more"
-    for row in rows:
-        found = full if row is rows[0] else count(host, picture, prompt, row.side)
-        more, waits, launches = found.total - full.total, found.waits - full.waits, found.launches - full.launches
-        counts = f"{found.total:11} {more:7} {found.launches:9} {launches:7} {found.waits:6} {waits:5}"
-        yield f"{row.name:24} {row.tokens:6} {counts}"
-
-
 def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> Iterator[str]:
     """A line for each point of the curves; the file is written after each."""
     import torch
 
-    from llava_consensus.bench import growth
-    from llava_consensus.files import write_json
+    from llava_consensus.evaluation.bench import growth
+    from llava_consensus.evaluation.files import write_json
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -205,7 +182,7 @@ def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> I
 
 
 def _printed(content: dict[str, Any], kind: str) -> Iterator[str]:
-    from llava_consensus.report import efficiency, latex, markdown, tidy
+    from llava_consensus.evaluation.report import efficiency, latex, markdown, tidy
 
     if kind == "csv":
         yield tidy.lines(efficiency.cells(content))

@@ -15,7 +15,7 @@ from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, Interrupted, OptionError, unknown_name
 
 if TYPE_CHECKING:
-    from llava_consensus.data.sources import Source
+    from llava_consensus.evaluation.data.sources import Source
 
 OFFICIAL = Path("playground/data")
 DOWNLOADS = "downloads"  # folder in DATA of what is fetched and not unpacked yet
@@ -36,7 +36,7 @@ def add(command: Command) -> None:
 
 def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
     """Copies, generates, and says what to type next."""
-    from llava_consensus.data import mini
+    from llava_consensus.evaluation.data import mini
 
     folder = given.to.expanduser()
     checkpoint, playground = mini.copy(folder)
@@ -48,7 +48,7 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
 
 def download_data(given: argparse.Namespace) -> Iterator[str]:
     """Licences and sizes, then every file; at the end what `check-data` says of each benchmark."""
-    from llava_consensus.data.sources import BY_HAND, SOURCES
+    from llava_consensus.evaluation.data.sources import BY_HAND, SOURCES
 
     names = _chosen(given.names)
     todo = list(dict.fromkeys(source for name in names for source in SOURCES[name]))
@@ -68,8 +68,8 @@ def download_data(given: argparse.Namespace) -> Iterator[str]:
 
 def _chosen(given: Sequence[str]) -> list[str]:
     """The benchmarks that are meant. OptionError for one that is not there."""
-    from llava_consensus.benchmarks import BENCHMARKS
-    from llava_consensus.data.sources import SOURCES
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.data.sources import SOURCES
 
     for name in given:
         if name != "all" and name not in SOURCES:
@@ -79,7 +79,7 @@ def _chosen(given: Sequence[str]) -> list[str]:
 
 def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterator[str]:
     """The licence of each benchmark, and what will be fetched."""
-    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS
 
     yield "licences:"
     yield from (f"  {name:11} {BENCHMARKS[name].licence or 'not stated'}" for name in names)
@@ -106,8 +106,8 @@ def _done(source: "Source", data: Path) -> Path:
 
 def _bring(source: "Source", data: Path, keep: bool) -> str:
     """Fetches and unpacks one file; what became of it."""
-    from llava_consensus.data.transfer import fetch, mark
-    from llava_consensus.data.unpack import unpack
+    from llava_consensus.evaluation.data.transfer import fetch, mark
+    from llava_consensus.evaluation.data.unpack import unpack
 
     done, folder = _done(source, data), data / "eval" / source.to
     if done.exists():
@@ -128,7 +128,7 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
 
 def _checked(name: str, data: Path) -> list[str]:
     """What `check-data` says of a benchmark."""
-    from llava_consensus import benchmarks
-    from llava_consensus.benchmarks.check import check
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.benchmarks.check import check
 
     return [name, *(f"  {one.state:8} {one.text}" for one in check(benchmarks.make(name), data))]

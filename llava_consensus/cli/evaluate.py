@@ -14,9 +14,9 @@ from llava_consensus.cli.grids import carry_out, folders
 from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
-    from llava_consensus.report.columns import Table
-    from llava_consensus.runs.loop import RunResult
-    from llava_consensus.runs.sweep import Cell
+    from llava_consensus.evaluation.report.columns import Table
+    from llava_consensus.evaluation.runs.loop import RunResult
+    from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,6 @@ def add(command: Command) -> None:
     parser = command("eval", evaluate, "accuracy of a model and method on one benchmark")
     parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
     arguments.add_method(parser)
-    arguments.add_fast(parser)
     arguments.add_run(parser)
     arguments.add_benchmark_option(parser)
     trackers.add(parser)
@@ -49,8 +48,8 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
     trackers.check(given.log)
 
-    from llava_consensus.report import table  # a wrong name is told before anything heavy is imported
-    from llava_consensus.runs.loop import run
+    from llava_consensus.evaluation.report import table  # a wrong name is told before anything heavy is imported
+    from llava_consensus.evaluation.runs.loop import run
 
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
@@ -70,9 +69,9 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
 
 def sweep(given: argparse.Namespace) -> Iterator[str]:
     """Every run of a grid, a line each."""
-    from llava_consensus import benchmarks
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.runs import sweep as grids
     from llava_consensus.methods import METHODS, make
-    from llava_consensus.runs import sweep as grids
 
     trackers.check(given.log)
     names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
@@ -103,7 +102,7 @@ def _remaining(seconds: float, done: int, count: int) -> str:
 
 def _table(done: "list[Cell]") -> "Table":
     """The scores of a grid: a line for each method, a group for each budget, a column for each benchmark."""
-    from llava_consensus.report.columns import Group, Table
+    from llava_consensus.evaluation.report.columns import Group, Table
 
     names = list(dict.fromkeys(cell.plan.description["benchmark"] for cell in done))
     groups: dict[str, dict[str, dict[str, str]]] = {}

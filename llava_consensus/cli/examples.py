@@ -15,11 +15,11 @@ from llava_consensus.cli.figures import made
 from llava_consensus.errors import OptionError
 
 if TYPE_CHECKING:
-    from llava_consensus.benchmarks import Question
+    from llava_consensus.evaluation.benchmarks import Question
+    from llava_consensus.evaluation.runs.configuration import Plan
     from llava_consensus.hosts import Answer, Host
+    from llava_consensus.paper.examples import Example, Selection
     from llava_consensus.reduction.method import Method
-    from llava_consensus.report.examples import Example, Selection
-    from llava_consensus.runs.configuration import Plan
 
 WAYS = ("disagreement", "gained", "lost", "questions")
 SIDES = {"vision-only": 1.0, "cross-only": 0.0}  # alpha of ConsensusDrop
@@ -45,10 +45,10 @@ def add(command: Command) -> None:
 def examples(given: argparse.Namespace) -> Iterator[str]:
     """Searches, asks what was found again with every budget, and draws."""
     from llava_consensus import hosts
+    from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
-    from llava_consensus.report import examples as drawings
-    from llava_consensus.report.figures import style
-    from llava_consensus.runs.configuration import prepare
+    from llava_consensus.paper import examples as drawings
+    from llava_consensus.paper.figures import style
 
     if given.count < 1:
         raise OptionError(f"count={given.count} must be at least 1")
@@ -94,9 +94,9 @@ def _whole(text: str) -> list[int]:
 
 def _search(given: argparse.Namespace, plan: "Plan", host: "Host") -> "list[Question]":
     """The questions that are drawn."""
+    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import Budget
-    from llava_consensus.runs import examples as search
 
     budget = Budget(given.tokens)
     if given.by in ("gained", "lost"):
@@ -117,8 +117,8 @@ def _trio() -> "list[Method]":
 
 def _credits(plan: "Plan", host: "Host", method: "Method", tokens: int) -> dict[int, float]:
     """How right each question is answered, 0 to 1, by its index."""
+    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.reduction.budget import Budget
-    from llava_consensus.runs import examples as search
 
     asked = [question for question in plan.questions if len(question.images) == 1]
     return _right(plan, dict(search.answers(plan, host, method, Budget(tokens), asked)))
@@ -141,10 +141,10 @@ def _right(plan: "Plan", answered: "dict[Question, Answer]") -> dict[int, float]
 
 def _examples(plan: "Plan", host: "Host", questions: "Sequence[Question]", budgets: Sequence[int]) -> "list[Example]":
     """Each question with all tokens, and with three methods at every budget."""
+    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.methods import make
+    from llava_consensus.paper.examples import BOTH
     from llava_consensus.reduction.budget import Budget
-    from llava_consensus.report.examples import BOTH
-    from llava_consensus.runs import examples as search
 
     full = dict(search.answers(plan, host, make("full"), Budget(host.visual_tokens), questions))
     truths = plan.benchmark.references(plan.data)
@@ -168,10 +168,10 @@ def _examples(plan: "Plan", host: "Host", questions: "Sequence[Question]", budge
 def _example(
     plan: "Plan", host: "Host", question: "Question", full: "Answer", both: "Answer", chosen: Any, truth: str
 ) -> "Example":
-    from llava_consensus.benchmarks.base import LETTER, SHORT
-    from llava_consensus.report.examples import Example
-    from llava_consensus.runs import examples as search
-    from llava_consensus.runs.pictures import open_image
+    from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
+    from llava_consensus.evaluation.runs import examples as search
+    from llava_consensus.evaluation.runs.pictures import open_image
+    from llava_consensus.paper.examples import Example
 
     (path,) = plan.pictures(question)
     image = open_image(path, content=plan.content(path) if plan.content else None)
@@ -193,7 +193,7 @@ def _example(
 def selection(host: "Host", answer: "Answer", tokens: int, right: bool | None = None) -> "Selection":
     """What was kept and merged for an answer about one square picture."""
     from llava_consensus.hosts.sequence.patches import patches
-    from llava_consensus.report.examples import Selection
+    from llava_consensus.paper.examples import Selection
 
     found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)
     kept = set(found.kept)

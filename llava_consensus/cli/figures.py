@@ -7,8 +7,8 @@ from pathlib import Path
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.cli.tables import CHANGED, known
 from llava_consensus.errors import DataError
-from llava_consensus.files import read_text, write_out
-from llava_consensus.shapes import misread
+from llava_consensus.evaluation.files import read_text, write_out
+from llava_consensus.evaluation.shapes import misread
 
 
 def add(command: Command) -> None:
@@ -27,7 +27,7 @@ def figures(given: argparse.Namespace) -> Iterator[str]:
     Raises:
         DataError: no such folder, or a damaged file in it.
     """
-    from llava_consensus.report import figures as drawings
+    from llava_consensus.paper import figures as drawings
 
     check_results(given.out)
     folder = made(given.to or given.out / "figures")
@@ -56,9 +56,9 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
     Raises:
         DataError: no such folder, a damaged file in it, or a page without markers.
     """
-    from llava_consensus.report import claims as judged
-    from llava_consensus.report import figures as drawings
-    from llava_consensus.report import markdown
+    from llava_consensus.evaluation.report import markdown
+    from llava_consensus.paper import claims as judged
+    from llava_consensus.paper import figures as drawings
 
     check_results(given.out)
     with misread(f"{given.out}: a file of results", CHANGED):

@@ -16,8 +16,8 @@ from typing import Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.runs import DATA
-from llava_consensus.shapes import misread
+from llava_consensus.evaluation.runs import DATA
+from llava_consensus.evaluation.shapes import misread
 
 
 def add(command: Command) -> None:
@@ -92,8 +92,8 @@ def _plain(value: Any) -> str:
 
 def export(given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
-    from llava_consensus import benchmarks
-    from llava_consensus.benchmarks import submission
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.benchmarks import submission
 
     benchmark = arguments.benchmark(given.name, given)
     if benchmark.export is None:
@@ -116,7 +116,7 @@ def export(given: argparse.Namespace) -> Iterator[str]:
 
 def verify(given: argparse.Namespace) -> Iterator[str]:
     """What is wrong with each run, or that nothing is; DataError at the end if anything was."""
-    from llava_consensus.runs.checksums import problems
+    from llava_consensus.evaluation.runs.checksums import problems
 
     damaged = []
     for run in given.runs:
@@ -129,8 +129,8 @@ def verify(given: argparse.Namespace) -> Iterator[str]:
 
 def check_data(given: argparse.Namespace) -> Iterator[str]:
     """One block for each benchmark; DataError at the end if one that was named is not ready for all it can be."""
-    from llava_consensus import benchmarks
-    from llava_consensus.benchmarks.check import check, uses
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.benchmarks.check import check, uses
 
     unready = []
     for name in given.names or benchmarks.BENCHMARKS:

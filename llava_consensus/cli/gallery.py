@@ -15,14 +15,14 @@ from llava_consensus.cli.ask import PICTURES
 from llava_consensus.cli.examples import selection, tokens_of
 from llava_consensus.cli.figures import made
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.runs import MODEL
+from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.hosts import Host
+    from llava_consensus.paper.examples import Selection
     from llava_consensus.reduction.method import Method
-    from llava_consensus.report.examples import Selection
 
 GALLERY = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 visionzip vispruner divprune random"
 CAUTION = (
@@ -49,8 +49,8 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
         DataError: no folder, or no picture in it.
     """
     from llava_consensus import hosts
-    from llava_consensus.report import examples as drawings
-    from llava_consensus.report.figures import style
+    from llava_consensus.paper import examples as drawings
+    from llava_consensus.paper.figures import style
 
     if not given.folder.is_dir():
         raise DataError(f"{given.folder}: no such folder of photographs")
@@ -78,9 +78,9 @@ def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", given: argparse.Namespace
 ) -> "tuple[Image, dict[str, Selection]]":
     """One photograph, and what each method keeps of it."""
+    from llava_consensus.evaluation.runs.pictures import open_image
     from llava_consensus.hosts import Prompt
     from llava_consensus.reduction.budget import Budget
-    from llava_consensus.runs.pictures import open_image
 
     image = open_image(path, upright=True)
     if host.grid_columns(image.size):
@@ -96,7 +96,7 @@ def _look(
 
 def _title(word: str, method: "Method") -> str:
     """What a method of one word is called in pictures."""
-    from llava_consensus.report.rows import LINEUP
+    from llava_consensus.evaluation.report.rows import LINEUP
 
     name, _, rest = word.partition(":")
     options = arguments.options(filter(None, rest.split(",")))

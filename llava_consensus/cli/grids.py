@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from llava_consensus.cli import arguments
 
 if TYPE_CHECKING:
-    from llava_consensus.runs.batches import HostLoader
-    from llava_consensus.runs.sweep import Cell
+    from llava_consensus.evaluation.runs.batches import HostLoader
+    from llava_consensus.evaluation.runs.sweep import Cell
 
 
 def carry_out(
@@ -23,7 +23,7 @@ def carry_out(
         out: their folder; None is `--out`.
         load: instead of `hosts.load`.
     """
-    from llava_consensus.runs import sweep as grids
+    from llava_consensus.evaluation.runs import sweep as grids
 
     cells = grids.sweep(grid, out or given.out, arguments.execution(given), load)
     for number, cell in enumerate(cells, 1):
@@ -35,7 +35,7 @@ def carry_out(
 def loaded_once(given: argparse.Namespace) -> "HostLoader | None":
     """A loader for several grids in a row that loads the model once; None where workers load it themselves."""
     from llava_consensus import hosts
-    from llava_consensus.runs.sweep import LoadedOnce
+    from llava_consensus.evaluation.runs.sweep import LoadedOnce
 
     return LoadedOnce(hosts.load) if given.workers == 1 else None
 

@@ -36,12 +36,12 @@ def add(command: Command) -> None:
 
 def judge(given: argparse.Namespace) -> Iterator[str]:
     """Judges, and tells line by line; at the end JudgeError if some answers have no grade."""
-    from llava_consensus.judge.client import JudgeError, Server
-    from llava_consensus.judge.cost import Prices
-    from llava_consensus.judge.grading import JudgeConfig
-    from llava_consensus.judge.limits import Limits
-    from llava_consensus.judge.run import run as grade
-    from llava_consensus.judge.summary import lines
+    from llava_consensus.evaluation.judge.client import JudgeError, Server
+    from llava_consensus.evaluation.judge.cost import Prices
+    from llava_consensus.evaluation.judge.grading import JudgeConfig
+    from llava_consensus.evaluation.judge.limits import Limits
+    from llava_consensus.evaluation.judge.run import run as grade
+    from llava_consensus.evaluation.judge.summary import lines
 
     prices = Prices(*given.judge_price) if given.judge_price else None
     config = JudgeConfig(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llava_consensus.cli.arguments import Command
 
 if TYPE_CHECKING:
-    from llava_consensus.report.ledger import Cost
+    from llava_consensus.paper.ledger import Cost
 
 FORMATS = ("markdown", "latex", "csv")
 
@@ -21,9 +21,9 @@ def add(command: Command) -> None:
 
 def ledger(given: argparse.Namespace) -> Iterator[str]:
     """The table of all entries."""
+    from llava_consensus.evaluation.report import latex, markdown, tidy
+    from llava_consensus.paper import ledger as published
     from llava_consensus.reduction.costs import SHAPES
-    from llava_consensus.report import latex, markdown, tidy
-    from llava_consensus.report import ledger as published
 
     rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
@@ -35,7 +35,7 @@ def ledger(given: argparse.Namespace) -> Iterator[str]:
 
 def price(model: str, layers: Sequence[int]) -> "Cost":
     """FLOPs and cache of a prompt on a model by our account, with the paper's 66 rows of text."""
+    from llava_consensus.paper.ledger import Cost
     from llava_consensus.reduction.costs import SHAPES, kv_bytes, llm_flops
-    from llava_consensus.report.ledger import Cost
 
     return Cost(llm_flops(SHAPES[model], layers), kv_bytes(SHAPES[model], layers))

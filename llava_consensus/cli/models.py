@@ -51,7 +51,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     if given.hosts:
         yield from _matrix(given.again)
         return
-    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS
     from llava_consensus.hosts import HOSTS
     from llava_consensus.methods import known_methods
 

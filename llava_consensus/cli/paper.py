@@ -57,7 +57,7 @@ def paper(given: argparse.Namespace) -> Iterator[str]:
 
 def parts(given: argparse.Namespace) -> Iterator[Part]:
     """The tables, then the study, each with the benchmarks that were asked for."""
-    from llava_consensus.report import preset as presets
+    from llava_consensus.paper import preset as presets
 
     load = loaded_once(given)
     for preset in map(presets.read, presets.names()):

@@ -26,14 +26,14 @@ def add(command: Command) -> None:
 
 def positions(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
-    from llava_consensus import benchmarks
-    from llava_consensus.files import write_json
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report import markdown
+    from llava_consensus.evaluation.report.written import write
     from llava_consensus.methods import make
+    from llava_consensus.paper import positions as report
+    from llava_consensus.paper.study import closing, format
     from llava_consensus.reduction.budget import budget
-    from llava_consensus.report import markdown
-    from llava_consensus.report import positions as report
-    from llava_consensus.report.written import write
-    from llava_consensus.study import closing, format
 
     if given.workers > 1:
         raise OptionError(f"--workers {given.workers}: attention is read in one process. Take 1")

@@ -36,13 +36,13 @@ def add(command: Command) -> None:
 
 def study(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
-    from llava_consensus import benchmarks
-    from llava_consensus.files import write_json
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report import markdown
+    from llava_consensus.evaluation.report.written import write
     from llava_consensus.methods import make
-    from llava_consensus.report import markdown
-    from llava_consensus.report import study as report
-    from llava_consensus.report.written import write
-    from llava_consensus.study import format, grid, results
+    from llava_consensus.paper import study_tables as report
+    from llava_consensus.paper.study import format, grid, results
 
     retentions, rates = _shares(given.retention), _rates(given.rates)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in given.bench.split()]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.files import read_text, write_out
-from llava_consensus.shapes import misread
+from llava_consensus.evaluation.files import read_text, write_out
+from llava_consensus.evaluation.shapes import misread
 
 if TYPE_CHECKING:
-    from llava_consensus.report.rows import Row
-    from llava_consensus.report.section import Section
-    from llava_consensus.report.table import Catalogue
+    from llava_consensus.evaluation.report.rows import Row
+    from llava_consensus.evaluation.report.section import Section
+    from llava_consensus.evaluation.report.table import Catalogue
 
 CHANGED = "llava-consensus verify RUN tells what was changed in which run"
 MOST = 10  # holes of a grid that are named
@@ -59,7 +59,7 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     Raises:
         DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
     """
-    from llava_consensus.report import costs, table
+    from llava_consensus.evaluation.report import costs, table
 
     if not arguments.out.is_dir():
         raise DataError(
@@ -99,7 +99,7 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
     """All runs in sections, and what keeps them from being whole grids of all questions."""
-    from llava_consensus.report import table
+    from llava_consensus.evaluation.report import table
 
     found = table.in_sections(rows)
     missing = [] if found else ["there are no runs"]
@@ -113,7 +113,7 @@ def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
 
 def _not_whole(row: "Row") -> list[str]:
     """What a run lacks."""
-    from llava_consensus.report.matched import lack
+    from llava_consensus.paper.matched import lack
 
     name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
     if limit is not None:
@@ -125,9 +125,9 @@ def _not_whole(row: "Row") -> list[str]:
 def _of_preset(arguments: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
     """The runs that a preset asks for, and which of them there are not."""
     from llava_consensus.cli.arguments import one_word_method
+    from llava_consensus.evaluation.runs.configuration import describe_reduction
+    from llava_consensus.paper import matched, preset
     from llava_consensus.reduction.budget import budget
-    from llava_consensus.report import matched, preset
-    from llava_consensus.runs.configuration import describe_reduction
 
     chosen = preset.read(arguments.preset)
     if arguments.limit is not None:
@@ -146,9 +146,9 @@ def _refuse(missing: Sequence[str]) -> None:
 
 def known() -> "Catalogue":
     """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
-    from llava_consensus.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.report.table import Catalogue, Facts
     from llava_consensus.methods import METHODS
-    from llava_consensus.report.table import Catalogue, Facts
 
     methods = {name: METHODS.title(name) for name in METHODS}
     facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
@@ -163,8 +163,8 @@ def guessing(config: Mapping[str, Any]) -> float | None:
 
 @cache
 def _guessing(name: str, choices: str, data: str, questions: str, limit: int | None) -> float | None:
-    from llava_consensus import benchmarks
-    from llava_consensus.runs.fingerprint import fingerprint
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.runs.fingerprint import fingerprint
 
     with suppress(DataError, OptionError, OSError):
         benchmark, folder = benchmarks.make(name, **json.loads(choices)), Path(data)
@@ -176,7 +176,7 @@ def _guessing(name: str, choices: str, data: str, questions: str, limit: int | N
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:
     if arguments.figure or arguments.methods_figure:
-        from llava_consensus.report.figures import accuracy, style
+        from llava_consensus.paper.figures import accuracy, style
 
         with style.sheet():
             if arguments.figure:
@@ -194,7 +194,7 @@ def _parent(path: Path) -> Path:
 
 def compare(arguments: argparse.Namespace) -> Iterator[str]:
     """Two runs of a benchmark, paired by question, as text."""
-    from llava_consensus.report import versus
+    from llava_consensus.evaluation.report import versus
 
     with misread(f"{arguments.run_a} or {arguments.run_b}", CHANGED):
         runs = [versus.find(name, arguments.out) for name in (arguments.run_a, arguments.run_b)]

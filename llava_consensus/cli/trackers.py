@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.errors import missing_extra
 
 if TYPE_CHECKING:
-    from llava_consensus.runs.loop import RunResult
+    from llava_consensus.evaluation.runs.loop import RunResult
 
 PROJECT = "llava-consensus"
 Numbers = Mapping[str, float]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import Command
-from llava_consensus.runs import MODEL
+from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
     from llava_consensus.training.plan import Plan

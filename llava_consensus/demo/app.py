@@ -17,8 +17,8 @@ from llava_consensus.demo import markup, page
 from llava_consensus.demo.desk import Desk, Told, offered
 from llava_consensus.demo.page import Form, Sample
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Host
-from llava_consensus.runs.pictures import open_image
 
 MEGABYTES = 20  # of an upload at most
 POLICY = (

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from PIL.Image import Image
 
-from llava_consensus.bench.timing import answer_once
-from llava_consensus.benchmarks.base import SHORT
 from llava_consensus.demo.page import Request, Side
 from llava_consensus.demo.seen import Seen, seen_by
 from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.evaluation.bench.timing import answer_once
+from llava_consensus.evaluation.benchmarks.base import SHORT
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Answer, Host, Prompt
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.runs.pictures import open_image
 
 ROUNDS = 5
 SECONDS = 0.8  # of measuring

@@ -15,8 +15,8 @@ from PIL.Image import Image
 from llava_consensus.demo.desk import Told
 from llava_consensus.demo.page import VIEWS
 from llava_consensus.demo.seen import SALIENCIES, Seen
-from llava_consensus.report import overlay
-from llava_consensus.report.overlay import View
+from llava_consensus.evaluation.report import overlay
+from llava_consensus.evaluation.report.overlay import View
 
 WIDTH = 560  # of a picture in pixels
 HINT = "Point at a patch, or touch it, to see its rank, its saliencies and where it went."

@@ -137,7 +137,7 @@ def uploaded(path: str | None) -> str:
         ConsensusError: for no file, or one that is no picture or too large.
     """
     from llava_consensus.errors import ImageError
-    from llava_consensus.runs.pictures import open_image
+    from llava_consensus.evaluation.runs.pictures import open_image
 
     if not path:
         raise OptionError("no picture yet: upload one, or pick one of the examples")

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from llava_consensus.benchmarks import make
-from llava_consensus.benchmarks.base import SHORT
 from llava_consensus.demo.page import Sample
 from llava_consensus.errors import ConsensusError
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.benchmarks.base import SHORT
 
 EACH = 8  # questions of a picture
 DULL = ("yes", "no", "0")  # answers that show little

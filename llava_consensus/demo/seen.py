@@ -11,10 +11,10 @@ from typing import Any
 from PIL.Image import Image, Resampling
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.report.overlay import SIDE, Fates, View, fates, view
 from llava_consensus.hosts import Answer, Encoded, Host
 from llava_consensus.hosts.base import Clip, PictureOutcome
 from llava_consensus.hosts.sequence.patches import Patches, patches
-from llava_consensus.report.overlay import SIDE, Fates, View, fates, view
 
 SALIENCIES = ("vision", "cross", "fused")
 NOT_DRAWN = (

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.files import read_json
+from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.catalogue import CLIPS, HOSTS, HostEntry, adapting, classes, tower_named
 from llava_consensus.hosts.checkpoints import Checkpoint, find
@@ -86,15 +86,7 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     keep_freed_memory()
     load_host = import_module(f"{entry.package}.loading").load
     host: Host = load_host(str(checkpoint.folder), loading, *_view(entry), chosen)
-    return hastened(host) if loading.fast else host
-
-
-def hastened(host: Any) -> "Host":
-    """A host whose attachments all answer in fixed shapes."""
-    attach = host.attach
-    host.attach = lambda method, budget: attach(method, budget).hasten()
-    fast_host: Host = host
-    return fast_host
+    return host
 
 
 def pinned(model: str, loading: Loading) -> Loading:
@@ -133,10 +125,6 @@ def check(
     loading.check_packages()
     checkpoint = find(model, loading.revision)
     entry = _entry(checkpoint, loading)
-    if loading.fast:
-        from llava_consensus.hosts.fast.checks import check_host
-
-        check_host(model, entry)
     chosen = _chosen(entry, model, host_options)
     changed = {name: value for name, value in chosen.items() if value != entry.defaults[name]}
     checks = import_module(f"{entry.package}.checks")

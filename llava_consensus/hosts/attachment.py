@@ -75,7 +75,6 @@ class Attachment(Caller, Shares):
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
         self.decoder: DecoderHooks | None = None
-        self.fast: Any = None  # what answers in fixed shapes, where that is wanted
         try:
             self._install()
         except BaseException:
@@ -132,22 +131,7 @@ class Attachment(Caller, Shares):
             handle.remove()
         for shadow in reversed(self._shadows):
             shadow.restore()
-        self._handles, self._shadows, self.active, self.fast = [], [], False, None
-
-    def hasten(self) -> "Attachment":
-        """From now on captures the phases of an answer, and replays them (`hosts/fast/`).
-
-        Raises:
-            OptionError: for a model or method that cannot; the method is detached then.
-        """
-        from llava_consensus.hosts.fast.engine import Fast
-
-        try:
-            self.fast = Fast(self)
-        except BaseException:
-            self.detach()
-            raise
-        return self
+        self._handles, self._shadows, self.active = [], [], False
 
     def __repr__(self) -> str:
         amount = f"{self.budget.share:g} of the" if isinstance(self.budget, Share) else f"{self.budget.tokens}"
@@ -195,12 +179,7 @@ class Attachment(Caller, Shares):
         call = self.current(fresh=False)
         if call.encoded is not None:
             return call.encoded
-        captured: list[Tiles] | None = self.fast.encode(pixels, tiles) if self.fast is not None else None
-        return self.run_tower(pixels, tiles) if captured is None else captured
-
-    def run_tower(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
-        """The same by the model's own modules, where nothing was encoded or captured before."""
-        call, tower = self.current(fresh=False), self.here.tower
+        tower = self.here.tower
         assert tower is not None
         with self.collecting() as parts:
             if acts_inside(self.method):

@@ -136,15 +136,6 @@ HOSTS: dict[str, HostEntry] = {
         towers=("internvit", "intern_vit", "internvl", "intern_vl"),
         remote=True,
     ),
-    "video-llava-official": HostEntry(
-        f"{REMOTE}.video_llava",
-        ("LlavaLlamaForCausalLM",),
-        "Video-LLaVA of 2023 by its authors' package `videollava`: pictures, clips, attention over time",
-        options={"class_tokens": ("keep", "drop", "candidates")},
-        clips=True,
-        towers=("languagebind",),
-        remote=True,
-    ),
 }
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import read_json, write_json
+from llava_consensus.evaluation.files import read_json, write_json
 from llava_consensus.hosts.converted import MEND, SQUARE, TILED, configuration, generation, write_processor
 from llava_consensus.hosts.llava.checks import tower_beside
 from llava_consensus.hosts.llava.own_tower import FLAG

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.files import read_json
+from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts.llava.checks import CONVERSATION
 
 MEND = "Fetch the checkpoint again"

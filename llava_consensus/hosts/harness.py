@@ -129,7 +129,7 @@ class HarnessHost:
 @contextmanager
 def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
     """While the body runs, this call's logits are made of the last row of states [R, S, D] alone: who answers reads no
-    others. What is captured hands the head its rows [R, D] itself, and they stay.
+    others.
     """
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import read_json
+from llava_consensus.evaluation.files import read_json
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PATIENCE = 5.0  # seconds

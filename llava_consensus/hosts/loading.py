@@ -32,7 +32,6 @@ class Loading:
             shortened sequences need masks, are for sdpa and eager.
         revision: branch, tag or commit of a model of the hub; None is its main branch.
         trust_remote_code: whether code that a checkpoint carries may run.
-        fast: whether answers are given in fixed shapes, captured and replayed (docs/efficiency.md).
     Raises:
         OptionError: for a value outside these, or a device beside a device map.
     """
@@ -44,7 +43,6 @@ class Loading:
     attention: str = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
-    fast: bool = False
 
     def __post_init__(self) -> None:
         if not DEVICE.fullmatch(self.device):
@@ -75,11 +73,7 @@ class Loading:
                 raise missing_extra(package, extra)
 
     def check_method(self, method: "Method") -> None:
-        """Raises OptionError for a kernel, or for fixed shapes, that a method does not work with."""
-        if self.fast:
-            from llava_consensus.hosts.fast.checks import check_method
-
-            check_method(method)
+        """Raises OptionError for a kernel that a method does not work with."""
         if method.place.name == "DECODER" and self.attention == "flash_attention_2":
             raise OptionError(
                 f"attention={self.attention!r}: {type(method).__name__} cuts between decoder layers, which needs masks "

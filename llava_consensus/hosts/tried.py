@@ -7,7 +7,7 @@ python -m llava_consensus.hosts.tried        # tries everything again and writes
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.files import read_json, replace, to_json
+from llava_consensus.evaluation.files import read_json, replace, to_json
 
 FILE = Path(__file__).with_suffix(".json")
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import choose, ensure_finite, within
 from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import assemble
@@ -102,7 +101,6 @@ def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> T
     return torch.where(high > low, (raw - low + 1e-6) / (high - low), torch.ones_like(raw))
 
 
-@captured
 def greedy_map(kernel: Tensor, count: int) -> Tensor:
     """`count` tokens of each kernel [B, N, N] in the order they are chosen: [B, count]. Ties go to the lower place."""
     size, device = kernel.shape[1], kernel.device

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import ensure_finite
 from llava_consensus.reduction.method import Tiled
 from llava_consensus.reduction.output import assemble
@@ -46,7 +45,6 @@ def spread_out(points: Tensor, count: int) -> Tensor:
     return _farthest_first(distance, count)
 
 
-@captured
 def _farthest_first(distance: Tensor, count: int) -> Tensor:
     """The loop: from all distances [B, N, N] to `count` places [B, count] in the order they are chosen."""
     size, device = distance.shape[1], distance.device

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import ensure_finite, within
 from llava_consensus.reduction.method import ReadsTower
 from llava_consensus.reduction.output import assemble, pick
@@ -71,7 +70,6 @@ class VisPruner(ReadsTower):
         return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
 
 
-@captured
 def thin(similarity: Tensor, count: int) -> Tensor:
     """The `count` tokens left of a list of R, in the order of the last round: [B, R, R] -> [B, count]. Once half of the
     tokens have left, they are looked at no more.

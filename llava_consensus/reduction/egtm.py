@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, one_hot
 
-from llava_consensus.reduction.captured import captured
 from llava_consensus.reduction.checks import choose, ensure_finite
 from llava_consensus.reduction.output import pick
 from llava_consensus.reduction.ranking import indices, membership
@@ -45,14 +44,13 @@ def assign(keys: Tensor, anchors: Tensor) -> Tensor:
 def group(
     features: Tensor, keys: Tensor, count: int, start: str = "first", saliency: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`sample_anchors` and `assign` in one that can be captured: anchors [B, M], and which each token joins [B, R]."""
+    """`sample_anchors` and `assign` in one: anchors [B, M], and which each token joins [B, R]."""
     choose("fps_start", start, STARTS)
     features = ensure_finite("features of the vision tower", features.float())
     keys = ensure_finite("keys of the vision tower", keys.float())
     return _group(features, keys, saliency if start == "salient" else None, count, start)
 
 
-@captured
 def _group(features: Tensor, keys: Tensor, saliency: Tensor | None, count: int, start: str) -> tuple[Tensor, Tensor]:
     anchors = _sample(features, count, start, saliency)
     return anchors, _assign(keys, anchors)

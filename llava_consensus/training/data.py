@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json
+from llava_consensus.evaluation.files import Record, read_json
 
 IMAGE = "<image>"
 SHOWN = 3  # examples in a message

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, write_json
+from llava_consensus.evaluation.files import Record, write_json
 from llava_consensus.training.state import FOLDER, RESULT
 from llava_consensus.training.steps import trained
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from llava_consensus import hosts
 from llava_consensus.errors import OptionError
-from llava_consensus.files import Record
+from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.runs.fingerprint import fingerprint, place, versions
 from llava_consensus.training import support
 from llava_consensus.training.data import Conversations, read
 from llava_consensus.training.export import export

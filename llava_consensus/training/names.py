@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llava_consensus.files import Record
+from llava_consensus.evaluation.files import Record
 
 LOADER = ("dispatch_batches", "split_batches", "even_batches", "use_seedable_sampler")  # options of loaders
 

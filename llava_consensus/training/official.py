@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import MissingDependency, OptionError
-from llava_consensus.files import read_json
+from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
 from llava_consensus.hosts.llava.own_tower import FLAG, trains_tower

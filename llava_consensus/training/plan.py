@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError, OptionError, unknown_name
-from llava_consensus.files import Record, canonical
+from llava_consensus.evaluation.files import Record, canonical
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 
@@ -136,7 +136,7 @@ class Plan:
         """
         if self.deepspeed is None:
             return 0
-        from llava_consensus.files import read_json
+        from llava_consensus.evaluation.files import read_json
 
         config = read_json(self.deepspeed, "Take one of eval_scripts/zero2.json and eval_scripts/zero3.json", dict)
         stage = config.get("zero_optimization", {}).get("stage", 0)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llava_consensus.errors import DataError
-from llava_consensus.files import Record, read_json, remove_leftovers, write_json
-from llava_consensus.locks import take_lock
+from llava_consensus.evaluation.files import Record, read_json, remove_leftovers, write_json
+from llava_consensus.evaluation.locks import take_lock
 
 FOLDER, DESCRIPTION, COMPLETE, RESULT = ".training", "training.json", "complete", "training.json"
 log = logging.getLogger(__name__)

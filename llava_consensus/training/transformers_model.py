@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading
-from llava_consensus.runs.pictures import open_image
 from llava_consensus.training.data import IMAGE, MODEL, Conversations
 from llava_consensus.training.official import WARM_UP
 from llava_consensus.training.plan import LORA, PROJECTOR, Plan

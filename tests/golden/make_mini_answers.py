@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import transformers
 
-from llava_consensus import benchmarks, load, make
+from llava_consensus import load, make
+from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.runs.pictures import open_image
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "playground" / "mini"

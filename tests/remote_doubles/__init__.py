@@ -6,6 +6,5 @@ the others stand alone, so that they can lie in a checkpoint as its code.
 from remote_doubles.cogvlm import cogvlm
 from remote_doubles.internvl_chat import internvl_chat
 from remote_doubles.qwen_vl import qwen_vl
-from remote_doubles.video_llava import video_llava
 
-__all__ = ["cogvlm", "internvl_chat", "qwen_vl", "video_llava"]
+__all__ = ["cogvlm", "internvl_chat", "qwen_vl"]

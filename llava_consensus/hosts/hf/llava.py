@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.hf.fixed import FixedLlava
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
@@ -38,15 +37,11 @@ class Llava(HfModel):
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
         return [tiles.flatten(0, 1) for tiles in projected]
 
-    def fixed(self, attachment: "Attachment") -> FixedLlava:
-        """How prompts are answered in fixed shapes; families that build on this one are not adapted to it."""
-        return FixedLlava(attachment, self)
-
     def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
         counts = [rows.tiles for rows in pictures]
         pixels = self.pixels(modality, inputs, pictures)
-        if acts_inside(attachment.method) or self.lays_out or attachment.fast is not None:
+        if acts_inside(attachment.method) or self.lays_out:
             tiles = attachment.encode(pixels, counts)
             return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
         output, parts = run_encoder(self, attachment, modality, inputs)

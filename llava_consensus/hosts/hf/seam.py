@@ -85,10 +85,6 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
         kwargs["input_ids"] = kwargs.pop("inputs")
     if attachment.method.place is Place.DECODER and _setting(attachment, kwargs, "prefill_chunk_size"):
         raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-    if attachment.fast is not None:
-        answers = attachment.fast.generate(kwargs)
-        if answers is not None:
-            return answers
     with torch.no_grad():
         changed = _reduced(attachment, kwargs)
     prompt = kwargs.get("input_ids")

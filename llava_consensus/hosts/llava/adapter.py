@@ -17,7 +17,6 @@ from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.decoder.llama import LlamaDecoder
 from llava_consensus.hosts.layouts import STOCK, fixed_grid
 from llava_consensus.hosts.llava.checks import check_layout
-from llava_consensus.hosts.llava.fixed import FixedLlava
 from llava_consensus.hosts.llava.prepare import PREPARE, changed, generate, prepare
 from llava_consensus.hosts.llava.shape import most_tiles
 from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
@@ -110,10 +109,6 @@ class LlavaModel:
         """The official function, and `generate`, which makes a call of its own."""
         entrance = partial(generate, attachment)
         return {PREPARE: partial(prepare, attachment), "generate": wraps(type(self.module).generate)(entrance)}
-
-    def fixed(self, attachment: Attachment) -> FixedLlava:
-        """How prompts are answered in fixed shapes."""
-        return FixedLlava(attachment, self)
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError, OptionError, unknown_name
-from llava_consensus.files import Record, read_json
+from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.hosts import hub
 from llava_consensus.hosts.checkpoints import Checkpoint, find
 from llava_consensus.hosts.layouts import STOCK

@@ -146,7 +146,7 @@ class LlavaHost(HarnessHost):
         distinct: dict[tuple[int, ...], int] = {}
         places = [distinct.setdefault(tuple(map(id, shown)), len(distinct)) for shown in encoded]
         saved = len(places) - len(distinct)
-        alone = not self.shares or saved < SAVED or attachment.reads_prompts or attachment.fast is not None
+        alone = not self.shares or saved < SAVED or attachment.reads_prompts
         if alone or not all(encoded) or not _plain(attachment):
             return list(range(len(encoded))), encoded
         return places, [encoded[places.index(number)] for number in range(len(distinct))]

@@ -46,17 +46,8 @@ def generate(attachment: "Attachment", *args: Any, **kwargs: Any) -> Any:
     if not attachment.current(fresh=False).scoped:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
-    if attachment.fast is not None:
-        answers = attachment.fast.generate(named(args, kwargs))
-        if answers is not None:
-            return answers
     model = attachment.here.module
     return type(model).generate(model, *args, **kwargs)
-
-
-def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `generate` by name."""
-    return {**dict(zip(("inputs", "images", "image_sizes"), args, strict=False)), **kwargs}
 
 
 def prepare(attachment: "Attachment", *args: Any, **kwargs: Any) -> tuple[Any, ...]:

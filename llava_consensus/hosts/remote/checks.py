@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
-from llava_consensus.files import read_json
+from llava_consensus.evaluation.files import read_json
 
 OWN = "prompts of the model's own code"
 TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_conversation_input_ids`

@@ -11,14 +11,7 @@ from llava_consensus.hosts.base import Tiles, Tower
 from llava_consensus.hosts.sequence.layout import Layout, Unit
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.tokens import (
-    ClipSides,
-    Need,
-    TextProbe,
-    VisionAttention,
-    VisualTokens,
-    WholePictures,
-)
+from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures
 
 
 class Places(NamedTuple):

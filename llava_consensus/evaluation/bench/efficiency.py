@@ -1,0 +1,176 @@
+"""Efficiency of methods side by side: rounds of measurements, and the file that keeps them.
+
+After every round the file is written anew, so that a stopped measurement loses a round at most; the same call goes on
+from there. Its `rows`, one for each method and budget with the full model first, have:
+
+    method, title, tokens         as asked for; `tokens` is what the model has for the full one
+    reduction_percent             how many tokens fewer than the full model has
+    ttft_ms, tpot_ms, generation_ms, phases_ms (tower, reduction, prefill), stages_ms   medians of all samples
+    quartiles                     first and third of ttft_ms, tpot_ms and generation_ms
+    speedup, share                full model's ttft_ms over this one; the reduction's part of ttft_ms
+    account                       tokens, FLOPs and cache by formula (docs/accounting.md)
+    kv_bytes, peak_bytes          measured; `memory` of the file says what the peak counts
+    paper                         FLOPs and cache by the formulas of the paper's own tables
+    samples                       every single measurement
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from llava_consensus.errors import ConsensusError, DataError, OptionError
+from llava_consensus.evaluation.bench.memory import peak_meaning
+from llava_consensus.evaluation.bench.summary import Row, summary
+from llava_consensus.evaluation.bench.timing import Sample, one_round
+from llava_consensus.evaluation.files import Record, read_json, write_json
+from llava_consensus.hosts.base import Answer, Host, Prompt
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.costs import account, match
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.shape import Shape
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How is measured.
+
+    Args:
+        repeats: rounds that count, each of them every method and budget on every picture.
+        length: tokens of each answer.
+        warmup: rounds before, which do not count.
+    Raises:
+        OptionError: for a number below its bound.
+    """
+
+    repeats: int = 5
+    length: int = 20
+    warmup: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("repeats", 1), ("length", 2), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name}={getattr(self, name)} must be at least {least}")
+
+
+def prompt_shape(host: Host, prompt: Prompt, picture: Image) -> Shape:
+    """Sizes of the model with this prompt about this picture, as a first answer tells them. It reads one visual token
+    where the host allows that: all of a large model's take minutes on a small machine.
+    """
+    try:
+        answer = _first_answer(host, prompt, picture, make("random"), Budget(1))
+    except ConsensusError:  # one is not enough, of several tiles for example
+        answer = _first_answer(host, prompt, picture, make("full"), Budget(1))
+    if answer.prefill is None:
+        text, question = host.rows(prompt)
+    else:
+        text, question = answer.prefill.text, answer.prefill.question
+    shape = host.shape(text)._replace(question=question)
+    return shape if shape.available == answer.before else shape._replace(patches=answer.before, tiles=1)
+
+
+def _first_answer(host: Host, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
+    attached = host.attach(method, budget)
+    try:
+        (answer,) = host.answer([host.encode([picture])], [replace(prompt, max_new_tokens=1)])
+    finally:
+        attached.detach()
+    return answer
+
+
+def rows_of(
+    host: Host, names: Sequence[str], budgets: Sequence[Budget | Share], shape: Shape, by: str, make_method: Any = make
+) -> tuple[list[Row], list[Record]]:
+    """The rows that this model can have, the full model first, and of the others why not.
+
+    Args:
+        by: what a budget counts, see `reduction.costs.match`.
+        make_method: makes a method of its name.
+    """
+    rows = [Row("full", shape.available, (make("full"), Budget(shape.available)))]
+    left_out: list[Record] = []
+    for given_budget in budgets:
+        budget = given_budget.of(shape.available)
+        for name in names:
+            try:
+                method = make_method(name)
+                given = match(method, budget, shape, by)
+                account(method, given, shape)
+                host.attach(method, given).detach()
+            except ConsensusError as error:
+                left_out.append({"method": name, "tokens": budget.tokens, "reason": str(error)})
+                continue
+            if method.reduces:
+                rows.append(Row(name, budget.tokens, (method, given)))
+    return rows, left_out
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured side by side, and how.
+
+    Args:
+        prompt: about each of `pictures`; `shape` is that of the model with the first.
+        rows: the full model first.
+    """
+
+    host: Host
+    pictures: Sequence[Image]
+    prompt: Prompt
+    shape: Shape
+    rows: Sequence[Row]
+    protocol: Protocol
+
+    def measure(self, description: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> Record:
+        """Measures all rounds that the file does not have yet, and returns its content.
+
+        Args:
+            description: of model, machine and versions, as JSON values: the same where a measurement goes on.
+            out: the file.
+            tell: takes a line about each round.
+        Raises:
+            DataError: where the file holds another measurement.
+        """
+        protocol = self.protocol
+        how = {"length": protocol.length, "warmup": protocol.warmup}
+        content = {**description, "protocol": how, "memory": peak_meaning(), "shape": self.shape._asdict()}
+        content["order"] = [f"{row.name} {row.tokens}" for row in self.rows]
+        samples, loads = _before(out, content)
+        for _ in range(protocol.warmup if len(loads) < protocol.repeats else 0):
+            self._round()
+        for number in range(len(loads), protocol.repeats):
+            for known, new in zip(samples, self._round(), strict=True):
+                known += [sample.record() for sample in new]
+            loads.append(os.getloadavg()[0])
+            write_json(out, {**content, "load_average": loads, "rows": self._summaries(samples)})
+            tell(f"round {number + 1} of {protocol.repeats}: {out}")
+        result: Record = read_json(out, kind=dict)
+        return result
+
+    def _round(self) -> list[list[Sample]]:
+        prompt = replace(self.prompt, max_new_tokens=self.protocol.length)
+        return one_round(self.host, self.pictures, prompt, [row.side for row in self.rows])
+
+    def _summaries(self, samples: Sequence[Sequence[Record]]) -> list[Record]:
+        """The rows with their speed-up over the full model."""
+        known = self.shape.available == self.host.shape().available
+        found = [summary(row, one, self.shape, known) for row, one in zip(self.rows, samples, strict=True)]
+        return [{**row, "speedup": found[0]["ttft_ms"] / row["ttft_ms"]} for row in found]
+
+
+def _before(out: Path, content: Mapping[str, Any]) -> tuple[list[list[Record]], list[float]]:
+    """Samples of each row in rounds that are done, and the machine's load behind each of them."""
+    if not out.is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return [[] for _ in content["order"]], []
+    known = read_json(out, "Move it away", dict)
+    changed = sorted(key for key in content if known.get(key) != content[key])
+    if changed:
+        raise DataError(
+            f"{out}: holds another measurement ({', '.join(changed)}). Move it away, say --out FILE, or --again"
+        )
+    return [row["samples"] for row in known["rows"]], known["load_average"]

@@ -1,0 +1,294 @@
+"""What every benchmark shares: its description, its options, and joining answers to questions by id.
+
+Answers are never paired with labels by position: an answer file may be partial (LIMIT, unreadable pictures), in
+another order, hold a line twice or come from somebody else's LLaVA. Every file error names the path, the line and
+where the file comes from. Files are parsed as JSON, nothing else; nothing in them is executed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.files import Record, digest, read_answers, read_lines
+
+LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
+SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
+LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question; `images` are file names as the question file has them, below the benchmark's image folder."""
+
+    index: int  # line in the question file, from 0
+    question_id: int | str
+    images: tuple[str, ...]  # none for a question about text alone, several for the frames of a video
+    text: str  # everything that is asked, suffix included
+    category: str = "default"
+    prompt: str | None = None  # what the answer file records as prompt, where LLaVA records something else
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file a benchmark needs: its path under DATA/eval/<folder>, and where a user gets it."""
+
+    path: str
+    source: str
+    sha256: str = ""  # of the known version, where there is one and it is known
+    optional: bool = False  # scored or exported with it, asked without
+    exported: bool = False  # optional, but nothing is exported without it
+
+
+def option(*values: str, line: str, asks: bool = False) -> Any:
+    """A field of a benchmark that is an option.
+
+    Args:
+        values: what it may be; the first is the default.
+        line: what it means, for the message about another value.
+        asks: whether it changes what is asked: it is then part of a run's configuration. Others only score again.
+    """
+    return field(default=values[0], metadata={"values": values, "line": line, "asks": asks})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(ABC):
+    """Where the data is, how it is asked, how it is scored, whose number it must match.
+
+    A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed stands in
+    the class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
+
+    Raises:
+        OptionError: for an option that is none of its values.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    line: ClassVar[str]
+    folder: ClassVar[str]  # under DATA/eval
+    metric: ClassVar[str]  # key of the headline number in the report
+    scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
+    guess: ClassVar[float] = 0.0  # what guessing scores, where that does not depend on the questions
+    column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
+    judge: ClassVar[str | None] = None  # name in judge.GRADERS of what a judge model is asked about its answers
+    max_new_tokens: ClassVar[int]
+    licence: ClassVar[str] = ""  # of the data, in a few words
+    frames: ClassVar[int] = 0  # of each video that are shown; 0 where the files are pictures
+
+    # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
+    export: ClassVar[Callable[..., Record] | None] = None
+    # (DATA, name) -> the content of a picture that is no file of its own
+    picture: ClassVar[Callable[..., bytes] | None] = None
+
+    def __post_init__(self) -> None:
+        for option_field in fields(self):
+            value = getattr(self, option_field.name)
+            if value not in option_field.metadata["values"]:
+                values, line = ", ".join(option_field.metadata["values"]), option_field.metadata["line"]
+                raise OptionError(f"{option_field.name}={value!r} must be one of {values}: {line}")
+
+    @property
+    @abstractmethod
+    def files(self) -> tuple[DataFile, ...]:
+        """What it needs; the first holds the questions."""
+
+    @property
+    @abstractmethod
+    def images(self) -> str:
+        """The folder of pictures, under its folder."""
+
+    @property
+    def count(self) -> int | None:
+        """Questions of the official set, where that is known."""
+        return None
+
+    @property
+    def paper(self) -> float | None:
+        """The headline for LLaVA-1.5-7B with all tokens, as published for these options."""
+        return None
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order; of LLaVA's own kind of question file unless a subclass says otherwise.
+
+        Args:
+            data: folder that holds `eval/<folder>/...` in LLaVA's layout.
+        Raises:
+            DataError: a file that is needed is missing or damaged; labels too, before anything is asked.
+        """
+        require(self.place(data), self.files)
+        return read_questions(self.place(data) / self.question_file)
+
+    @abstractmethod
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """What `report` below makes of the answers.
+
+        Args:
+            records: lines of an answer file: question_id, text, mostly prompt.
+            data: as for `load`.
+        Raises:
+            DataError: a file is missing or damaged, or the answers are not to these questions.
+        """
+
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """What guessing among the answers that a question allows scores on these questions, in the headline's unit: 0
+        where answers are free. A model whose interval does not lie above it enters no average of a report.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        return self.guess
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        """The right answer to show beside an answer, by index; nothing where that is not one short text."""
+        return {}
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """The answers in a file or folder: LLaVA's lines, or an official form of this benchmark, told by its content.
+
+        Raises:
+            DataError: it is neither.
+        """
+        return read_answers(path)
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score` of a file; where that holds finished grades of a judge, what they come to."""
+        return self.score(self.read(path, data), data)
+
+    def scored_by(self, data: Path) -> str | None:
+        """Who scores it where `score` alone cannot; None where it can, once its files are there."""
+        return None
+
+    @property
+    def question_file(self) -> str:
+        """The file that holds the questions, under its folder."""
+        return self.files[0].path
+
+    def place(self, data: Path) -> Path:
+        """Its own folder of DATA."""
+        return Path(data) / "eval" / self.folder
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Options other than the default."""
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(self)
+            if getattr(self, option_field.name) != option_field.default
+        }
+
+    @property
+    def asking(self) -> dict[str, str]:
+        """Those of them that change what is asked."""
+        asks = {option_field.name for option_field in fields(self) if option_field.metadata["asks"]}
+        return {name: value for name, value in self.chosen.items() if name in asks}
+
+
+class Joined(NamedTuple):
+    """Answers by the index of their question, ascending, and the counts of `join`."""
+
+    answers: dict[int, Record]
+    counts: dict[str, int]
+
+
+def require(folder: Path, files: Sequence[DataFile]) -> None:
+    """Stop unless every file is there; the message names all that are missing and their sources."""
+    absent = [file for file in files if not (file.optional or (folder / file.path).is_file())]
+    if absent:
+        listed = "".join(f"\n  {folder / file.path}\n    from {file.source}" for file in absent)
+        where = "" if folder.is_dir() else f" (there is no folder {folder}: is DATA right?)"
+        raise DataError(f"missing {'files' if len(absent) > 1 else 'file'}{where}:{listed}")
+
+
+def read_questions(path: Path) -> list[Question]:
+    """A question file of LLaVA's: one object a line with question_id, text and mostly image and category. The file
+    that was read last is remembered by its content: a run reads its questions again to score the answers.
+    """
+    return list(_questions(path, digest(path)))
+
+
+@lru_cache(maxsize=1)
+def _questions(path: Path, _content: str) -> tuple[Question, ...]:
+    questions, of_image = [], dict[str | None, tuple[str, ...]]()
+    for index, row in enumerate(read_lines(path, ("question_id", "text"))):
+        image = row.get("image")
+        if not (_is_id(row["question_id"]) and isinstance(row["text"], str) and isinstance(image, str | None)):
+            raise DataError(f"{path}, line {index + 1}: question_id, image or text is of the wrong type")
+        images = of_image.setdefault(image, () if image is None else (image,))  # most have several questions
+        question = Question(index, row["question_id"], images, row["text"], row.get("category", "default"))
+        questions.append(question)
+    return tuple(questions)
+
+
+def join(
+    records: Sequence[Record],
+    questions: Sequence[Question],
+    key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
+) -> Joined:
+    """Which question each answer belongs to: by metadata.index if its id agrees, else by key.
+
+    The n-th answer with a key goes to the n-th question with it; more answers than questions are duplicates, of which
+    the last counts; answers to no question are unknown. DataError if all of them are unknown.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for question in questions:
+        places.setdefault(key_of_question(question), []).append(question.index)
+    answers: dict[int, Record] = {}
+    surplus = {"duplicate": 0, "unknown": 0}
+    for number, record in enumerate(records, start=1):
+        _check(record, number)
+        index = _stated_index(record, questions)
+        if index is None:
+            candidates = places.get(key_of_record(record))
+            if candidates is None:
+                surplus["unknown"] += 1
+                continue
+            index = next((candidate for candidate in candidates if candidate not in answers), candidates[-1])
+        surplus["duplicate"] += index in answers
+        answers[index] = record
+    if records and not answers:
+        raise DataError(_none_belongs(records[0], questions))
+    counts = {"asked": len(questions), "answered": len(answers), "missing": len(questions) - len(answers), **surplus}
+    return Joined(dict(sorted(answers.items())), counts)
+
+
+def report(name: str, joined: Joined, numbers: Mapping[str, Any], extracted: list[dict[str, Any]]) -> dict[str, Any]:
+    """The JSON-able result every benchmark returns: the numbers, how complete they are, and each answer as read."""
+    complete = not joined.counts["missing"]
+    return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
+
+
+def percent(value: float | None) -> float | None:
+    """A fraction in percent; None stays None."""
+    return None if value is None else 100 * value
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _check(record: Record, number: int) -> None:
+    if not isinstance(record, Mapping) or not _is_id(record.get("question_id")):
+        raise DataError(f"answer {number}: no question_id (a number or a text)")
+    if not isinstance(record.get("text"), str):
+        raise DataError(f"answer {number} (question_id {record['question_id']!r}): no text")
+
+
+def _stated_index(record: Record, questions: Sequence[Question]) -> int | None:
+    """The line our own harness asked, if the answer states one and the id there is the same."""
+    metadata = record.get("metadata")
+    index = metadata.get("index") if isinstance(metadata, Mapping) else None
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(questions):
+        return None
+    return index if questions[index].question_id == record["question_id"] else None
+
+
+def _none_belongs(record: Record, questions: Sequence[Question]) -> str:
+    expected = f"{questions[0].question_id!r}" if questions else "none"
+    return (
+        "none of the answers belongs to a question of this benchmark: the first answer has question_id "
+        f"{record['question_id']!r}, the first question {expected}. Is it the right answer file and DATA folder?"
+    )

@@ -1,0 +1,110 @@
+"""Is a benchmark's data all there, and is it the right version? What `llava-consensus check-data` says.
+
+Files by presence, and by content where the known version's is known; questions by number; pictures by name; right
+answers by what scoring itself checks (POPE's labels line by line against the questions, for example). What is wrong
+says for which use it is: answering needs the pictures, scoring the right answers, an export what it writes about.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.shapes import misread
+
+CHUNK = 1 << 20
+NAMED = 5  # missing pictures that are named
+SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
+
+
+class Finding(NamedTuple):
+    """One line of a check."""
+
+    state: str  # one or two words
+    text: str
+    blocks: tuple[str, ...] = ()  # the uses it has to be mended for
+
+
+def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
+    """Files, number of questions, right answers, pictures; it goes on as far as what is there allows."""
+    folder, data = benchmark.place(data), Path(data)
+    for file in benchmark.files:
+        yield _file(folder / file.path, file)
+    wrong: dict[str, tuple[str, ...]] = {}
+    questions = None
+    try:
+        with misread(f"{folder}: a file of {benchmark.name}"):
+            benchmark.score([], data)
+    except DataError as error:
+        wrong[str(error)] = (SCORING,)
+    try:
+        with misread(f"{folder}: a file of {benchmark.name}"):
+            questions = benchmark.load(data)
+    except DataError as error:
+        wrong[str(error)] = (*wrong.get(str(error), ()), EXPORT, ANSWERING)
+    present = all(file.optional or (folder / file.path).is_file() for file in benchmark.files)
+    yield from (Finding("wrong" if present else "missing", text, blocks) for text, blocks in wrong.items())
+    if questions is not None:
+        yield _count(benchmark, questions)
+        yield from _pictures(benchmark, folder, questions)
+
+
+def uses(benchmark: Benchmark, data: Path, findings: Sequence[Finding]) -> dict[str, str]:
+    """What the data is ready for: `ready`, `not ready`, or who does it instead."""
+    blocked = {use for finding in findings for use in finding.blocks}
+    states = {use: "not ready" if use in blocked else "ready" for use in USES}
+    elsewhere = benchmark.scored_by(data)
+    if elsewhere is not None and states[SCORING] == "ready":
+        states[SCORING] = f"by {elsewhere}"
+    if benchmark.export is None:
+        del states[EXPORT]
+    return states
+
+
+def _file(path: Path, file: DataFile) -> Finding:
+    if not path.exists():
+        state = "absent" if file.optional else "missing"
+        text = f"{path}{' (optional)' if file.optional else ''}\n  from {file.source}"
+        return Finding(state, text, (EXPORT,) if file.exported else ())
+    size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
+    if not file.sha256:
+        return Finding("there", f"{path} ({size})")
+    if _digest(path) == file.sha256:
+        return Finding("there", f"{path} ({size}, the known version)")
+    return Finding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _count(benchmark: Benchmark, questions: list[Question]) -> Finding:
+    text = f"{len(questions):,} questions"
+    if benchmark.count is None:
+        return Finding("there", text)
+    if len(questions) == benchmark.count:
+        return Finding("there", f"{text}, as the official set has")
+    return Finding("other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
+
+
+def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[Finding]:
+    names = list(dict.fromkeys(name for question in questions for name in question.images))
+    media = "videos" if benchmark.frames else "pictures"
+    if benchmark.picture is not None:
+        yield Finding("there", f"{len(names):,} {media}, inside {benchmark.question_file}")
+        return
+    place = folder / benchmark.images
+    absent = [name for name in names if not (place / name).exists()]
+    if absent:
+        named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED:,} more" if len(absent) > NAMED else "")
+        text = f"{len(absent):,} of {len(names):,} {media} in {place}: {named}"
+        yield Finding("missing", text, (ANSWERING,))
+    elif names:
+        size = sum((place / name).stat().st_size for name in names)
+        yield Finding("there", f"{len(names):,} {media} in {place} ({size:,} bytes)")

@@ -1,0 +1,135 @@
+"""MM-Vet: 218 open questions on 200 pictures that need several capabilities at once, graded 0 to 1 by a judge model.
+
+Data: DATA/eval/mm-vet; questions from LLaVA's eval.zip, `mm-vet.json` (answers and capabilities) and the pictures from
+mm-vet.zip of https://github.com/yuweihao/MM-Vet (data CC BY-NC 4.0).
+Asked as LLaVA does: vicuna_v1, greedy, at most 1024 new tokens, the bare question.
+Scored by a judge (`llava-consensus judge mmvet`): mean grade, per capability, over runs. Without one only the matches
+of `judged.py`. The official result file is written by `export`.
+Must match: LLaVA-1.5-7B 31.1 with gpt-4-0613 (https://arxiv.org/abs/2310.03744); that judge is gone, and today's give
+the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers of one judge.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import base, judged, submission
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
+
+FILES = (
+    DataFile("llava-mm-vet.jsonl", base.LLAVA_EVAL_ZIP),
+    DataFile("mm-vet.json", "mm-vet.zip at github.com/yuweihao/MM-Vet/releases"),
+)
+GOLD_FIELDS = {"question": str, "answer": str, "capability": list}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MMVet(Benchmark):
+    """Open questions that need several capabilities at once, graded by a judge model."""
+
+    name = "mmvet"
+    title = "MM-Vet"
+    line = "MM-Vet: open questions that need several capabilities, graded by a judge model"
+    folder = "mm-vet"
+    images = "images"
+    files = FILES
+    metric = "total"
+    column = "mmvet"
+    judge = "mmvet"
+    paper = 31.1
+    count = 218
+    max_new_tokens = 1024
+    licence = "CC BY-NC 4.0; pictures from the web"
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or an official result file: `v1_<question_id>` -> answer text."""
+        whole = _whole(path)
+        if whole is None:
+            return super().read(path, data)
+        return [{"question_id": _number(key), "text": answer} for key, answer in whole.items()]
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
+        from llava_consensus.evaluation.scorers import mm_vet as scorer  # with numpy: only now
+
+        whole = _whole(path) or {}
+        if not whole or not all(isinstance(one, dict) and "score" in one for one in whole.values()):
+            return super().score_file(path, data)
+        gold = self.gold(data, self.load(data))
+        graded = {key: one["score"] for key, one in whole.items() if key in gold}
+        if not graded:
+            raise DataError(f"{path}: grades of other samples than those of {self.place(data)}")
+        runs = min(len(scores) for scores in graded.values())
+
+        numbers = scorer.evaluate({key: gold[key]["capability"] for key in graded}, graded, runs)
+        counts = {"asked": len(gold), "graded": len(graded), "missing": len(gold) - len(graded)}
+        counts["unknown"] = len(whole) - len(graded)
+        return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}
+
+    def scored_by(self, data: Path) -> str | None:
+        """A judge model."""
+        return "a judge"
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """The scores computed without a judge; `total` is None."""
+        questions = self.load(data)
+        gold = self.gold(data, questions)
+        joined = base.join(records, questions)
+        references = {index: gold[key_of(questions[index])]["answer"] for index in joined.answers}
+        return judged.report(self.name, joined, references, {"total": None})
+
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """Writes the official result file: `v1_<question_id>` -> answer text, as LLaVA's converter writes it."""
+        questions = self.load(data)
+        joined = base.join(records, questions)
+        texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
+        write_out(target, json.dumps(texts, indent=2).encode())
+        return submission.audit(records, questions) | {"written": len(texts)}
+
+    def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
+        """`mm-vet.json`, known to have every question that is asked and every field that is used."""
+        path = self.place(data) / FILES[1].path
+        samples = read_json(path, kind=dict)
+        for key, sample in samples.items():
+            lacking = [
+                name
+                for name, kind in GOLD_FIELDS.items()
+                if not isinstance(sample, dict) or type(sample.get(name)) is not kind
+            ]
+            if lacking:
+                raise DataError(
+                    f"{path}: sample {key!r} lacks {', '.join(lacking)}: not MM-Vet's file. Get it: {FILES[1].source}"
+                )
+        unknown = next((question for question in questions if key_of(question) not in samples), None)
+        if unknown is not None:
+            raise DataError(
+                f"{path} does not know {key_of(unknown)!r} (line {unknown.index + 1} of {FILES[0].path}): "
+                f"another version? Get it: {FILES[1].source}"
+            )
+        return samples
+
+
+def _whole(path: Path) -> dict[str, Any] | None:
+    """The content of a file that is one object by sample; None of a file of lines."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(read_text(path))
+        if isinstance(content, dict) and "question_id" not in content:
+            return content
+    return None
+
+
+def _number(key: str) -> int | str:
+    number = key.removeprefix("v1_")
+    return int(number) if number.isdecimal() else key
+
+
+def key_of(question: Question) -> str:
+    """The id MM-Vet uses for a question of LLaVA's file."""
+    return f"v1_{question.question_id}"

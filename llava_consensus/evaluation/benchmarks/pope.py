@@ -1,0 +1,125 @@
+"""POPE on COCO: 8,910 yes/no questions on objects that are or are not there; hallucination by category.
+
+Data: DATA/eval/pope; questions from LLaVA's eval.zip, labels from https://github.com/AoiDragon/POPE (MIT) **at commit
+e3e3926**, pictures from COCO val2014. Later label files hold 3,000 other random questions instead of 2,910; the
+official script pairs by position and would score them without a word, so here every question text is compared first.
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored by the official parsing; the headline is the mean F1 of random, popular and adversarial.
+Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import base
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.files import Record, read_lines
+from llava_consensus.evaluation.scorers import mean
+from llava_consensus.evaluation.scorers import pope as scorer
+
+CATEGORIES = ("random", "popular", "adversarial")
+LABELS = "coco/coco_pope_{}.json"
+LABEL_SOURCE = "output/coco of github.com/AoiDragon/POPE at commit e3e39262c85a6a83f26cf5094022a782cb0df58d"
+KNOWN = {  # the labels of commit e3e3926
+    "random": "c16b65d2df6d70bb0814c8a4375833d39cdb09928fd936d3fc546491efa37f35",
+    "popular": "5b16653023bf4f64d57eb0d168259de6627f5cde7538b85ebed3cc33034aa6cc",
+    "adversarial": "1d8f0906a9b50c05640f6f23abfac97523be2a1bed28f7eadc63b811699b2d26",
+}
+FILES = (
+    DataFile(
+        "llava_pope_test.jsonl",
+        base.LLAVA_EVAL_ZIP,
+        "1d3b41f0dced74b4f361c659787ef673497cfac54a6be7bde00eb405bab03c70",
+    ),
+    *(DataFile(LABELS.format(category), LABEL_SOURCE, KNOWN[category]) for category in CATEGORIES),
+)
+RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
+
+
+@dataclass(frozen=True, kw_only=True)
+class POPE(Benchmark):
+    """Whether objects are in a picture, by F1."""
+
+    name = "pope"
+    title = "POPE"
+    line = "POPE: is the object there? yes or no, mean F1 of three ways to choose absent objects"
+    folder = "pope"
+    images = "val2014"
+    files = FILES
+    guess = 50.0  # yes or no at random, half of the right answers being yes
+    metric = "f1"
+    column = "pope_f1"
+    paper = 85.9
+    count = 8910
+    max_new_tokens = 128
+    licence = "MIT; COCO pictures"
+
+    def references(self, data: Path) -> Mapping[int, str]:
+        return _labels(self.place(data), self.load(data))
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
+
+        A category without answers has no numbers. `official_line` is the last line the official script prints.
+        """
+        questions = self.load(data)
+        labels = _labels(self.place(data), questions)
+        joined = base.join(records, questions)
+        answers = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        per_category: dict[str, dict[str, float | None]] = {}
+        for category in dict.fromkeys(question.category for question in questions):
+            of_category = [index for index in answers if questions[index].category == category]
+            if of_category:
+                per_category[category] = scorer.metrics(
+                    [answers[index] for index in of_category], [labels[index] for index in of_category]
+                )
+        numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(per_category.values())))}
+        for name in ("accuracy", "precision", "recall", "yes_ratio"):
+            values = [value for ratios in per_category.values() if (value := ratios[name]) is not None]
+            numbers[name] = base.percent(mean(values)) if values else None
+        numbers["categories"] = {category: _in_percent(ratios) for category, ratios in per_category.items()}
+        extracted = [
+            {
+                "index": index,
+                "extracted": answer,
+                "correct": (answer == "no") == (labels[index] == "no"),
+                "group": questions[index].category,
+                # the three categories share their pictures and their questions about objects that are there
+                "unit": questions[index].images[0],
+            }
+            for index, answer in answers.items()
+        ]
+        return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted)
+
+
+def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
+    """The label of every question, by its index, once question and label file agree line by line."""
+    labels: dict[int, str] = {}
+    for category in dict.fromkeys(question.category for question in questions):
+        path = folder / LABELS.format(category)
+        rows = read_lines(path, ("text", "label"))
+        of_category = [question for question in questions if question.category == category]
+        if len(rows) != len(of_category):
+            reason = f"it has {len(rows)} lines, but {len(of_category)} {category} questions are asked"
+            raise DataError(_mismatch(path, reason))
+        for number, (question, row) in enumerate(zip(of_category, rows, strict=True), start=1):
+            same_image = "image" not in row or (row["image"],) == question.images
+            if not same_image or not f"{question.text}\n".startswith(f"{row['text']}\n"):
+                ours = f"{', '.join(question.images)}: {question.text.partition(chr(10))[0]!r}"
+                reason = f"line {number} is {row.get('image')}: {row['text']!r}, but the question asked is {ours}"
+                raise DataError(_mismatch(path, reason))
+            labels[question.index] = str(row["label"])
+    return labels
+
+
+def _mismatch(path: Path, reason: str) -> str:
+    return f"{path} does not belong to {FILES[0].path}: {reason}. Another label version? Get it: {LABEL_SOURCE}"
+
+
+def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:
+    order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
+    line = ", ".join("-" if (value := ratios[name]) is None else f"{value:.3f}" for name in order)
+    return ratios | {name: base.percent(ratios[name]) for name in RATIOS} | {"official_line": line}

@@ -1,0 +1,141 @@
+"""ScienceQA, test: 4,241 school questions with options, 2,017 of them about a picture (ScienceQA-IMG).
+
+Data: DATA/eval/scienceqa; questions from LLaVA's eval.zip, problems and pictures (`images/test/<id>/image.png`) from
+https://github.com/lupantech/ScienceQA (CC BY-NC-SA 4.0).
+Asked as LLaVA does: vicuna_v1, greedy, at most 1,024 new tokens, the option's letter; questions without a picture are
+asked as text alone (`questions=image` leaves them out). Grey and palette pictures are turned to RGB first, which
+LLaVA's script for this benchmark does not do (it fails on some).
+Scored by LLaVA's script; the headline is accuracy over the questions asked with a picture.
+Must match: LLaVA-1.5-7B 66.8 (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import base
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, option
+from llava_consensus.evaluation.files import Record, read_json
+from llava_consensus.evaluation.scorers import mean
+from llava_consensus.evaluation.scorers import sqa as scorer
+
+MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
+SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
+FILES = (
+    DataFile("llava_test_CQM-A.json", base.LLAVA_EVAL_ZIP),
+    DataFile("problems.json", SOURCE),
+    DataFile("pid_splits.json", SOURCE),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScienceQA(Benchmark):
+    """School questions with options, by accuracy over those with a picture."""
+
+    name = "sqa"
+    title = "SQA"
+    line = "ScienceQA test: school questions with options, accuracy over those with a picture"
+    folder = "scienceqa"
+    images = "images/test"
+    files = FILES
+    metric = "img_accuracy"
+    column = "sqa_img"
+    paper = 66.8
+    count = 4241
+    max_new_tokens = 1024
+    licence = "CC BY-NC-SA 4.0: research only"
+
+    questions: str = option("all", "image", line="all, or only the 2,017 about a picture", asks=True)
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order: all, or those about a picture."""
+        base.require(self.place(data), FILES)
+        path = self.place(data) / self.files[0].path
+        questions = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
+        kept = [question for question in questions if question.images or self.questions == "all"]
+        return [replace(question, index=index) for index, question in enumerate(kept)]
+
+    def chance(self, questions: Sequence[Question], data: Path) -> float:
+        """Mean of one in so many options, in percent, over the questions with a picture."""
+        asked = [question for question in questions if question.images]
+        problems, _ = _gold(self.place(data), asked)
+        return 100 * mean(1 / len(problems[str(question.question_id)]["choices"]) for question in asked)
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Accuracy over the answered questions and over those of them with a picture, as LLaVA's script computes them.
+
+        `missing_as_wrong`, where questions are missing: that script's numbers for an incomplete file. Without LLaVA's
+        question file, `problems.json` and `pid_splits.json` are enough: a question has a picture where its answer's
+        prompt says so, as in that script.
+        """
+        folder = self.place(data)
+        questions = self.load(data) if (folder / self.question_file).is_file() else _without_file(folder, records)
+        problems, split = _gold(folder, questions)
+        joined = base.join(records, questions)
+        answers = {
+            str(questions[index].question_id): scorer.Answer(record["text"], bool(questions[index].images))
+            for index, record in joined.answers.items()
+        }
+        numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
+        results, parsed = numbers.pop("results"), numbers.pop("parsed")
+        if joined.counts["missing"]:
+            ids = [str(question.question_id) for question in questions]
+            with_missing = _evaluate(folder, problems, ids, answers)
+            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", "img_accuracy")}
+        extracted = []
+        for index in joined.answers:
+            key = str(questions[index].question_id)
+            correct = results[key] == problems[key]["answer"]
+            group = "image" if questions[index].images else "text"
+            extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
+        return base.report(self.name, joined, numbers | {"counted": ["image"]}, extracted)
+
+
+def _question(path: Path, number: int, row: Any) -> Question:
+    try:
+        text = row["conversations"][0]["value"].replace("<image>", "").strip() + base.LETTER
+        key, image = row["id"], row.get("image")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}, entry {number}: no id and conversations: not LLaVA's ScienceQA file") from error
+    if not isinstance(key, str) or not isinstance(image, str | None):
+        raise DataError(f"{path}, entry {number}: id or image is of the wrong type")
+    return Question(number - 1, key, (image,) if image else (), text, prompt=MARK + text if image else text)
+
+
+def _without_file(folder: Path, records: Sequence[Record]) -> list[Question]:
+    """The questions of the test split, with a picture where the prompt of their answer has one."""
+    base.require(folder, FILES[1:])
+    split = read_json(folder / FILES[2].path, kind=dict).get("test")
+    ids = split if isinstance(split, list) else []
+    seeing = {record["question_id"] for record in records if MARK.strip() in str(record.get("prompt"))}
+    return [Question(index, key, ("image.png",) if key in seeing else (), "") for index, key in enumerate(ids)]
+
+
+def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
+    """Problems by id and the ids of the test split, known to have every question that is asked."""
+    path = folder / FILES[1].path
+    problems = read_json(path, kind=dict)
+    split = read_json(folder / FILES[2].path, kind=dict).get("test")
+    if not isinstance(split, list):
+        raise DataError(f"{folder / FILES[2].path}: no list 'test': not ScienceQA's splits")
+    split_ids = set(split)
+    for question in questions:
+        problem = problems.get(str(question.question_id))
+        if question.question_id not in split_ids:
+            raise DataError(
+                f"{folder / FILES[2].path}: {question.question_id!r} is asked but not in 'test': another version?"
+            )
+        if not isinstance(problem, dict) or not isinstance(problem.get("choices"), list) or "answer" not in problem:
+            raise DataError(
+                f"{path}: no choices and answer for {question.question_id!r}, which is asked: another version?"
+            )
+    return problems, split
+
+
+def _evaluate(folder: Path, problems: Any, ids: Sequence[str], answers: Any) -> dict[str, Any]:
+    try:
+        return scorer.evaluate(problems, ids, answers)
+    except ValueError as error:
+        raise DataError(f"{folder / FILES[1].path}: {error}") from error

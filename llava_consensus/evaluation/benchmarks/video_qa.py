@@ -1,0 +1,192 @@
+"""Zero-shot video QA by the protocol of Video-ChatGPT: what `tgif.py`, `msvd.py` and `msrvtt.py` share.
+
+Data: DATA/eval/GPT_Zero_Shot_QA/<set>_Zero_Shot_QA in Video-LLaVA's layout, unchanged: `test_q.json` (video_name,
+question_id, question), `test_a.json` (answer, by position) and the videos, found by name with any of `SUFFIXES`.
+Asked as Video-LLaVA does: eight frames, llava_v1, greedy, at most 1024 new tokens, the bare question; the first 1,000
+questions, as papers on token reduction do, or all.
+Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Without one only the matches of
+`judged.py`. The prediction file of Video-LLaVA is written by `export`.
+Video-LLaVA pairs answers by position and, run in several chunks, gives every chunk but the first foreign answers. Here
+they are joined by id, and files that disagree stop with the place where they do.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import base, judged, submission
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
+from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
+from llava_consensus.evaluation.scorers import video_qa as scorer
+
+SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
+SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
+FILES = (DataFile("test_q.json", SOURCE), DataFile("test_a.json", SOURCE))
+FRAMES = 8
+FIRST = 1000
+LICENCE = "research data without a clear licence; videos of their owners"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoQA(Benchmark):
+    """Short questions on short videos; the sets differ in name, place and number of questions only."""
+
+    files = FILES
+    metric = "accuracy"
+    judge = "video_qa"
+    max_new_tokens = 1024
+    licence = LICENCE
+    frames = FRAMES
+
+    total: ClassVar[int]  # questions of the whole set
+
+    questions: str = option("first", "all", line="the first 1,000, as papers on token reduction ask", asks=True)
+
+    @property
+    def count(self) -> int:
+        """Questions of the official set, or the first of them."""
+        return self.total if self.questions == "all" else FIRST
+
+    def load(self, data: Path) -> list[Question]:
+        """The first 1,000 questions in file order, or all of them."""
+        questions = self.all(data, self.images)
+        return questions if self.questions == "all" else questions[:FIRST]
+
+    def all(self, data: Path, videos: str = "") -> list[Question]:
+        """All questions in file order, with the names of their videos in a folder where one is given."""
+        return _questions(self.place(data), videos)
+
+    def scored_by(self, data: Path) -> str | None:
+        """A judge model."""
+        return "a judge"
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """The scores computed without a judge; `accuracy` and `average_score` are None.
+
+        Complete with the first 1,000 questions, unless there are answers to later ones: then with all.
+        """
+        joined, references = self.join(records, data)
+        return judged.report(self.name, joined, references, {"accuracy": None, "average_score": None})
+
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """Writes Video-LLaVA's prediction file: JSON lines id, question, answer, pred of the answered questions."""
+        joined, references = self.join(records, data)
+        questions = self.all(data)[: joined.counts["asked"]]
+        lines = []
+        for index, record in joined.answers.items():
+            values = (questions[index].question_id, questions[index].text, references[index], record["text"])
+            lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
+        write_out(target, "".join(lines).encode())
+        return submission.audit(records, questions) | {"written": len(lines)}
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's answers, or a prediction file of Video-LLaVA."""
+        first = read_text(path).partition("\n")[0] if path.is_file() else ""
+        return read_predictions(path) if "'pred'" in first or '"pred"' in first else super().read(path, data)
+
+    def score_file(self, path: Path, data: Path) -> dict[str, Any]:
+        """`score`, or of a finished combined file of the official script (`{id: [reply, question]}`) its averages."""
+        replies = _replies(path)
+        if replies is None:
+            return super().score_file(path, data)
+        questions = {str(question.question_id) for question in self.all(data)}
+        known = {key: reply for key, reply in replies.items() if key in questions}
+        if not known:
+            raise DataError(f"{path}: grades of other questions than those of {self.place(data)}")
+        numbers = scorer.evaluate(list(known.values()))
+        asked = min(self.count, len(questions)) if len(known) <= FIRST else len(questions)
+        counts = {"asked": asked, "graded": len(known), "missing": max(0, asked - len(known))}
+        counts["unknown"] = len(replies) - len(known)
+        accuracy = {"accuracy": base.percent(numbers["accuracy"])}
+        return {"benchmark": self.name, **numbers, **accuracy, "complete": not counts["missing"], "counts": counts}
+
+    def join(self, records: Sequence[Record], data: Path) -> tuple[Joined, dict[int, str]]:
+        """Answers by question, and the right answer of every question; DataError if a record states another."""
+        place = self.place(data)
+        questions = self.all(data)
+        references = _references(place / FILES[1].path, questions)
+        joined = judged.first_or_all(records, questions, FIRST)
+        for index, record in joined.answers.items():
+            stated = record.get("answer")
+            if stated is not None and str(stated) != references[index]:
+                raise DataError(
+                    f"the prediction with id {record['question_id']!r} was paired with the answer {stated!r}, but "
+                    f"{place} has {references[index]!r}: was it made in several chunks? Video-LLaVA then pairs foreign "
+                    "answers. Leave the answers out, or pair them again by id"
+                )
+        return joined, references
+
+
+def _replies(path: Path) -> dict[str, Any] | None:
+    """The parsed replies of a combined file by question; None of any other file."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(read_text(path))
+        if isinstance(content, dict) and content and all(isinstance(one, list) and one for one in content.values()):
+            return {key: one[0] for key, one in content.items()}
+    return None
+
+
+def read_predictions(path: Path) -> list[Record]:
+    """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with."""
+    try:
+        rows = scorer.read_predictions(read_text(path))
+    except ValueError as error:
+        raise DataError(f"{path}, {error}") from None
+    return [
+        {"question_id": row["id"], "prompt": row["question"], "text": row["pred"], "answer": row["answer"]}
+        for row in rows
+    ]
+
+
+def _questions(folder: Path, videos: str) -> list[Question]:
+    """All questions; the video of each is the first of its name, or `<name>.mp4` where there is none."""
+    base.require(folder, FILES)
+    path = folder / FILES[0].path
+    files = _videos(folder / videos) if videos else {}
+    questions = []
+    for index, row in enumerate(read_json(path, kind=list)):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, entry {index + 1}: not an object")
+        name, key, text = (row.get(field) for field in ("video_name", "question_id", "question"))
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(key, int | str)):
+            raise DataError(f"{path}, entry {index + 1}: no video_name, question_id and question")
+        questions.append(Question(index, key, (files.get(name, f"{name}{SUFFIXES[0]}"),), text))
+    return questions
+
+
+def _videos(folder: Path) -> dict[str, str]:
+    """File names by name without suffix; of several, that whose suffix comes first in SUFFIXES."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    files: dict[str, str] = {}
+    for suffix in SUFFIXES:
+        for name in sorted(names):
+            if name.endswith(suffix):
+                files.setdefault(name.removesuffix(suffix), name)
+    return files
+
+
+def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
+    """The right answer of every question: by position, once ids, where the file has them, agree."""
+    rows = read_json(path, kind=list)
+    if len(rows) != len(questions):
+        raise DataError(f"{path} has {len(rows)} answers, {FILES[0].path} {len(questions)} questions: not of one set")
+    return {question.index: _answer(path, question, row) for question, row in zip(questions, rows, strict=True)}
+
+
+def _answer(path: Path, question: Question, row: Any) -> str:
+    if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
+        raise DataError(f"{path}, entry {question.index + 1}: no answer")
+    expected = {"question_id": question.question_id, "question": question.text}
+    for field, value in expected.items():
+        if row.get(field, value) != value:
+            raise DataError(
+                f"{path}, entry {question.index + 1}: {field} is {row[field]!r}, but {FILES[0].path} asks {value!r} "
+                f"there. The official tool pairs by position and would score foreign answers. Get both: {SOURCE}"
+            )
+    return str(row["answer"])

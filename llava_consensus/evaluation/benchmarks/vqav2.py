@@ -1,0 +1,201 @@
+"""VQA v2: open questions on COCO pictures; test-dev has 107,394 of the 447,793 questions of test2015.
+
+Data: DATA/eval/vqav2; question lists from LLaVA's eval.zip, pictures (`test2015`) from COCO, annotations from
+https://visualqa.org/download.html (CC BY 4.0). The answers of test-dev are not published: without an annotations file
+the score is None and `export` writes what EvalAI (challenge 830) takes. `split=val` asks the validation questions,
+whose answers are published (210 thousand questions).
+Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
+Scored by the official evaluation (rules of 2021; `rules=2017` for the older ones). A submission covers all of
+test2015 as LLaVA's converter writes it, byte for byte: questions that were not asked get an empty answer.
+Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, table 3).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import base, submission
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, option
+from llava_consensus.evaluation.files import Record, read_json, write_out
+from llava_consensus.evaluation.scorers import mean, vqa_text
+from llava_consensus.evaluation.scorers import vqav2 as scorer
+
+WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True, exported=True)
+OFFICIAL = "visualqa.org/download.html"
+NUMBER = re.compile(r"\d+")
+
+
+class Split(NamedTuple):
+    """What is asked: the question list, the folder of pictures, the answers if anyone has them, and how many."""
+
+    questions: DataFile
+    images: str
+    annotations: DataFile
+    size: int
+
+
+def _hidden(name: str) -> DataFile:
+    return DataFile(f"v2_mscoco_{name}_annotations.json", "nobody: not published, EvalAI scores it", optional=True)
+
+
+SPLITS = {
+    "test-dev": Split(
+        DataFile("llava_vqav2_mscoco_test-dev2015.jsonl", base.LLAVA_EVAL_ZIP),
+        "test2015",
+        _hidden("test-dev2015"),
+        107394,
+    ),
+    "test": Split(replace(WHOLE, optional=False), "test2015", _hidden("test2015"), 447793),
+    "val": Split(
+        DataFile("v2_OpenEnded_mscoco_val2014_questions.json", OFFICIAL),
+        "val2014",
+        DataFile("v2_mscoco_val2014_annotations.json", OFFICIAL),
+        214354,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VQAv2(Benchmark):
+    """Open questions on COCO pictures, by agreement with ten people; the answers of test-dev are not published."""
+
+    name = "vqav2"
+    title = "VQAv2"
+    line = "VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are"
+    folder = "vqav2"
+    metric = "accuracy"
+    column = "vqav2"
+    max_new_tokens = 128
+    licence = "CC BY 4.0 (annotations); COCO pictures"
+
+    split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
+    rules: str = option(*scorer.RULES, line="of the official evaluation since 2021, or of 2017")
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Questions and annotations of the split, and for test-dev the questions a submission covers."""
+        return (
+            self._chosen_split.questions,
+            self._chosen_split.annotations,
+            *((WHOLE,) if self.split == "test-dev" else ()),
+        )
+
+    @property
+    def images(self) -> str:
+        """The folder of the split's pictures."""
+        return self._chosen_split.images
+
+    @property
+    def count(self) -> int:
+        """Questions of the split."""
+        return self._chosen_split.size
+
+    @property
+    def paper(self) -> float | None:
+        """As published, on test-dev."""
+        return 78.5 if self.split == "test-dev" else None
+
+    def load(self, data: Path) -> list[Question]:
+        """The questions in file order, of LLaVA's file or, for val, of the official one."""
+        base.require(self.place(data), (self._chosen_split.questions, self._chosen_split.annotations))
+        path = self.place(data) / self._chosen_split.questions.path
+        return base.read_questions(path) if path.suffix == ".jsonl" else _read_official(path)
+
+    def scored_by(self, data: Path) -> str | None:
+        """EvalAI, where there are no annotations."""
+        return None if (self.place(data) / self._chosen_split.annotations.path).is_file() else "EvalAI"
+
+    def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
+        """Official accuracy in percent over the answered questions; None without annotations.
+
+        Without them only `answers` is measured: percentages of yes, no, numbers and empty ones, mean length in words.
+        """
+        questions = self.load(data)
+        joined = base.join(records, questions)
+        path = self.place(data) / self._chosen_split.annotations.path
+        texts = {index: record["text"] for index, record in joined.answers.items()}
+        numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
+        numbers["answers"] = _describe(texts.values())
+        if not path.is_file():
+            extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
+            return base.report(self.name, joined, numbers, extracted)
+        annotations = _annotations(path, questions)
+        answers = {questions[index].question_id: text for index, text in texts.items()}
+        numbers |= scorer.evaluate([annotations[key] for key in answers], answers, self.rules)
+        scores = numbers.pop("scores")
+        extracted = []
+        for index in texts:
+            score = scores[questions[index].question_id]
+            extracted.append({"index": index, "extracted": score.extracted, "correct": score.value})
+        return base.report(self.name, joined, numbers | {"rounded": 2}, extracted)
+
+    def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
+        """EvalAI's JSON over the whole of test2015 (of val, for `split=val`); answers normalised as LLaVA does.
+
+        `missing` holds the questions of the split without an answer. These, and all questions outside the split, get
+        an empty answer.
+        """
+        questions = self.load(data)
+        base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
+        audit = submission.audit(records, questions)
+        answers = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
+        if self.split != "val":
+            base.require(self.place(data), (replace(WHOLE, optional=False),))
+            questions = base.read_questions(self.place(data) / WHOLE.path)
+        rows = [
+            {"question_id": question.question_id, "answer": answers.get(question.question_id, "")}
+            for question in questions
+        ]
+        write_out(target, json.dumps(rows).encode())
+        return audit | {"written": len(rows)}
+
+    @property
+    def _chosen_split(self) -> Split:
+        return SPLITS[self.split]
+
+
+def _read_official(path: Path) -> list[Question]:
+    """The official question file, with LLaVA's suffix and COCO's names of pictures."""
+    questions = []
+    for index, row in enumerate(read_json(path, kind=dict).get("questions", ())):
+        try:
+            image = f"COCO_val2014_{int(row['image_id']):012}.jpg"
+            questions.append(Question(index, row["question_id"], (image,), row["question"] + base.SHORT))
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}, entry {index + 1} of questions: no question_id, image_id and question") from error
+    return questions
+
+
+def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, Any]:
+    """The annotation of every question, known to have what is scored."""
+    annotations = {}
+    for number, row in enumerate(read_json(path, kind=dict).get("annotations", ()), start=1):
+        try:
+            kinds = row["question_type"], row["answer_type"]
+            texts = [answer["answer"] for answer in row["answers"]]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}, entry {number} of annotations: no answers, question_type, answer_type") from error
+        if not texts or not all(isinstance(text, str) for text in (*kinds, *texts)):
+            raise DataError(f"{path}, entry {number} of annotations: an answer or a type is no text")
+        annotations[row.get("question_id")] = row
+    unknown = next((question for question in questions if question.question_id not in annotations), None)
+    if unknown is not None:
+        raise DataError(f"{path} has no question {unknown.question_id!r} (line {unknown.index + 1}): another split?")
+    return annotations
+
+
+def _describe(texts: Any) -> dict[str, float | None]:
+    """What can be said of answers without knowing the right ones."""
+    answers = [vqa_text.normalise(text) for text in texts]
+    kinds = {
+        "yes": [answer == "yes" for answer in answers],
+        "no": [answer == "no" for answer in answers],
+        "number": [NUMBER.fullmatch(answer) is not None for answer in answers],
+        "empty": [not answer for answer in answers],
+    }
+    shares = {name: base.percent(mean(map(float, flags))) if flags else None for name, flags in kinds.items()}
+    return shares | {"words": mean(float(len(answer.split())) for answer in answers) if answers else None}

@@ -1,0 +1,156 @@
+"""MMBench judged: what VLMEvalKit's rules cannot read goes to a judge, who names the option an answer means.
+
+As there, nobody is asked about a question that the rules alone find wrong, and a judge who names no letter in three
+replies is not asked again. There, rows of a question are asked one after the other until one is wrong, and the letter
+is drawn at random after three replies; here all undecided rows are asked, which changes no number, and a row without a
+letter is wrong. Reading and circular accuracy are in `scorers/mmbench.py`.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from llava_consensus.evaluation.benchmarks.mmbench import MMBench
+from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdict, Verdicts
+from llava_consensus.evaluation.judge.prompts import Pieces, Prompt
+from llava_consensus.evaluation.scorers import mean
+from llava_consensus.evaluation.scorers import mmbench as scorer
+
+UNREAD = ""  # no letter: never right
+MATCHING = ("question", "options", "prediction")  # what a template has slots for, in this order
+
+_CHOOSE = """\
+Somebody answered a multiple-choice question in free words. Say which option those words stand for: reply with its \
+letter alone. If they fit none of the options, reply with Z.
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: some kind of cat
+Letter: C
+
+Question: Which animal sits on the roof? Options: A. a pigeon B. a squirrel C. a tabby D. a hen
+Answer: a weathervane
+Letter: Z
+
+"""
+_CHOOSE_CN = """\
+有人用自己的话回答了一道选择题。请指出这个回答对应哪一个选项，并且只写该选项的字母；若与各选项都不符，就写 Z。
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：好像是一只猫咪
+字母：C
+
+题目：屋顶上是什么动物？ 选项：A. 鸽子 B. 松鼠 C. 花猫 D. 母鸡
+回答：风向标
+字母：Z
+
+"""
+WORDING = Prompt(
+    (("user", (_CHOOSE + "Question: ", "question", " Options: ", "options", "Answer: ", "prediction", "\nLetter: ")),),
+    chinese=(("user", (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回答：", "prediction", "\n字母：")),),
+)
+
+
+@dataclass(frozen=True)
+class MMBenchGrader(Grader):
+    """VLMEvalKit's option matching, in English and Chinese."""
+
+    official_judge = "gpt-3.5-turbo-0125"
+    reply_tokens = 1
+    script = "vlmeval/dataset/utils/multiple_choice.py of github.com/open-compass/VLMEvalKit"
+    wording = WORDING
+    known: ClassVar[Mapping[str, str]] = {
+        "d89f709f371ee46d37d435d006c8c3576dc7fe24df7f52d2ee50c18858afbb83": "VLMEvalKit at e4e0263"
+    }
+
+    benchmark: MMBench
+
+    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+        """The templates in the functions `build_prompt` and `build_prompt_cn`: three empty slots each."""
+        templates = {
+            function.name: _template(function)
+            for function in tree.body
+            if isinstance(function, ast.FunctionDef) and function.name in ("build_prompt", "build_prompt_cn")
+        }
+        english, chinese = templates.get("build_prompt"), templates.get("build_prompt_cn")
+        if not (english and chinese):
+            return None
+        return Prompt((("user", english),), origin=origin, chinese=(("user", chinese),))
+
+    def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
+        """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""
+        joined, rows = self.benchmark.answered(records, data)
+        letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
+        wrong = {
+            row["index"] % scorer.ROTATION
+            for row, letter in zip(rows, letters, strict=True)
+            if letter not in (None, row.get("answer"))
+        }
+        samples = []
+        for row, letter in zip(rows, letters, strict=True):
+            settled = letter is not None or row["index"] % scorer.ROTATION in wrong
+            outcome = Outcome(letter or UNREAD, row["prediction"], read=True) if settled else None
+            options = {key: str(text) for key, text in row["options"].items()}
+            samples.append(Sample(row["at"], str(row["index"]), _fields(row, options), options, outcome))
+        return samples, joined.counts
+
+    def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """Circular accuracy by the rules alone, and how many answers they cannot read."""
+        return {"by_rules": report["accuracy"], "undecided_by_rules": report["undecided"]}
+
+    def dialogue(self, sample: Sample) -> Dialogue:
+        """The same request until its reply has a letter, three times at most."""
+        text = None
+        for _ in range(scorer.TRIES):
+            text = (yield Turn(again=False, options={"temperature": 0})).text
+            letter = scorer.read(text or "", sample.options)
+            if letter is not None:
+                return Outcome(letter, text or "", read=True)
+        return Outcome(UNREAD, text or "", read=False)
+
+    def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:
+        """The benchmark's own report on the letters that rules and judge read; of several runs the mean accuracy."""
+        graded = [one for one in samples if one.key in verdicts]
+        reports = [self._score(graded, [verdicts[one.key][run] for one in graded], data) for run in range(runs)]
+        accuracies = [one["accuracy"] for one in reports]
+        accuracy = None if None in accuracies else mean(accuracies)
+        names = ("rules", "undecided", "single", "statistic", "splits", "extracted")
+        numbers = {name: reports[0][name] for name in names if name in reports[0]}
+        return {"accuracy": accuracy, "runs": accuracies, **numbers}
+
+    def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
+        """Of each row the letter (of the first run), the text it was read from, and the judge where one was asked."""
+        return {
+            key: {"opt": said[0].value or None, "log": said[0].content, "judge": said[0].model}
+            for key, said in verdicts.items()
+        }
+
+    def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
+        """Circular accuracy by the rules alone."""
+        if metrics.get("by_rules") is None:
+            return None
+        unread = f"which cannot read {metrics['undecided_by_rules']} answers"
+        return f"without a judge: {metrics['by_rules']:.2f} by the rules, {unread}"
+
+    def _score(self, samples: Sequence[Sample], verdicts: Sequence[Verdict], data: Path) -> dict[str, Any]:
+        answers = [
+            {"question_id": int(one.key), "text": verdict.value} for one, verdict in zip(samples, verdicts, strict=True)
+        ]
+        return self.benchmark.score(answers, data)
+
+
+def _fields(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, str]:
+    """Question, block of options and answer; the question mark behind the question is the prompt's own."""
+    block = "There are several options: \n" + "".join(f"{letter}. {text}\n" for letter, text in options.items())
+    return {"question": str(row["question"]), "options": block, "prediction": row["prediction"]}
+
+
+def _template(function: ast.FunctionDef) -> Pieces:
+    """The first text with three slots, in the order in which they are filled: question, options, prediction."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("{}") == len(MATCHING):
+            head, *tail = node.value.split("{}")
+            return (head, *(piece for pair in zip(MATCHING, tail, strict=True) for piece in pair))
+    return ()

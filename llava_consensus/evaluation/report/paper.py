@@ -1,0 +1,47 @@
+"""The numbers the paper prints, as data (`paper.json`, copied digit for digit), and its blocks beside our tables.
+
+    tables()["llava_1_5_7b"][0]["gqa"]      # 62.0
+
+They belong to the paper's checkpoints and complete benchmarks. FastV, ToMe and other peers' rows were copied from paper
+to paper and are disputed; faithful implementations beat them (docs/results.md says more).
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+MODELS = {"llava_1_5_7b": "LLaVA-1.5-7B", "llava_next_7b": "LLaVA-NeXT-7B", "video_llava": "Video-LLaVA"}
+PICTURES, NEXT, VIDEO = MODELS  # names of the tables
+
+
+@cache
+def tables() -> dict[str, list[dict[str, Any]]]:
+    """Every table of the paper by its name, one dict per printed row; None where the paper prints nothing."""
+    text = (resources.files("llava_consensus.evaluation.report") / "paper.json").read_text(encoding="utf-8")
+    printed_tables: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
+    return printed_tables
+
+
+def columns(table: str) -> list[str]:
+    """The benchmarks of a table, as its keys: what stands before the mean, without the scores a judge gave beside."""
+    keys = list(tables()[table][0])
+    mean = next(place for place, key in enumerate(keys) if key in ("acc", "avg_acc"))
+    return [key for key in keys[:mean] if key not in ("tokens", "method") and not key.endswith("_score")]
+
+
+def averaged() -> list[str]:
+    """The benchmarks whose mean is the paper's Acc (its Table 1)."""
+    return columns(PICTURES)
+
+
+def printed(run_columns: Sequence[str | None], tokens: float) -> list[str]:
+    """The paper's tables that belong beside a section: by the tokens of its full model, and the video one.
+
+    Args:
+        run_columns: columns of the section's benchmarks; None for one that the paper does not have.
+        tokens: of the full model.
+    """
+    video = [column in columns(VIDEO) for column in run_columns]
+    return [NEXT if tokens > 2000 else PICTURES] * (not all(video)) + [VIDEO] * any(video)

@@ -1,0 +1,277 @@
+"""Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
+
+    row = read_row(Path("results/gqa-random-64-3f"))   # one run; `table.read_rows` reads all of a folder
+    for group in by_setting(rows): ...                   # runs that differ in method, budget and benchmark only
+
+Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, read_json, read_lines
+from llava_consensus.evaluation.report.catalogue import Catalogue, Facts
+from llava_consensus.evaluation.report.samples import Sample, sample
+from llava_consensus.evaluation.shapes import COUNT_OR_NONE, MAYBE_NUMBER, NUMBER, check_shape
+
+CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
+OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
+OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
+LATER = ("match", "judge", "frames", "videos", "choices")  # keys that only some runs have
+AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
+AWAY = "Move its folder away"
+CONFIG_SHAPE = {
+    **dict.fromkeys(("benchmark", "method", "model", "data", "device"), str),
+    **dict.fromkeys(("options", "changed", "versions"), dict),
+    **dict.fromkeys(("merged", "limit"), COUNT_OR_NONE),
+    "tokens": MAYBE_NUMBER,  # a fraction is a share
+}
+METRICS_SHAPE = {
+    "score": MAYBE_NUMBER,
+    "questions": NUMBER,
+    "answered": NUMBER,
+    "tokens": {"before": NUMBER, "after": NUMBER},
+    "report": dict,
+}
+OF_VIDEO = ("av",)  # packages that only runs on videos name
+FULL = "full"  # the method that reduces nothing
+ALL = "all tokens"  # its name in tables
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method with options under the name it has in tables."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+POSITIONS = {
+    "renumber": "positions renumbered",
+    "keep": "positions kept",
+    "mean": "merged at the mean",
+}
+LINEUP = (
+    Variant("ConsensusDrop", "consensusdrop"),
+    Variant("vision-only (alpha 1)", "consensusdrop", {"alpha": 1.0}),
+    Variant("cross-only (alpha 0)", "consensusdrop", {"alpha": 0.0}),
+    Variant("recovery (vision student, rate 0.1)", "consensusdrop", {"fuser": "recovery"}),
+    Variant("random", "random"),
+)
+RANDOM = LINEUP[-1].label
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run as its folder tells it; `metrics` is None while it is incomplete, `answered` counts what is there."""
+
+    config: Mapping[str, Any]
+    metrics: Mapping[str, Any] | None
+    answered: int
+    folder: Path
+    catalogue: Catalogue = field(default_factory=Catalogue)
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name."""
+        return str(self.config["benchmark"])
+
+    @property
+    def facts(self) -> Facts:
+        """What tables must know of the benchmark."""
+        return self.catalogue.benchmark(self.benchmark)
+
+    @property
+    def tokens(self) -> float:
+        """The budget it was given, a fraction where it is a share; 0 where that is every token there is."""
+        return self.config["tokens"] or 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the language model receives every visual token."""
+        if self.config["method"] == FULL or self.metrics is None:
+            return bool(self.config["method"] == FULL)
+        return bool(self.metrics["tokens"]["before"] == self.metrics["tokens"]["after"])
+
+    @property
+    def score(self) -> float | None:
+        """The headline number, in percent where the benchmark's scale is 1."""
+        return None if self.metrics is None else self.metrics["score"]
+
+    @cached_property
+    def chance(self) -> float:
+        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or nobody knows."""
+        if self.metrics is not None and "chance" in self.metrics:
+            return float(self.metrics["chance"])
+        known = None if self.catalogue.guessing is None else self.catalogue.guessing(self.config)
+        return self.facts.chance if known is None else known
+
+    @property
+    def complete(self) -> bool:
+        """Whether every question of the run was asked, answered and scored: only then it enters an average."""
+        return self.metrics is not None and self.score is not None and self.unanswered == 0
+
+    @property
+    def limited(self) -> bool:
+        """Whether questions of its benchmark were left out, as far as the run tells."""
+        limit = self.config["limit"]
+        return limit is not None and not (self.metrics is not None and self.metrics["questions"] < limit)
+
+    @property
+    def unanswered(self) -> int:
+        """Questions without an answer in a finished run: their pictures could not be read."""
+        return 0 if self.metrics is None else self.metrics["questions"] - self.metrics["answered"]
+
+    @property
+    def label(self) -> str:
+        """The variant's name, or method and changed options where it has none; then where its tokens stand, if that is
+        not the method's own way.
+        """
+        policy = self.config["changed"].get("positions")
+        return self.variant + (f", {POSITIONS.get(policy, f'positions={policy}')}" if policy else "")
+
+    @property
+    def variant(self) -> str:
+        """The label without a word about positions."""
+        changed, method = dict(self.config["changed"]), self.config["method"]
+        changed.pop("positions", None)
+        suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
+        match = self.config.get("match") or "kept"
+        suffix += "" if match == "kept" else f", match={match}"
+        for variant in LINEUP:
+            if (variant.method, variant.options) == (method, changed):
+                return variant.label + suffix
+        options = [f"{key}={changed[key]}" for key in sorted(changed)]
+        return ", ".join([self.catalogue.method(method), *options]) + suffix
+
+    @cached_property
+    def report(self) -> Mapping[str, Any]:
+        """What the benchmark's scorer said, each answer as it was scored included; nothing while it is incomplete."""
+        if self.metrics is None:
+            return {}
+        report, scores = self.metrics["report"], self.folder / SCORES
+        if (
+            "extracted" in report or not scores.exists()
+        ):  # a judge's run, or one of an older version without such a file
+            return dict(report)
+        return {**report, "extracted": read_lines(scores, ("index",), AGAIN)}
+
+    @cached_property
+    def sample(self) -> Sample | None:
+        """What the score is made of; None while it is incomplete, or where its scorer does not say."""
+        return sample(self.report, self.score) if self.complete else None
+
+
+def read_row(folder: Path) -> Row:
+    """The run in one folder; DataError unless it is one."""
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder}: no {CONFIG} in it, so it is not the folder of a run")
+    metrics = read_json(folder / METRICS, AWAY, dict) if (folder / METRICS).exists() else None
+    config, answers = read_json(folder / CONFIG, AWAY, dict), folder / ANSWERS
+    absent = [key for key in CHOICE + OF_BENCHMARK + OF_SECTION if key not in config]
+    if absent:
+        raise DataError(f"{folder / CONFIG}: no {', '.join(absent)} in it. Move the folder away")
+    check_shape(config, CONFIG_SHAPE, folder / CONFIG, AWAY)
+    if metrics is not None:
+        check_shape(metrics, METRICS_SHAPE, folder / METRICS, AGAIN)
+    answered = answers.read_bytes().count(b"\n") if answers.exists() else 0
+    return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
+
+
+def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
+    """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
+    setting = _without(config, (*CHOICE, "match"))
+    for path in sorted(out.glob(f"*/{CONFIG}")):
+        # metrics are long, so they are read of runs of the same setting only
+        if _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == setting:
+            row = read_row(path.parent)
+            if row.full and row.score is not None:
+                return row.score
+    return None
+
+
+def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Rows in groups that differ in method, budget and benchmark only, in the order of their first rows.
+
+    Within a group the runs of a benchmark asked the same questions: other versions of its questions (or another
+    conversation, judge, ...) follow in groups of their own, the version with most runs first.
+    """
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for key, group in _grouped(rows, _setting).items():
+        for benchmark_rows in _grouped(group, lambda row: row.benchmark).values():
+            for page, page_rows in enumerate(_pages(benchmark_rows)):
+                groups.setdefault((key, page), []).extend(page_rows)
+    return list(groups.values())
+
+
+def _pages(rows: Iterable[Row]) -> list[list[Row]]:
+    """A benchmark's runs in groups of one version, largest first; runs without a judge join their version's largest."""
+    pages = []
+    for version_rows in sorted(_grouped(rows, lambda row: version(row, "judge")).values(), key=len, reverse=True):
+        judged = [row for row in version_rows if row.config.get("judge")]
+        by_judge = sorted(_grouped(judged, version).values(), key=len, reverse=True) or [[]]
+        by_judge[0] += [row for row in version_rows if not row.config.get("judge")]
+        pages += by_judge
+    return pages
+
+
+def version(row: Row, ignored: str = "") -> str:
+    """What must be the same for two runs to be compared question by question."""
+    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", ignored)]
+    return json.dumps({key: row.config.get(key) for key in keys}, sort_keys=True)
+
+
+def _setting(row: Row) -> str:
+    config = _without(row.config, CHOICE + OF_BENCHMARK + LATER)
+    return json.dumps(config | {"versions": _without(config["versions"], OF_VIDEO)}, sort_keys=True)
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with a budget, and its run of each benchmark."""
+
+    tokens: float  # 0 where every token there is was meant and no finished run tells how many
+    label: str
+    runs: Mapping[str, Row]  # by the benchmark's name
+
+
+def full_line(rows: Sequence[Row]) -> Line | None:
+    """The full model's runs; where there are two of a benchmark, a complete one."""
+    full = sorted((row for row in rows if row.full), key=lambda row: row.complete)
+    if not full:
+        return None
+    # a run on videos counts more tokens, one on text none: the number that most runs have is taken
+    before = Counter(round(row.metrics["tokens"]["before"]) for row in full if row.metrics)
+    tokens = before.most_common(1)[0][0] if before else max(row.tokens for row in full)
+    return Line(tokens, ALL, {row.benchmark: row for row in full})
+
+
+def reduced_lines(rows: Sequence[Row]) -> list[Line]:
+    """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last; each
+    method's own way with positions before another one.
+    """
+    order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
+    runs_by_line: dict[tuple[float, str], dict[str, Row]] = {}
+    ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.variant, len(order)), row.variant, row.label))
+    for row in ranked:
+        if not row.full:
+            runs_by_line.setdefault((row.tokens, row.label), {})[row.benchmark] = row
+    return [Line(tokens, label, runs) for (tokens, label), runs in runs_by_line.items()]

@@ -1,0 +1,91 @@
+"""Any two runs of a benchmark against each other, question by question: `llava-consensus compare RUN_A RUN_B`.
+
+A pure function of two run folders' files; by question type where the scorer's rows name a `group`.
+"""
+
+from pathlib import Path
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row, version
+from llava_consensus.evaluation.report.samples import Report, counted
+from llava_consensus.evaluation.report.stats import Comparison, compare, holm, paired
+
+RESAMPLES = 10000
+
+
+def find(name: str, out: Path) -> Row:
+    """A run by its folder, or by the name of its folder in `out`, or by a beginning that only one such name has.
+
+    Raises:
+        DataError: no such run, more than one, or one that is not complete.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folders = sorted(path.parent for path in out.glob("*/config.json") if path.parent.name.startswith(name))
+        if len(folders) != 1:
+            names = ", ".join(path.name for path in folders[:5]) or "none"
+            raise DataError(
+                f"{name}: must be the folder of one run, or the beginning of its name in {out}; found {names}"
+            )
+        folder = folders[0]
+    row = read_row(folder)
+    if not row.complete:
+        raise DataError(f"{folder}: not complete, so it is not compared. The same `llava-consensus eval` goes on")
+    return row
+
+
+def lines(first: Row, second: Row) -> list[str]:
+    """Both scores, their difference with interval and p, and the same for each question type.
+
+    Raises:
+        DataError: other questions, or scores that their scorers' rows do not make up.
+    """
+    name = first.benchmark
+    if version(first) != version(second):
+        raise DataError("the runs were asked other questions or in another way (config.json): they cannot be paired")
+    comparison = compare(first, second, RESAMPLES)
+    if comparison is None:
+        raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
+    output = [f"{name}, {comparison.questions} questions"]
+    output += [_run(letter, row) for letter, row in (("A", first), ("B", second))]
+    keys = (*OF_SECTION, "weights", "dtype", "loading")
+    differing = [key for key in keys if first.config.get(key) != second.config.get(key)]
+    output += [f"note: the runs differ in {', '.join(differing)} too"] * bool(differing)
+    return [*output, f"A - B: {_difference(comparison)}", *_by_type(first.report, second.report, name)]
+
+
+def _run(letter: str, row: Row) -> str:
+    tokens = "all" if row.full else row.config["tokens"]
+    return f"{letter}: {row.score:.2f}  {row.label}, {tokens} tokens"
+
+
+def _difference(comparison: Comparison) -> str:
+    test = comparison.name
+    if comparison.only is not None:
+        test += f": {comparison.only[0]} right in A only, {comparison.only[1]} in B only"
+    bounds = f"{comparison.low:+.2f} to {comparison.high:+.2f}"
+    return f"{comparison.difference:+.2f}, 95 % interval {bounds}, p = {comparison.p:.2g} ({test})"
+
+
+def _by_type(first: Report, second: Report, name: str) -> list[str]:
+    """One line for each group of questions, p corrected for their number (Holm)."""
+    groups = sorted({str(row["group"]) for row in counted(first) if row.get("group") is not None})
+    tests = [(group, paired(_only(first, group), _only(second, group), name, RESAMPLES)) for group in groups]
+    tested = [(group, test) for group, test in tests if test is not None]
+    if len(tested) < 2:
+        return []
+    corrected = holm([test.p for _, test in tested])
+    head = f"{'by question type':24} {'questions':>9} {'A - B':>8}  {'95 % interval':19} {'p':>8} {'p (Holm)':>8}"
+    return [
+        head,
+        *(
+            f"{group:24} {test.questions:9d} {test.difference:+8.2f}  {test.low:+8.2f} to {test.high:+7.2f} "
+            f"{test.p:8.2g} {p:8.2g}"
+            for (group, test), p in zip(tested, corrected, strict=True)
+        ),
+    ]
+
+
+def _only(report: Report, group: str) -> Report:
+    """A report of one group's rows."""
+    return {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}

@@ -1,0 +1,252 @@
+"""What a run is: checked before any weight loads, and written down to the last thing that can change an answer.
+
+    plan = prepare(RunConfig(get("gqa"), make("consensusdrop"), Budget(64)))
+
+`prepare` returns a Plan or raises what the user can mend. `Plan.description` becomes config.json and names the run:
+options of the method with defaults filled in, contents of question files and weights, versions. How the run is carried
+out (`Execution`) and the folder of results are not in it.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llava_consensus import hosts
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.benchmarks import Benchmark, Question
+from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.evaluation.runs.collector import collector_rests
+from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
+from llava_consensus.hosts import CLIPS, Loading, Prompt
+from llava_consensus.methods import known_methods, method_class
+from llava_consensus.reduction.budget import Budget, Share, amount
+from llava_consensus.reduction.checks import choose
+from llava_consensus.reduction.costs import MATCHES
+from llava_consensus.reduction.method import Method
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is measured. Anything here may change an answer; how the run is carried out cannot.
+
+    Args:
+        benchmark: what is asked, its options chosen.
+        method: how visual tokens are reduced.
+        budget: of one picture; None, and of no meaning, for a method that reduces nothing.
+        match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
+        model: folder of a checkpoint, or its name on the hub.
+        data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
+        limit: only the first questions.
+        loading: how the model is loaded.
+        conversation: template of the prompts; None is the model's own.
+        max_new_tokens: bound on an answer's length; None is the benchmark's own.
+        host_options: what the model's host leaves open (`hosts.HostEntry`); the default for each that is left out.
+    """
+
+    benchmark: Benchmark
+    method: Method
+    budget: Budget | Share | None = None
+    match: str = "kept"
+    model: str = MODEL
+    data: Path = Path(DATA)
+    limit: int | None = None
+    loading: Loading = field(default_factory=Loading)
+    conversation: str | None = None
+    max_new_tokens: int | None = None
+    host_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(RunConfig):
+    """A checked configuration with nothing left open, and the questions it asks.
+
+    Args:
+        questions: in the order of the benchmark's file.
+        description: the whole configuration as JSON values; it becomes config.json and names the run.
+    """
+
+    questions: list[Question]
+    description: Record
+
+    def shown(self, question: Question) -> int:
+        """How many pictures the model sees with a question: of a video, its frames, where it is not one clip."""
+        return len(question.images) * max(1, 0 if self.clips else self.benchmark.frames)
+
+    @property
+    def clips(self) -> bool:
+        """Whether a video is shown as one clip, which the budget is of, and not as pictures."""
+        return bool(self.description.get("videos") == CLIPS)
+
+    def pictures(self, question: Question) -> tuple[Path, ...]:
+        """The files of a question's pictures."""
+        known = self._files
+        return tuple(known.get(name) or known.setdefault(name, self.folder / name) for name in question.images)
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """Files by name: most pictures have several questions."""
+        return {}
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the benchmark's pictures are."""
+        return self.benchmark.place(self.data) / self.benchmark.images
+
+    def prompt(self, question: Question) -> Prompt:
+        """What the model is asked."""
+        return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
+
+    @property
+    def content(self) -> Callable[[Path], bytes] | None:
+        """Reads a picture that is no file of its own (MMBench's are inside its table); None where all are files."""
+        read = self.benchmark.picture
+        return None if read is None else lambda path: read(self.data, path.name)
+
+    def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "Plan":
+        """The same questions to the same model with another method and budget; nothing is read a second time."""
+        budget, match = _meant(method, budget, match)
+        self.loading.check_method(method)
+        same = {key: value for key, value in self.description.items() if key != "match"}
+        description = same | describe_reduction(method, budget) | _describe_match(match)
+        return replace(self, method=method, budget=budget, match=match, description=description)
+
+
+@collector_rests()
+def prepare(config: RunConfig) -> Plan:
+    """Checks everything that needs no weights, and writes down the whole configuration.
+
+    Raises:
+        ConsensusError: everything the user can mend, see `errors.py`.
+    """
+    benchmark = config.benchmark
+    for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value} must be at least 1")
+    choose("match", config.match, MATCHES)
+    budget, match = _meant(config.method, config.budget, config.match)
+    config.loading.check_method(config.method)
+    of_host = hosts.check(
+        config.model,
+        config.conversation,
+        config.loading,
+        videos=bool(benchmark.frames),
+        host_options=config.host_options,
+    )
+    checked = replace(
+        config,
+        budget=budget,
+        match=match,
+        model=place(config.model),
+        data=Path(config.data).expanduser(),
+        loading=hosts.pinned(config.model, config.loading),
+        conversation=of_host.get("conversation", config.conversation),
+    )
+    if benchmark.frames:
+        from llava_consensus.evaluation.runs import videos  # only now: it takes a while
+
+        videos.decoder()  # or says what to install
+    return Plan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
+
+
+def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[Budget | Share | None, str]:
+    """Budget and match as far as they act: a method that reduces nothing has neither."""
+    if not method.reduces:
+        return None, "kept"
+    if budget is None:
+        raise OptionError(f"tokens: method {method_name(method)!r} needs a budget, for example tokens=64")
+    if isinstance(budget, Share) and match != "kept":
+        raise OptionError(
+            f"match={match} with tokens={budget.share}: what costs as much as a share differs from picture to picture. "
+            "Take match=kept, or tokens as a whole number"
+        )
+    return budget, match
+
+
+def _read_questions(config: RunConfig) -> list[Question]:
+    """The questions to ask. Files that are missing are named by the benchmark, a missing folder of pictures here."""
+    benchmark, data = config.benchmark, config.data
+    folder = data / "eval" / benchmark.folder
+    if data == Path(DATA) and not (data / "eval").is_dir():
+        raise DataError(
+            f"{data / 'eval'}: not generated yet. Type: llava-consensus fetch-mini (in a checkout: make data)"
+        )
+    questions = benchmark.load(data)[: config.limit]
+    if not questions:
+        raise DataError(f"{folder / benchmark.question_file}: no questions in it")
+    as_files = benchmark.picture is None and any(question.images for question in questions)
+    if as_files and not (folder / benchmark.images).is_dir():
+        raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
+    return questions
+
+
+def _describe(config: RunConfig, of_host: Record) -> Record:
+    """The whole configuration, down to the content of question files and weights. Equal texts mean equal answers."""
+    benchmark = config.benchmark
+    folder = config.data / "eval" / benchmark.folder
+    files = [folder / file.path for file in benchmark.files]
+    return {
+        "benchmark": benchmark.name,
+        **describe_reduction(config.method, config.budget),
+        "model": config.model,
+        "weights": fingerprint(hosts.find(config.model, config.loading.revision).files()),
+        "data": place(str(config.data)),
+        "questions": fingerprint(path for path in files if path.exists()),
+        "limit": config.limit,
+        **of_host,
+        "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
+        "decoding": "greedy",
+        "dtype": config.loading.dtype,
+        "versions": versions(*(("av",) if benchmark.frames else ())),
+        **({"choices": benchmark.asking} if benchmark.asking else {}),
+        **_describe_match(config.match),
+        "device": config.loading.device,
+        **_describe_loading(config.loading),
+    }
+
+
+def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
+    """Method, budget and options in config.json; `tokens` is null where nothing is reduced, a fraction for a share."""
+    options = _options(method)
+    return {
+        "method": method_name(method),
+        "tokens": None if budget is None else amount(budget),
+        "merged": budget.merged if isinstance(budget, Budget) else None,
+        "options": {name: value for name, (value, _) in options.items()},
+        "changed": {name: value for name, (value, default) in options.items() if value != default},
+    }
+
+
+def _describe_loading(loading: Loading) -> Record:
+    """What differs from the loader's own ways, beside device and type of numbers."""
+    usual = asdict(Loading(loading.device, loading.dtype))
+    told = {name: value for name, value in asdict(loading).items() if value != usual[name]}
+    return {"loading": told} if told else {}
+
+
+def _describe_match(match: str) -> Record:
+    return {} if match == "kept" else {"match": match}
+
+
+def _options(method: Method) -> dict[str, tuple[Any, Any]]:
+    """Every option of a method, with its default; a whole number given for a fraction counts as one: 1 is 1.0."""
+    found = {}
+    for one in fields(method):
+        value = getattr(method, one.name)
+        if isinstance(one.default, float) and isinstance(value, int):
+            value = float(value)
+        plain = value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+        found[one.name] = (plain, one.default)
+    return found
+
+
+def method_name(method: Method) -> str:
+    """The name a method's class is registered under; the name of the class where it is not registered."""
+    for name in known_methods():
+        with contextlib.suppress(OptionError):  # a broken method of another package is not this one
+            if method_class(name) is type(method):
+                return name
+    return type(method).__name__

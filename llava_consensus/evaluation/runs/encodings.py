@@ -1,0 +1,144 @@
+"""Pictures of a run after the vision tower, kept as long as a question is still to come about them.
+
+cache = EncodingCache(host, [plan.pictures(question) for question in questions], reader(plan))
+encodings = cache.fetch([plan.pictures(question) for question in batch])
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from PIL.Image import Image
+
+from llava_consensus.errors import ConsensusError, ImageError
+from llava_consensus.evaluation.runs.configuration import Plan
+from llava_consensus.evaluation.runs.failures import raise_if_device_failed
+from llava_consensus.evaluation.runs.pictures import open_image, reason
+from llava_consensus.evaluation.runs.videos import read_clip, read_frames
+from llava_consensus.hosts import Encoded, Host
+from llava_consensus.hosts.base import Clip
+
+AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
+CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
+
+Reader = Callable[[Path], list[Image | Clip]]
+
+
+class Elsewhere(Protocol):
+    """Encodings of other runs."""
+
+    def get(self, path: Path) -> list[Encoded] | None:
+        """The encodings of a file, made for the method and budget of this run; None where there are none."""
+        ...
+
+    def put(self, path: Path, encoded: list[Encoded]) -> None:
+        """Leaves the encodings of a file for later runs."""
+        ...
+
+
+def reader(plan: Plan) -> Reader:
+    """Opens a file of a run: the one picture in it, or the frames of a video that are shown, apart or as one clip.
+
+    The function raises an ImageError for a file that cannot be read.
+    """
+    frames, content = plan.benchmark.frames, plan.content
+    if plan.clips:
+        return lambda path: [read_clip(path, frames)]
+    if frames:
+        return lambda path: list(read_frames(path, frames))
+    return lambda path: [open_image(path, content=content(path) if content else None)]
+
+
+class EncodingCache:
+    """Encodings by file: the vision tower runs once per picture, and an encoding goes after its last question.
+
+    Args:
+        host: encodes.
+        asked: files of each question that will be asked, in order.
+        read: opens a file, see `reader`.
+        capacity: files that are kept at most.
+        elsewhere: encodings of other runs, and a place for those of this one.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        asked: Iterable[Sequence[Path]],
+        read: Reader,
+        capacity: int = CAPACITY,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
+        self._host, self._read, self._capacity = host, read, max(1, capacity)
+        self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
+        self._elsewhere = elsewhere
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
+
+    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
+        """For each question the encodings of its files, or the error of the first that is unreadable."""
+        fresh: dict[Path, list[Image | Clip]] = {}
+        needed = list(dict.fromkeys(path for paths in asked for path in paths))
+        for path in needed:
+            if path not in self._held and not self._find(path):
+                try:
+                    fresh[path] = self._read(path)
+                except ImageError as error:
+                    self._held[path] = error
+                if sum(_pixels(picture) for pictures in fresh.values() for picture in pictures) > AT_ONCE:
+                    self._held.update(self._encode(fresh))
+                    fresh = {}
+        self._held.update(self._encode(fresh))
+        found = [self._of_question(paths) for paths in asked]
+        self._ahead.subtract(path for paths in asked for path in paths)
+        self._forget(needed)
+        return found
+
+    def _find(self, path: Path) -> bool:
+        """Whether another run has encoded this file for the same needs."""
+        found = None if self._elsewhere is None else self._elsewhere.get(path)
+        if found is not None:
+            self._held[path] = found
+        return found is not None
+
+    def _encode(self, fresh: dict[Path, list[Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
+        """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
+        if not fresh:
+            return {}
+        try:
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            made = {path: [next(encoded) for _ in images] for path, images in fresh.items()}
+            if self._elsewhere is not None:
+                for path, own in made.items():
+                    self._elsewhere.put(path, own)
+            return dict(made)
+        except ConsensusError:
+            raise
+        except Exception as error:  # anything a model can raise about a picture
+            raise_if_device_failed(error, str(next(iter(fresh))))
+            if len(fresh) == 1:
+                path = next(iter(fresh))
+                return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
+        return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
+
+    def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
+        encoded: list[Encoded] = []
+        for path in paths:
+            held = self._held[path]
+            if isinstance(held, ImageError):
+                return held
+            encoded += held
+        return encoded
+
+    def _forget(self, used: Sequence[Path]) -> None:
+        for path in used:
+            self._held.move_to_end(path)
+            if self._ahead[path] <= 0:
+                del self._held[path]
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+
+
+def _pixels(picture: Image | Clip) -> int:
+    """Of a picture, or of all frames of a clip."""
+    frames = picture.frames if isinstance(picture, Clip) else (picture,)
+    return sum(frame.width * frame.height for frame in frames)

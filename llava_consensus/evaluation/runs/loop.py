@@ -1,0 +1,201 @@
+"""The whole evaluation loop on one page: check, load, match, attach, ask, append, score; and go on where a killed run
+stopped.
+
+`run(RunConfig(get("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
+--tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
+picture, however many questions there are about it (`encodings.py`). With several workers the questions are asked in
+shards (`workers/`), and the run ends with the same files. Stopped at any moment, the same call goes on, with as many
+workers as it is told, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from llava_consensus import hosts
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.files import ANSWERS, METRICS, Record
+from llava_consensus.evaluation.runs import checksums, failures, metrics
+from llava_consensus.evaluation.runs.batches import Asker, HostLoader, WorkerFactory
+from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.containment import check_inside
+from llava_consensus.evaluation.runs.deaths import Deaths
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.failures import Watch
+from llava_consensus.evaluation.runs.kept import Shelf
+from llava_consensus.evaluation.runs.matching import budget_of
+from llava_consensus.evaluation.runs.store import AGAIN, Run, open_run
+from llava_consensus.evaluation.runs.workers import Died, Result, Shard, conduct
+from llava_consensus.evaluation.shapes import check_shape
+
+log = logging.getLogger(__name__)
+
+BATCHES = 4  # in a shard
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Where a run is, what it measured (the content of metrics.json) and how many questions this call asked."""
+
+    path: Path
+    metrics: Record
+    asked: int
+
+
+def run(
+    config: RunConfig, out: Path, execution: Execution | None = None, host_loader: HostLoader | None = None
+) -> RunResult:
+    """Evaluates one configuration, or goes on with it, or reads what is complete.
+
+    Args:
+        config: what is measured.
+        out: folder of all runs; this one gets a folder of its own in it.
+        execution: how it is carried out.
+        host_loader: instead of `hosts.load`; with several workers it must be importable from their processes.
+    Raises:
+        ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
+    """
+    execution = execution or Execution()
+    execution.check()
+    return evaluate(prepare(config), out, execution, host_loader or hosts.load)
+
+
+def evaluate(
+    plan: Plan, out: Path, execution: Execution, host_loader: HostLoader, shelf: Shelf | None = None
+) -> RunResult:
+    """As `run`, for a configuration that is checked already; in one process it takes encodings from other runs, and
+    leaves its own, on a shelf.
+    """
+    if plan.content is None and not execution.allow_outside:
+        check_inside(plan.folder, (path for question in plan.questions for path in plan.pictures(question)))
+    if plan.loading.device_map and execution.workers > 1:
+        raise OptionError(
+            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
+            "model. Take one worker"
+        )
+    with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
+        for repair in folder.repairs:
+            log.warning("%s", repair)
+        _forget(plan, folder, execution)
+        done = folder.done
+        pending = [question for question in plan.questions if question.index not in done]
+        stored = folder.metrics()
+        if stored is not None and not pending:
+            return _complete(plan, folder, stored, execution)
+        if pending and done:
+            log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
+        seconds = 0.0
+        if pending:
+            try:
+                seconds = _ask(plan, folder, pending, execution, host_loader, shelf)
+            except KeyboardInterrupt:
+                count = f"{len(folder.done)} of {len(plan.questions)}"
+                raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
+            except ConsensusError:
+                folder.leave_nothing()
+                raise
+        timing = metrics.timing(len(pending), seconds, execution.workers)
+        folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
+        _check_errors(plan, folder, execution)
+        return RunResult(folder.path, folder.metrics() or {}, len(pending))
+
+
+def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
+    """Leaves to be asked again what failed, if that is wished, and what was asked about pictures since changed."""
+    failed = list(folder.errors) if execution.retry_errors else []
+    changed = checksums.changed_pictures(folder.path / ANSWERS, plan.questions, plan.pictures, folder.answers)
+    if changed:
+        log.warning(
+            "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)
+        )
+    if failed or changed:
+        folder.forget([*failed, *changed])
+
+
+def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:
+    """What a complete run measured; scored anew where only the way of scoring is another one."""
+    check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
+    changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
+    if changed and folder.scored:
+        raise DataError(f"{changed[0]}. llava-consensus verify {folder.path} tells all")
+    log.info("%s: complete already, nothing was asked", folder.path)
+    if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
+        folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
+    _check_errors(plan, folder, execution)
+    return RunResult(folder.path, folder.metrics() or {}, 0)
+
+
+def _check_errors(plan: Plan, folder: Run, execution: Execution) -> None:
+    """Raises TooManyErrors where more questions failed than the user allows."""
+    if execution.bound is not None:
+        execution.bound.check(len(folder.errors), len(plan.questions))
+
+
+def _ask(
+    plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader, shelf: Shelf | None
+) -> float:
+    """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
+    several workers load at different times.
+    """
+    if execution.workers == 1:
+        host = load(plan.model, plan.loading, plan.host_options)
+        budget = budget_of(plan, host)
+        steps = _alone(Asker(plan, host, budget, shelf), folder, pending, execution.batch)
+    else:
+        steps = _together(plan, folder, pending, execution, load)
+    done, total = len(folder.done), len(plan.questions)
+    start = time.perf_counter()
+    with tqdm(total=total, initial=done, unit="q", desc=plan.benchmark.name, disable=not execution.progress) as bar:
+        watch = Watch()
+        for result in steps:
+            watch.see(*result)
+            _check_errors(plan, folder, execution)
+            bar.update(len(result.answers) + len(result.errors))
+    Deaths(folder.path).forget()
+    return time.perf_counter() - start
+
+
+def _alone(asker: Asker, folder: Run, pending: list[Question], batch: int) -> Iterator[Result]:
+    """In this process, in file order, each batch appended; yields what came of it. What a former process died of comes
+    first, each question alone.
+    """
+    deaths = Deaths(folder.path)
+    fatal, suspects = deaths.fatal(pending), deaths.suspects(pending)
+    if fatal:
+        result = Result([], [failures.of_death(question, "see the log of the system") for question in fatal])
+        folder.add(*result)
+        yield result
+    others = [question for question in pending if question not in (*fatal, *suspects)]
+    for questions, size in ((suspects, 1), (others, batch)):
+        results = asker.batches(questions, size)
+        for first in range(0, len(questions), size):
+            with deaths.asking(questions[first : first + size]):
+                result = next(results)
+                folder.add(*result)
+            yield result
+
+
+def _together(
+    plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader
+) -> Iterator[Result]:
+    """By several workers, each shard stored in one step; yields what came of it."""
+    shards = cut(pending, BATCHES * execution.batch)
+    factory = WorkerFactory(plan, folder.path.resolve(), execution.batch, execution.workers, load)
+    questions = {question.index: question for question in pending}
+    for shard, outcome in conduct(execution.engine, execution.workers, factory, shards):
+        if isinstance(outcome, Died):
+            errors = [failures.of_death(questions[index], outcome.reason) for index in shard.indexes]
+            outcome = Result([], errors)
+        folder.add_shard(shard.name, *outcome)
+        yield outcome
+
+
+def cut(questions: Sequence[Question], size: int) -> list[Shard]:
+    """Shards of at most `size` questions in their order."""
+    indexes = [question.index for question in questions]
+    return [Shard(tuple(indexes[first : first + size])) for first in range(0, len(indexes), size)]

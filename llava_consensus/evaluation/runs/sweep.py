@@ -1,0 +1,102 @@
+"""A whole grid of runs: benchmarks x methods x budgets, and each benchmark with all tokens.
+
+`llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
+or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
+complete is not asked again, so a stopped sweep goes on where it was. In one process, runs that need the same of the
+vision tower share its encodings (`kept.py`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llava_consensus import hosts
+from llava_consensus.errors import ConsensusError, Interrupted
+from llava_consensus.evaluation.runs.batches import HostLoader
+from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.kept import Kept, source_of
+from llava_consensus.evaluation.runs.loop import RunResult, evaluate
+from llava_consensus.evaluation.runs.store import ALL
+from llava_consensus.hosts import Host, Loading
+from llava_consensus.reduction.budget import Budget, Share, most_first
+from llava_consensus.reduction.method import Method
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep and what became of it: a result, or the error it ended with."""
+
+    plan: Plan
+    result: RunResult | None = None
+    error: ConsensusError | None = None
+
+    @property
+    def name(self) -> str:
+        """Benchmark, method with the options that are not its defaults, and budget."""
+        run = self.plan.description
+        options = ",".join(f"{key}={value}" for key, value in run["changed"].items())
+        merged = "" if run["merged"] is None else f", merged={run['merged']}"
+        return f"{run['benchmark']} {run['method']}{':' if options else ''}{options} {run['tokens'] or ALL}{merged}"
+
+
+def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequence[Budget | Share]) -> list[Cell]:
+    """All runs in order, each of them checked: benchmark by benchmark, all tokens first, then from many tokens to few.
+
+    Args:
+        full: the run with all tokens of each benchmark; its `match` is that of the others too.
+        methods: those that reduce nothing are left out, `full` is there already.
+        budgets: in any order.
+    Raises:
+        ConsensusError: for a run that is wrong.
+    """
+    found = []
+    for config in full:
+        first = prepare(config)
+        found.append(first)
+        for budget in most_first(set(budgets)):
+            found += [first.reduced_by(method, budget, config.match) for method in methods if method.reduces]
+    return [Cell(plan) for plan in found]
+
+
+def sweep(
+    grid: Sequence[Cell], out: Path, execution: Execution, host_loader: HostLoader | None = None
+) -> Iterator[Cell]:
+    """Runs every cell and yields it with its result; one that fails is yielded with its error, and the rest goes on.
+
+    Args:
+        grid: as `cells` makes it.
+        out: folder of all runs.
+        execution: how they are carried out.
+        host_loader: instead of `hosts.load`.
+    Raises:
+        ConsensusError: for an impossible execution, before anything is loaded; Interrupted on Ctrl-C.
+    """
+    execution.check()
+    load = host_loader or hosts.load
+    loader = load if execution.workers > 1 else LoadedOnce(load)
+    kept = Kept(source_of(cell.plan) for cell in grid)
+    for cell in grid:
+        try:
+            with kept.run(cell.plan) as shelf:
+                result = evaluate(cell.plan, out, execution, loader, shelf)
+            yield replace(cell, result=result)
+        except Interrupted:
+            raise
+        except ConsensusError as error:
+            yield replace(cell, error=error)
+
+
+class LoadedOnce:
+    """A loader that loads a host once for all runs in a row that ask for the same one."""
+
+    def __init__(self, loader: HostLoader) -> None:
+        self._loader = loader
+        self._key: tuple[str, Loading, Mapping[str, str]] | None = None
+        self._host: Host
+
+    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Host:
+        key = model, loading, host_options
+        if self._key != key:
+            self._host, self._key = self._loader(*key), key
+        return self._host

@@ -1,0 +1,194 @@
+"""Figures from sections of runs: score against tokens. Needs the extra `plots`.
+
+`llava-consensus report --figure accuracy.png` draws a panel for each benchmark; with many methods the best few have
+colours and bands, the rest are grey. `--methods-figure methods.png` draws a panel for each method instead, Acc of that
+method against all others in grey: readable with any number of methods. Colours are those of Okabe and Ito, which
+colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.report.rows import LINEUP, RANDOM, Line
+from llava_consensus.evaluation.report.section import Section
+from llava_consensus.paper.figures.style import MARKERS, PALETTE, panels, save
+
+OURS = LINEUP[0].label
+STYLES = tuple(zip(PALETTE, MARKERS, strict=True))[:5]  # colour and marker
+RANDOM_STYLE = ("#000000", "x")
+GREY = "#b5b5b5"
+BANDS = 3  # methods with a band where some are grey: ours, the best other, random selection
+COLUMNS = 5
+
+
+class Point(NamedTuple):
+    """A score at a budget, with its interval where there is one."""
+
+    tokens: float
+    score: float
+    low: float
+    high: float
+
+
+Curves = Mapping[str, Sequence[Point]]  # by label
+
+
+def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
+    """One panel per benchmark: the score of every method over its budgets, the full model as a line.
+
+    Drawn is the section with most runs.
+
+    Raises:
+        DataError: when there is no complete run to draw.
+        MissingDependency: without matplotlib.
+    """
+    section = _largest(sections)
+    names = [name for name in section.names if _curves(section, name)]
+    figure, axes = _panels(len(names), 3.6, 3.1)
+    styles = _styles(section, names)
+    for panel, name in zip(axes, names, strict=True):
+        _draw(panel, _curves(section, name), styles)
+        _bound(panel, section.full.runs.get(name) if section.full else None)
+        _axes(panel, section, _headline(section, name))
+    handles = {
+        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    order = [label for label in (*styles, "other methods", "all tokens") if label in handles]
+    figure.legend(
+        [handles[label] for label in order], order, loc="outside lower center", ncols=min(4, len(order)), frameon=False
+    )
+    save(figure, file)
+
+
+def methods_apart(sections: Sequence[Section], file: Path) -> None:
+    """One panel per method: its Acc over its budgets, all other methods in grey, ConsensusDrop dashed.
+
+    Raises:
+        DataError: when no method has an Acc.
+        MissingDependency: without matplotlib.
+    """
+    section = _largest(sections)
+    curves = _curves(section, None)
+    if not curves:
+        raise DataError("no method has complete runs of every benchmark, so there is no Acc to draw")
+    figure, axes = _panels(len(curves), 2.6, 2.2, sharey=True)
+    for panel, label in zip(axes, curves, strict=True):
+        for points in curves.values():
+            panel.plot([point.tokens for point in points], [point.score for point in points], color=GREY, linewidth=0.8)
+        if label != OURS and OURS in curves:
+            ours = curves[OURS]
+            panel.plot(
+                [point.tokens for point in ours],
+                [point.score for point in ours],
+                color="black",
+                linestyle="--",
+                linewidth=1,
+            )
+        _draw(panel, {label: curves[label]}, {label: STYLES[0]})
+        full = section.accuracy(section.full) if section.full else None
+        if full is not None:
+            panel.axhline(full.value, color="black", linestyle=":", linewidth=1)
+        _axes(panel, section, fill(label, 28))
+        panel.title.set_fontsize(9)
+    figure.supylabel(f"Acc over {len(section.averaged)} benchmarks", fontsize=9)
+    figure.text(
+        0.5,
+        0.0,
+        f"blue: the method, 95 % interval · dashed: {OURS} · dotted: all tokens · grey: the others",
+        ha="center",
+        va="bottom",
+        fontsize=8,
+    )
+    figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
+    save(figure, file)
+
+
+def _largest(sections: Sequence[Section]) -> Section:
+    """The section with most complete reduced runs."""
+    counts = [sum(row.complete for line in section.reduced for row in line.runs.values()) for section in sections]
+    if not any(counts):
+        raise DataError("no complete run to draw: `make tables` measures them")
+    return sections[counts.index(max(counts))]
+
+
+def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels in rows."""
+    return panels(count, COLUMNS if sharey or count > 8 else 4, (width, height), sharey=sharey)
+
+
+def _curves(section: Section, name: str | None) -> Curves:
+    """Points of every method by label, fewest tokens first; of Acc without a benchmark's name. Budgets that are shares
+    have no place on an axis of tokens.
+    """
+    curves: dict[str, list[Point]] = {}
+    for line in (line for line in reversed(section.reduced) if line.tokens >= 1):
+        point = _mean_point(section, line) if name is None else _point(section, line, name)
+        if point is not None:
+            curves.setdefault(line.label, []).append(point)
+    order = [line.label for line in section.reduced]
+    return {label: curves[label] for label in dict.fromkeys(order) if label in curves}
+
+
+def _point(section: Section, line: Line, name: str) -> Point | None:
+    cell = section.cell(line, name)
+    if cell is None or not cell.row.complete or cell.row.score is None:
+        return None
+    return Point(line.tokens, cell.row.score, *(cell.bounds or (cell.row.score, cell.row.score)))
+
+
+def _mean_point(section: Section, line: Line) -> Point | None:
+    mean = section.accuracy(line)
+    return None if mean is None else Point(line.tokens, mean.value, *(mean.bounds or (mean.value, mean.value)))
+
+
+def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of the methods that stand out: ours, random selection, and the best others."""
+    totals: dict[str, list[float]] = {}
+    for name in names:
+        scale = section.catalogue.benchmark(name).scale
+        for label, points in _curves(section, name).items():
+            totals.setdefault(label, []).append(sum(point.score / scale for point in points) / len(points))
+    ranked = sorted(totals, key=lambda label: (label != OURS, -sum(totals[label]) / len(totals[label])))
+    best = [label for label in ranked if label != RANDOM][: len(STYLES)]
+    return dict(zip(best, STYLES, strict=False)) | ({RANDOM: RANDOM_STYLE} if RANDOM in totals else {})
+
+
+def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> None:
+    """Grey lines for methods without a style, below coloured ones with bands."""
+    banded = [*list(styles)[: BANDS - 1], RANDOM] if curves.keys() - styles.keys() else list(styles)
+    for label, points in curves.items():
+        tokens, scores = [point.tokens for point in points], [point.score for point in points]
+        if label not in styles:
+            panel.plot(tokens, scores, color=GREY, linewidth=0.9, label="other methods", zorder=1)
+            continue
+        colour, marker = styles[label]
+        panel.plot(tokens, scores, color=colour, marker=marker, markersize=4, linewidth=1.4, label=label, zorder=3)
+        if label in banded:
+            low, high = [point.low for point in points], [point.high for point in points]
+            panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
+
+
+def _headline(section: Section, name: str) -> str:
+    """A benchmark with the unit of its score."""
+    facts = section.catalogue.benchmark(name)
+    return f"{facts.title} ({'%' if facts.scale == 1 else 'points'})"
+
+
+def _bound(panel: Any, row: Any) -> None:
+    if row is not None and row.score is not None:
+        panel.axhline(row.score, color="black", linestyle=":", linewidth=1, label="all tokens")
+
+
+def _axes(panel: Any, section: Section, title: str) -> None:
+    """A logarithmic axis of tokens with the budgets as ticks."""
+    ticks = sorted({line.tokens for line in section.reduced if line.tokens >= 1})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ticks, [str(tick) for tick in ticks])
+    panel.minorticks_off()
+    panel.set_xlabel("visual tokens", fontsize=8)
+    panel.tick_params(labelsize=8)
+    panel.set_title(title, fontsize=10)
+    panel.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,120 @@
+"""How figures look: one style sheet (`paper.mplstyle`), colours for any eyes, and PNG and SVG in one step.
+
+Colours are those of Okabe and Ito, which colour-blind people can tell apart; whatever has a colour has a marker or a
+place of its own as well, so that figures can be read in grey print. Needs the extra `plots`.
+"""
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError, missing_extra
+from llava_consensus.evaluation.files import write_out
+
+SHEET = "paper.mplstyle"
+KINDS = ("png", "svg")
+GREY = "#9a9a9a"  # what the paper prints
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class Look(NamedTuple):
+    """Colour and marker of one thing in a figure."""
+
+    colour: str
+    marker: str
+
+
+def look(number: int) -> Look:
+    """The look of the number-th thing; they repeat after seven."""
+    return Look(PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
+
+
+@contextlib.contextmanager
+def sheet() -> Iterator[None]:
+    """Whatever is drawn inside follows the style sheet.
+
+    Raises:
+        MissingDependency: without matplotlib.
+    """
+    matplotlib = _matplotlib()
+    with resources.as_file(resources.files(__package__) / SHEET) as path, matplotlib.rc_context(fname=path):
+        yield
+
+
+def panels(count: int, columns: int, size: tuple[float, float] = (2.4, 2.1), **options: Any) -> tuple[Any, list[Any]]:
+    """A figure with `count` panels in rows of at most `columns`, each of a width and height in inches."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = ceil(count / columns)
+    figure = Figure(figsize=(size[0] * columns + 0.2, size[1] * rows + 0.4), layout="constrained")
+    found = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for panel in found[count:]:
+        panel.set_axis_off()
+    return figure, found[:count]
+
+
+def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """How far intervals reach below and above their values, as error bars want it."""
+    below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
+    above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
+    return below, above
+
+
+def ticks(*parts: float) -> Any:
+    """Ticks of a logarithmic axis at these multiples of every power of ten."""
+    _matplotlib()
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=parts)
+
+
+def key(figure: Any, axes: Sequence[Any], columns: int = 4) -> None:
+    """One key below a figure for everything that has a label in it."""
+    handles = {
+        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside lower center",
+            ncols=min(columns, len(handles)),
+            frameon=False,
+        )
+
+
+def save(figure: Any, file: Path) -> None:
+    """One picture, of the kind that its name ends with.
+
+    Raises:
+        DataError: for a kind of file that matplotlib does not write, or one that cannot be written.
+    """
+    content, kind = io.BytesIO(), file.suffix.removeprefix(".") or "png"
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise DataError(f"{file}: must end with .png, .pdf or .svg")
+    figure.savefig(content, format=kind, **({"metadata": {"Date": None}} if kind == "svg" else {}))
+    write_out(file, content.getvalue())
+
+
+def save_all(figure: Any, folder: Path, name: str) -> list[Path]:
+    """A figure as one file of every kind: `name`.png and `name`.svg."""
+    files = [folder / f"{name}.{kind}" for kind in KINDS]
+    for file in files:
+        save(figure, file)
+    return files
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+        import matplotlib.figure
+    except ImportError as error:
+        raise missing_extra("figures (matplotlib)", "plots") from error
+    return matplotlib

@@ -1,0 +1,206 @@
+"""`score`, `export` and `check-data` on answer files: real ones, and ways to be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from fakes import FakeHost, config, make_model
+from golden_cases import sample
+from judged_data import make_mmvet
+from tiny_data import make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2, write_lines
+
+from llava_consensus import cli
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, make
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import run
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The benchmarks without a judge, tiny, in one folder."""
+    folder = tmp_path / "data"
+    for make_tiny in (make_gqa, make_mmbench, make_mme, make_pope, make_seed, make_sqa, make_vqav2):
+        make_tiny(folder)
+    return folder
+
+
+def answer_file(path: Path, name: str, data: Path, text: str = "A") -> Path:
+    questions = make(name).load(data)
+    rows: list[dict[str, Any]] = []
+    for one in questions:
+        rows.append({"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text})
+    write_lines(path, rows)
+    return path
+
+
+def test_score_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = answer_file(tmp_path / "a.jsonl", "vqav2", data, "yes")
+    assert cli.main(["score", "vqav2", "--answers", str(answers), "--data", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("vqav2: accuracy 33.33 (LLaVA-1.5-7B as published: 78.5)\nquestions: asked 3, answered 3,")
+    assert "per_answer_type:\n  number: 0.00\n  other: 0.00\n  yes/no: 100.00\n" in out and "extracted" not in out
+    command = ["score", "vqav2", "--answers", str(answers), "--data", str(data), "--benchmark-option", "rules=2017"]
+    assert cli.main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rules"] == "2017"
+
+
+def test_score_of_llava_13b_on_textvqa(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, folder = sample("textvqa"), tmp_path / "eval" / "textvqa"
+    folder.mkdir(parents=True)
+    (folder / "llava_textvqa_val_v051_ocr.jsonl").symlink_to(source / "llava_textvqa_val_v051_ocr.jsonl")
+    (folder / "TextVQA_0.5.1_val.json").symlink_to(source / "textvqa_val_v051_answers.json")
+    answers = str(source / "llava-v1.5-13b_answers.jsonl")
+    assert cli.main(["score", "textvqa", "--answers", answers, "--data", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("textvqa: accuracy 61.25 ") and "asked 5000, answered 5000, missing 0" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "content"),
+    [
+        ("vqav2", "u.json", b'[{"question_id": 10, "answer": ""}, '),
+        ("seed", "u.jsonl", b'{"question_id": "101", "prediction": "A"}\n'),
+        ("mmbench", "u.xlsx", b"PK"),
+        ("mme", "folder/color.txt", b"0001.txt\tIs 1 red? Please answer yes or no.\tYes\tA\n"),
+    ],
+)
+def test_export_writes_what_the_official_side_takes(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: str, content: bytes
+) -> None:
+    answers = answer_file(tmp_path / "a.jsonl", name, data)
+    out = tmp_path / target.split("/")[0]
+    command = ["export", name, "--answers", str(answers), "--out", str(out), "--data", str(data)]
+    assert cli.main(command) == 0
+    assert (tmp_path / target).read_bytes().startswith(content)
+    assert "missing: 0\nduplicate: 0\nunknown: 0\n" in capsys.readouterr().out
+    assert cli.main(command) == 3 and "is there already" in capsys.readouterr().err
+    assert cli.main([*command, "--force"]) == 0
+
+
+def test_export_lists_what_is_missing_twice_or_unknown(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question_id": key, "prompt": "", "text": "x"} for key in (5, 5, 6, 77)]
+    write_lines(tmp_path / "a.jsonl", rows)
+    command = ["export", "mmbench", "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]
+    assert cli.main([*command, "--out", str(tmp_path / "o.xlsx")]) == 0
+    out = capsys.readouterr().out
+    assert "answers: 4\nmissing: 3: 1000005, 2000005, 1000006\nduplicate: 1: 5\nunknown: 1: 77\nwritten: 5\n" in out
+    assert len(pandas.read_excel(tmp_path / "o.xlsx")) == 5
+    assert cli.main([*command, "--out", str(tmp_path / "no" / "o.xlsx")]) == 3
+    assert "no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["export", "gqa", "--out", "x"], 2, "gqa has no submission"),
+        (["score", "gqa", "--benchmark-option", "split=x"], 2, "unknown option of gqa 'split'"),
+        (["score", "pope", "--benchmark-option", "split=x"], 2, "pope has no options"),
+        (["score", "mmbench", "--benchmark-option", "split"], 2, "must be KEY=VALUE"),
+        (["score", "gqa"], 3, "none of the answers belongs"),
+    ],
+)
+def test_what_a_user_can_mend(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], code: int, words: str
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"question_id": "who", "prompt": "", "text": "x"}])
+    assert cli.main([*command, "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]) == code
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vqav2", "seed", "mmbench", "mme"])
+def test_export_refuses_what_is_no_answer(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    answers = answer_file(tmp_path / "a.jsonl", name, data)
+    lines = answers.read_text().splitlines()
+    for damage, words in (
+        ({"question_id": [1], "text": "A"}, "no question_id"),
+        ({"question_id": 1, "text": 2}, "no text"),
+    ):
+        answers.write_text("\n".join([*lines, json.dumps(damage)]))
+        command = ["export", name, "--answers", str(answers), "--out", str(tmp_path / "o"), "--data", str(data)]
+        assert cli.main(command) == 3 and words in capsys.readouterr().err
+        assert not (tmp_path / "o").exists()
+
+
+def test_check_data_says_what_is_missing_and_where_it_comes_from(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check-data", "--data", str(data)]) == 0
+    blocks = capsys.readouterr().out.split("ready\n")
+    assert len(blocks) == len(BENCHMARKS) + 1
+    assert cli.main(["check-data", "mmbench", "--data", str(data)]) == 0
+    out = capsys.readouterr().out
+    assert "5 questions, but the official set has 4,377" in out and "2 pictures, inside mmbench_dev" in out
+    (data / "eval/seed_bench/SEED-Bench.json").unlink()
+    assert cli.main(["check-data", "seed", "mmbench", "--data", str(data)]) == 3
+    output = capsys.readouterr()
+    assert "missing  " in output.out and "AILab-CVC/SEED-Bench" in output.out
+    assert output.err == "error: not ready: seed. What is missing and where it comes from is said above\n"
+
+
+def test_check_data_finds_missing_pictures_and_foreign_labels(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-data", "pope", "--data", str(data)]) == 3
+    out = capsys.readouterr().out
+    assert "2 of 2 pictures in" in out and "its content is not that of the known version" in out
+    for number in (0, 1):
+        path = data / "eval/pope/val2014" / f"COCO_val2014_{number:012}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert cli.main(["check-data", "pope", "--data", str(data)]) == 0
+    labels = data / "eval/pope/coco/coco_pope_random.json"
+    labels.write_text(labels.read_text().replace("number 3 ", "number 4 "))
+    assert cli.main(["check-data", "pope", "--data", str(data)]) == 3
+    assert "another label version" in capsys.readouterr().out.lower()
+
+
+def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last(name: str) -> str:
+        cli.main(["check-data", name, "--data", str(data)])
+        return next(line for line in capsys.readouterr().out.splitlines() if "; answering: " in line).strip()
+
+    assert last("pope") == "scoring: ready; answering: not ready", "its pictures are not there"
+    assert last("mmbench") == "scoring: ready; export: ready; answering: ready"
+    make_mmvet(data)
+    assert last("mmvet") == "scoring: by a judge; export: ready; answering: not ready"
+    (data / "eval/vqav2/llava_vqav2_mscoco_test2015.jsonl").unlink()
+    assert last("vqav2") == "scoring: ready; export: not ready; answering: not ready"
+    (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
+    assert last("vqav2").startswith("scoring: by EvalAI; ")
+    (data / "eval/scienceqa/llava_test_CQM-A.json").unlink()
+    assert last("sqa") == "scoring: ready; answering: not ready"
+    (data / "eval/scienceqa/problems.json").unlink()
+    assert last("sqa") == "scoring: not ready; answering: not ready"
+
+
+def test_check_data_knows_the_real_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, folder = sample("pope"), tmp_path / "eval" / "pope"
+    folder.mkdir(parents=True)
+    (folder / "llava_pope_test.jsonl").symlink_to(source / "llava_pope_test.jsonl")
+    (folder / "coco").symlink_to(source / "labels")
+    assert cli.main(["check-data", "pope", "--data", str(tmp_path)]) == 3
+    out = capsys.readouterr().out
+    assert out.count(", the known version)") == 4 and "8,910 questions, as the official set has" in out
+
+
+def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(data: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    images = data / "eval/vqav2/test2015"
+    images.mkdir()
+    Image.new("RGB", (4, 4)).save(images / "COCO_test2015_1.jpg")
+    model = make_model(tmp_path / "model")
+
+    def of(**choices: str) -> Any:
+        asked = config(data, model, benchmark=make("vqav2", **choices))
+        return run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
+
+    first, older, back, whole = of(), of(rules="2017"), of(), of(split="test")
+    assert first.path == older.path == back.path != whole.path and (older.asked, whole.asked) == (0, 4)
+    assert older.metrics["report"]["rules"] == "2017" and older.metrics["timing"] == first.metrics["timing"]
+    assert back.metrics["report"] == first.metrics["report"] and whole.metrics["score"] is None
+    assert json.loads((whole.path / "config.json").read_text())["choices"] == {"split": "test"}

@@ -1,0 +1,519 @@
+"""The account of tokens: formulas against torch's FlopCounterMode, real caches and the paper's columns; `match`.
+
+Run: `pytest tests/test_account.py`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from fakes import config, make_place
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import IMAGE, runnable, tiny_llava
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
+
+from llava_consensus import METHODS, load, make
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.runs import costs
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.matching import budget_of, match_budget
+from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.hosts import Loading, Prompt
+from llava_consensus.hosts.base import PictureOutcome, Prefill
+from llava_consensus.hosts.decoder.cache import CachedLayer, cached_layers, prefills
+from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.hosts.llava.shape import read_shape
+from llava_consensus.methods.consensusdrop import ConsensusDrop
+from llava_consensus.reduction import costs as account
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.shape import Shape
+
+ROOT = Path(__file__).parents[2]
+PAPER = json.loads((ROOT / "llava_consensus" / "evaluation" / "report" / "paper.json").read_text())["tables"]
+SEVEN, THIRTEEN = SHAPES["llava-1.5-7b"], SHAPES["llava-1.5-13b"]
+NEXT = SHAPES["llava-next-7b"]
+PRE = ("ConsensusDrop", "ConsensusDrop (Ours)", "VisionZip", "Baseline", "LLaVA-1.5-7B")  # cut before the model
+TERA = 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(Method):
+    """Stands for a method inside the language model: every layer up to `layer` sees all tokens."""
+
+    layer: int = 2
+    place: ClassVar[Place] = Place.DECODER
+
+    def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
+        return [available] * self.layer + [min(budget.tokens, available)] * (layers - self.layer)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside(Method):
+    """Stands for a method inside the vision tower: half the patches go in each of the first two blocks."""
+
+    def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
+        half, (share, _) = shape.patches // 2, self.units(shape, budget)[0]
+        return [shape.patches, half] + [min(share.tokens, half)] * (shape.blocks - 2)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secretive(Method):
+    """Stands for a method whose cost depends on a model the shape does not describe."""
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        raise OptionError("the size of the text tower is not known")
+
+
+def counter() -> FlopCounterMode:
+    """Counts the CPU's fused attention too, by torch's own formula for the others."""
+
+    name = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return FlopCounterMode(display=False, custom_mapping={name: lambda q, k, v, *_, **__: sdpa_flop(q, k, v)})
+
+
+@pytest.fixture(scope="module")
+def host() -> Any:
+    return load(str(ROOT / "checkpoints" / "llava-mini"), Loading("cpu"))
+
+
+@pytest.fixture(scope="module")
+def pixels(host: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    size = host.model.get_vision_tower().config.image_size
+    return torch.randn(1, 3, size, size)
+
+
+def counted(model: Any, rows: int) -> int:
+    """FLOPs of the inner language model on so many rows."""
+    with torch.inference_mode(), counter() as flops:
+        model.get_model()(inputs_embeds=torch.randn(1, rows, model.config.hidden_size), use_cache=True)
+    return int(flops.get_total_flops())
+
+
+# ---- formulas against the counter
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_language_model_flops(tower_folder: Path, family: str) -> None:
+    model = tiny_llava(tower_folder, family)
+    shape = read_shape(model, text=20)
+    head = 2 * shape.width * shape.vocabulary
+    for tokens in (1, 16, 300):
+        ours = account.llm_flops(shape, [tokens] * shape.layers) - head
+        assert ours == pytest.approx(counted(model, tokens + 20), rel=0.01)
+
+
+def test_language_model_flops_of_the_mini_model(host: Any) -> None:
+    shape = host.shape(text=58)
+    ours = account.llm_flops(shape, [64] * shape.layers) - 2 * shape.width * shape.vocabulary
+    assert ours == pytest.approx(counted(host.model, 122), rel=0.01)
+
+
+def test_vision_flops_with_projector(host: Any, pixels: torch.Tensor, tower_folder: Path) -> None:
+    tiny = tiny_llava(tower_folder)
+    for model, images in ((host.model, pixels), (tiny, torch.randn(1, 3, IMAGE, IMAGE))):
+        shape = read_shape(model)
+        with torch.inference_mode(), counter() as flops:
+            model.encode_images(images)
+        ours = account.vision_flops(shape, [shape.patches] * shape.blocks)
+        assert ours == pytest.approx(flops.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"vision_score": "tokens"},
+        {"fps_start": "mean", "aggregate": "last"},
+        {"select": "diverse", "fps_start": "salient"},
+    ],
+)
+@pytest.mark.parametrize("tokens", [8, 64, 400])
+def test_consensusdrop_flops(host: Any, pixels: torch.Tensor, tokens: int, options: dict[str, Any]) -> None:
+    """What the counter sees of all between tower and decoder; sampling is elementwise, so it is added by hand."""
+    method, budget = make("consensusdrop", **options), Budget(tokens)
+    ids = host.prompt_ids(Prompt("Is there a dog in the image?"))[None]
+    text, question = host.rows(Prompt("Is there a dog in the image?"))
+    with host.attach(method, budget) as attached, torch.inference_mode():
+        tiles = host.encode([blank(host)])[0].tiles
+        with attached.call(encoded=[tiles]), counter() as flops:
+            getattr(host.model, PREPARE)(ids, None, None, None, None, pixels, [(192, 192)])
+    kept, merged = budget.split(576)
+    shape = host.shape(text)._replace(question=question)
+    sampling = merged * (576 - kept)
+    sampling += kept * 576 if method.select == "diverse" else 0  # type: ignore[attr-defined]
+    sampling *= 2 * shape.vision_width
+    assert method.flops(shape, budget) == pytest.approx(flops.get_total_flops() + sampling, rel=0.01)
+
+
+def blank(host: Any) -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", (192, 192), (90, 20, 160))
+
+
+RUNNABLE = runnable()
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_whole_prefill(host: Any, name: str) -> None:
+    """From pixels to the first token, `lm_head` for one row: what the counter sees is the model's part and of a
+    method's own work all but what is elementwise.
+    """
+    prompt, method, budget = Prompt("What is left of the dog?", max_new_tokens=1), make(name), Budget(64)
+    text, question = host.rows(prompt)
+    with host.attach(method, budget), counter() as flops:
+        (answer,) = host.answer([host.encode([blank(host)])], [prompt])
+    shape = host.shape(text)._replace(question=question)
+    shape = shape._replace(blocks=shape.feature_blocks + method.blocks_ahead)  # the harness skips those behind
+    found = account.account(method, budget, shape)
+    assert found.flops.method is not None, found.note
+    head = 2 * shape.width * shape.vocabulary
+    by_module = {key: sum(value.values()) for key, value in flops.get_flop_counts().items()}
+    heads = next((value for key, value in by_module.items() if key.endswith("lm_head")), head)
+    assert heads % head == 0
+    seen = flops.get_total_flops() - heads + head
+    model = found.flops.llm + found.flops.vision
+    assert 0.99 * model <= seen <= 1.01 * (model + found.flops.method)
+    assert answer.prefill is not None and answer.prefill.kv_bytes == found.kv_layers
+    if name == "consensusdrop":
+        kept, merged = budget.split(576)
+        assert found.flops.total == pytest.approx(seen + 2 * merged * (576 - kept) * shape.vision_width, rel=0.01)
+
+
+# ---- the cache as it is
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_measured_cache_is_the_analytic_one(host: Any, name: str) -> None:
+    """In one padded batch, with questions of several lengths, and one with another picture."""
+    method, budget = make(name), Budget(64)
+    prompts = [Prompt("Is it? " * count, max_new_tokens=2) for count in (1, 5, 2, 3)]
+    with host.attach(method, budget):
+        one, other = host.encode([blank(host), blank(host).rotate(9, fillcolor=(1, 2, 3))])
+        answers = host.answer([[one], [one], [one], [other]], prompts)
+        pair = host.answer([[one, other], []], prompts[:2])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert_cached(host, answer.prefill, account.account(method, budget, shaped(host, prompt, 1)))
+    assert_cached(host, pair[0].prefill, account.account(method, budget, shaped(host, prompts[0], 2)))
+    assert_cached(host, pair[1].prefill, account.account(method, budget, shaped(host, prompts[1], 0)))
+
+
+def shaped(host: Any, prompt: Prompt, pictures: int) -> Shape:
+    text, question = host.rows(prompt, pictures)
+    return host.shape(text)._replace(question=question, pictures=pictures)
+
+
+def assert_cached(host: Any, prefill: Prefill | None, found: account.Account) -> None:
+    assert prefill is not None
+    assert prefill.entering == found.layers and prefill.kv_bytes == found.kv_layers
+    assert sum(prefill.kv_bytes) == found.kv_bytes > 0
+
+
+def test_what_a_cache_holds_too_much_is_seen() -> None:
+    """Ten bytes a position; rows of 5 + 4 and 3 + 4 real positions in layer 0, fewer visual tokens in layer 1."""
+    outcomes = [[SimpleNamespace(structural=0, after=1, entering=(4, 1))] for _ in range(2)]
+    layers = [CachedLayer(10 * 2 * 9, 2, 9), CachedLayer(10 * 2 * 6, 2, 6)]
+    exact = prefills(layers, [(5, 2), (3, 1)], outcomes)  # type: ignore[arg-type]
+    assert [one.kv_bytes for one in exact] == [(90, 60), (70, 40)]
+    assert exact[0] == Prefill(5, 2, (4, 1), (90, 60))
+    twice = prefills([layers[0], CachedLayer(10 * 2 * 12, 2, 12)], [(5, 2), (3, 1)], outcomes)  # type: ignore[arg-type]
+    assert [one.kv_bytes[1] for one in twice] == [120, 100], "a layer stored twice is not explained away"
+
+
+def test_newlines_are_rows_of_text() -> None:
+    outcome = PictureOutcome(0, 12, 8, 3, ())
+    (one,) = prefills([CachedLayer(150, 1, 15)], [(4, 2)], [[outcome]])
+    assert one == Prefill(7, 2, (8,), (150,))
+
+
+def test_caches_of_every_kind() -> None:
+    key = torch.zeros(2, 3, 5, 4)
+    kinds = [
+        SimpleNamespace(layers=[SimpleNamespace(keys=key, values=key)]),
+        SimpleNamespace(key_cache=[key], value_cache=[key]),
+        ((key, key),),
+    ]
+    assert {cached_layers(kind)[0] for kind in kinds} == {CachedLayer(2 * 2 * 3 * 5 * 4 * 4, 2, 5)}
+
+
+# ---- the paper's columns
+
+
+def test_shapes_of_the_paper_match_a_config() -> None:
+    """The presets agree with what `read_shape` makes of LLaVA-1.5-7B's published configuration."""
+    vision = SimpleNamespace(
+        num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, patch_size=14
+    )
+    vision.image_size, vision.num_channels = 336, 3
+    config = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32)
+    config.intermediate_size, config.vocab_size, config.image_aspect_ratio = 11008, 32000, "pad"
+    tower = SimpleNamespace(vision_tower=SimpleNamespace(config=vision), num_patches=576, select_layer=-2)
+    tower.vision_tower_name = "openai/clip-vit-large-patch14-336"
+    layers = [torch.nn.Linear(1024, 4096, device="meta"), torch.nn.GELU(), torch.nn.Linear(4096, 4096, device="meta")]
+    inner = SimpleNamespace(mm_projector=torch.nn.Sequential(*layers))
+    model = SimpleNamespace(config=config, get_vision_tower=lambda: tower, get_model=lambda: inner, dtype=torch.float16)
+    assert read_shape(model, 66) == SEVEN._replace(question=None)
+
+
+def cells(table: str, column: str, names: tuple[str, ...]) -> list[tuple[int, float]]:
+    rows = [row for row in PAPER[table] if row["method"] in names and row.get(column) is not None]
+    return [(int(row["tokens"]), float(row[column])) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("table", "shape", "text", "count"),
+    [
+        ("llava_1_5_7b", SEVEN, 66, 9),
+        ("efficiency_llava_1_5_7b", SEVEN, 50, 11),
+        ("efficiency_llava_1_5_13b", THIRTEEN, 50, 11),
+    ],
+)
+def test_kv_cells_of_methods_before_the_model(table: str, shape: Shape, text: int, count: int) -> None:
+    found = cells(table, "kv_mb", PRE)
+    assert len(found) == count
+    for tokens, printed in found:
+        ours = account.kv_bytes(shape._replace(text=text), [tokens] * shape.layers) / 2**20
+        assert abs(ours - printed) <= 0.5, (tokens, ours, printed)
+
+
+@pytest.mark.parametrize(("table", "shape"), [("7b", SEVEN), ("13b", THIRTEEN)])
+def test_flops_cells_of_methods_before_the_model(table: str, shape: Shape) -> None:
+    found = cells(f"efficiency_llava_1_5_{table}", "flops_t", PRE)
+    assert len(found) == 11
+    for tokens, printed in found:
+        ours = account.paper_flops(shape._replace(text=50), [tokens] * shape.layers) / TERA
+        assert abs(ours - printed) <= 0.0101, (tokens, ours, printed)
+
+
+def test_vispruner_cells_hold_the_vision_tower() -> None:
+    tower = account.vision_flops(SEVEN._replace(projector=0), [576] * 24) / TERA
+    assert tower == pytest.approx(0.381, abs=0.001)
+    for tokens, printed in cells("efficiency_llava_1_5_7b", "flops_t", ("VisPruner",)):
+        assert account.paper_flops(SEVEN._replace(text=50), [tokens] * 32) / TERA + tower == pytest.approx(
+            printed, abs=0.02
+        )
+
+
+def test_fastv_and_sparsevlm_columns_have_no_such_rule() -> None:
+    for name in ("FastV", "SparseVLM"):
+        for tokens, printed in cells("llava_1_5_7b", "kv_mb", (name,)):
+            assert abs(account.kv_bytes(SEVEN, [tokens] * 32) / 2**20 - printed) > 0.5
+    printed = [cell for _, cell in cells("llava_1_5_7b", "kv_mb", ("FastV",))]
+    implied = [((2 * megabytes - 66) * 32 - 2 * 576) / 30 for megabytes in printed]  # kept after layer 2
+    assert [round(kept) for kept in implied] == [198, 141, 96, 64], "of budgets 192, 128, 64 and 32"
+
+
+# ---- the account and match
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_an_account(name: str) -> None:
+    for shape, budgets in ((SEVEN, (576, 192, 128, 64, 32)), (NEXT, (2880, 640, 320, 160))):
+        for tokens in budgets:
+            found = account.account(make(name), Budget(tokens), shape)
+            assert len(found.layers) == 32 and 0 < found.kept <= found.average <= found.entering <= shape.available
+            assert found.flops.total is not None or found.note
+            if tokens >= shape.available:
+                assert found == account.account(make("full"), Budget(1), shape), "all tokens are the unpatched model"
+            json.dumps(found.record())
+
+
+def test_counts_of_a_cut_inside_the_model() -> None:
+    found = account.account(Late(), Budget(64), SEVEN)
+    assert (found.entering, found.kept, found.average) == (576, 64, 96.0)
+    assert found.kv_bytes == 2 * 2 * 4096 * (2 * 642 + 30 * 130)
+    assert account.account(Late(), Budget(576), SEVEN).layers == (576,) * 32
+    assert account.account(Late(), Budget(64), SEVEN._replace(pictures=3)).layers[:3] == (3 * 576, 3 * 576, 3 * 64)
+
+
+def test_what_is_not_known_is_said() -> None:
+    found = account.account(Secretive(), Budget(64), SEVEN)
+    assert found.flops.method is None and found.flops.total is None and "text tower" in found.record()["note"]
+    assert account.account(Secretive(), Budget(576), SEVEN).flops.method == 0.0, "the unpatched model has no such cost"
+    blind = account.account(make("consensusdrop"), Budget(64), SEVEN._replace(question=None))
+    assert blind.flops.total is None and "question" in blind.note
+    with pytest.raises(OptionError, match="text tower"):
+        account.match(Secretive(), Budget(64), SEVEN, "flops")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape", "given_tokens"),
+    [(192, SEVEN, 166), (128, SEVEN, 98), (64, SEVEN, 30), (640, NEXT, 491), (320, NEXT, 149)],
+)
+def test_match_by_average_is_the_equivalent_column(tokens: int, shape: Shape, given_tokens: int) -> None:
+    """What a cut after layer 2 must keep to see T tokens per layer in the mean."""
+    assert account.match(Late(), Budget(tokens), shape, "average") == Budget(given_tokens)
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens", "by"), [(Late(), 32, "average"), (Late(), 64, "entering"), (Late(), 32, "flops")]
+)
+def test_match_that_is_impossible_says_so(method: Any, tokens: int, by: str) -> None:
+    with pytest.raises(OptionError, match=rf"match={by}: no budget .* nearest is tokens=.*match=kept"):
+        account.match(method, Budget(tokens), SEVEN, by)
+
+
+def test_match_leaves_alone_what_means_the_same() -> None:
+    for by in account.MATCHES:
+        assert account.match(make("random"), Budget(64, 3), SEVEN, by) == Budget(64, 3)
+        assert account.match(make("full"), Budget(64), SEVEN, by) == Budget(64)
+        assert account.match(Late(), Budget(576), SEVEN, by) == Budget(576)
+    assert account.match(Late(), Budget(64), SEVEN) == Budget(64), "kept: the method's own rule"
+    with pytest.raises(OptionError, match="match='eq'"):
+        account.match(Late(), Budget(64), SEVEN, "eq")
+
+
+def test_match_by_flops_counts_tower_and_own_work() -> None:
+    plain = account.account(make("random"), Budget(64), SEVEN).flops.total
+    costly = make("consensusdrop")
+    fewer = account.match(costly, Budget(64), SEVEN, "flops")
+    more = account.match(Inside(), Budget(64), SEVEN, "flops")
+    assert fewer.tokens < 64 < more.tokens, "its own work takes tokens; what the tower saves gives some"
+    for method, found in ((costly, fewer), (Inside(), more)):
+        totals = [account.account(method, Budget(found.tokens + by), SEVEN).flops.total for by in (-1, 0, 1)]
+        gaps = [abs(total - plain) for total in totals]  # type: ignore[operator]
+        assert gaps[1] == min(gaps)
+
+
+shapes = st.builds(
+    Shape,
+    layers=st.integers(1, 6),
+    width=st.integers(8, 64),
+    heads=st.integers(1, 4),
+    kv_heads=st.integers(1, 4),
+    head_width=st.integers(2, 16),
+    inner=st.integers(8, 64),
+    vocabulary=st.integers(2, 99),
+    blocks=st.integers(2, 5),
+    vision_width=st.integers(8, 64),
+    vision_heads=st.integers(1, 4),
+    vision_inner=st.integers(8, 64),
+    patches=st.integers(8, 40),
+    patch_values=st.integers(1, 20),
+    text=st.integers(2, 30),
+    question=st.integers(0, 2),
+    tiles=st.integers(1, 3),
+    pictures=st.integers(0, 3),
+    classes=st.integers(0, 1),
+    projector=st.integers(0, 9999),
+    number_bytes=st.sampled_from([1, 2, 4]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, tokens=st.integers(3, 130), name=st.sampled_from(["random", "late", "inside", "full"]))
+def test_costs_rise_with_the_budget(shape: Shape, tokens: int, name: str) -> None:
+    named = {"late": Late(layer=1), "inside": Inside()}
+    method = named.get(name) or make(name)
+    fewer, more = (account.account(method, Budget(count), shape) for count in (tokens, tokens + 1))
+    for low, high in ((fewer.average, more.average), (fewer.kv_bytes, more.kv_bytes), (fewer.kept, more.kept)):
+        assert low <= high
+    assert fewer.flops.llm <= more.flops.llm and fewer.flops.vision <= more.flops.vision
+    assert fewer.kept <= fewer.average <= fewer.entering <= shape.pictures * shape.available
+    assert fewer.kv_bytes == sum(fewer.kv_layers) and fewer.flops.total == sum(fewer.flops)  # type: ignore[arg-type]
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, tokens=st.integers(3, 130))
+def test_own_work_is_never_negative_and_tiles_share_it(shape: Shape, tokens: int) -> None:
+    for options in ({}, {"tile_budget": "global"}, {"vision_score": "tokens"}):
+        method = make("consensusdrop", **options)
+        found = account.account(method, Budget(tokens), shape)
+        assert found.flops.method is not None and found.flops.method >= 0
+        assert sum(size for _, size in method.units(shape, Budget(tokens))) == shape.available
+        assert sum(own.tokens for own, _ in method.units(shape, Budget(tokens))) == tokens
+
+
+# ---- the account of a run
+
+RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives it
+
+
+def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
+    """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
+    counted = costs.AnswerCosts(method, Budget(64), RUN)
+    rows = []
+    for text, question, pictures in kinds:
+        found = account.account(make("random"), Budget(64), RUN._replace(text=text, pictures=pictures))
+        prefill = Prefill(text, question, found.layers, found.kv_layers)
+        rows.append({"metadata": json.loads(json.dumps(counted.of(prefill, pictures)))})
+    return rows
+
+
+def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
+    records = answers(make("random"), (60, 20, 1), (61, 21, 1), (60, 20, 1), (50, 20, 0))
+    found = costs.of_run(records, "kept")
+    assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0 == found["measured"]["kept"]
+    assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
+    shapes = [SEVEN._replace(text=text, pictures=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
+    mean = sum(account.account(make("random"), Budget(64), shape).flops.llm for shape in shapes) / 4
+    assert found["flops"]["llm"] == pytest.approx(mean) and found["flops"]["method"] == 0.0
+
+
+def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
+    assert costs.of_run([], "kept") is None
+    assert costs.of_run([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
+    assert costs.AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
+
+
+def test_account_of_a_run_says_what_a_method_does_not_know() -> None:
+    found = costs.of_run(answers(Secretive(), (60, 20, 1)), "kept")
+    assert found is not None and found["flops"]["total"] is None and "text tower" in found["notes"][0]
+
+
+def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
+    asked = [(Prompt("one two"), 1), (Prompt("one two three four five six"), 1), (Prompt("none at all"), 0)]
+    found = match_budget(host, make("consensusdrop"), Budget(64), "flops", asked)
+    lengths = [host.rows(prompt, 1) for prompt, _ in asked[:2]]
+    text, question = (round(sum(column) / 2) for column in zip(*lengths, strict=True))
+    shape = host.shape(text)._replace(question=question)
+    assert found == account.match(make("consensusdrop"), Budget(64), shape, "flops")
+    assert found.tokens < 64
+
+
+def test_a_budget_that_is_not_matched_is_given_as_it_is_and_no_prompt_is_looked_at(host: Any) -> None:
+    def never() -> Any:
+        raise AssertionError("a prompt was looked at")
+        yield
+
+    assert match_budget(host, make("consensusdrop"), Budget(64, 5), "kept", never()) == Budget(64, 5)
+
+
+def test_the_full_model_is_given_all_tokens_of_a_picture(host: Any, tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    assert budget_of(prepare(config(place, place / "model", method="full")), host) == Budget(host.shape().available)
+
+
+def test_probe_rows_are_what_the_account_takes_them_for(host: Any) -> None:
+    """`question` counts the rows SCAP projects queries for."""
+    prompt = Prompt("Is there a dog in the image?")
+    _, question = host.rows(prompt)
+    seen: list[int] = []
+    real = ConsensusDrop.reduce
+
+    def reduce(self: Any, tokens: Any, budget: Any) -> Any:
+        seen.append(tokens.probe.rows.shape[1])
+        return real(self, tokens, budget)
+
+    with pytest.MonkeyPatch.context() as patch, host.attach(make("consensusdrop"), Budget(64)):
+        patch.setattr(ConsensusDrop, "reduce", reduce)
+        host.answer([host.encode([open_image(mini_picture())])], [prompt])
+    assert seen == [question]
+
+
+def mini_picture() -> Path:
+    return sorted((ROOT / "playground/mini/eval/gqa/data/images").glob("*.jpg"))[0]

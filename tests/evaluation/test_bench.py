@@ -1,0 +1,415 @@
+"""Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command.
+
+Run: `pytest tests/test_bench.py`.
+"""
+
+import csv
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fakes import FakeHost
+from PIL import Image
+
+from llava_consensus import cli, load, make
+from llava_consensus.cli.arguments import one_word_method
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.bench import efficiency, growth, memory, timing
+from llava_consensus.evaluation.bench.efficiency import Bench, Protocol, prompt_shape, rows_of
+from llava_consensus.evaluation.bench.memory import peak_bytes, refuse_too_large, reset_peak
+from llava_consensus.evaluation.bench.summary import UNKNOWN_TOWER
+from llava_consensus.evaluation.bench.timing import Sample, answer_once, first_token, one_round
+from llava_consensus.hosts import Host, Loading, Prompt
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES, account
+from llava_consensus.reduction.shape import Shape
+
+MINI = str(Path(__file__).parents[2] / "checkpoints" / "llava-mini")
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+PICTURE = Image.new("RGB", (192, 192), (7, 0, 0))
+PROMPT = Prompt("Is there a dog?")
+FULL, RANDOM, OURS = ((make(name), Budget(64)) for name in ("full", "random", "consensusdrop"))
+hf = pytest.mark.skipif(VERSION < (5, 19), reason="models of transformers need >= 5.19")
+
+
+@pytest.fixture(scope="module")
+def mini() -> Host:
+    return load(MINI, Loading("cpu"))
+
+
+class WorkClock:
+    """In place of the system's clock: a millisecond passes for each row that a decoder layer or a vision block reads,
+    and a microsecond with each look at the clock. So what is measured does not depend on how busy the machine is.
+    """
+
+    def __init__(self, host: Any) -> None:
+        self.now, self.looks = 0.0, 0
+        tower = host.model.get_vision_tower().vision_tower
+        self.layers = host.model.get_model().layers
+        self.blocks = next(part for name, part in tower.named_modules() if name.endswith("encoder.layers"))
+        parts = (*self.layers, *self.blocks)
+        self.hooks = [part.register_forward_pre_hook(self.read, with_kwargs=True) for part in parts]
+
+    def read(self, part: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.now += 1e-3 * (given[0] if given else named["hidden_states"]).shape[1]
+
+    def __call__(self) -> float:
+        self.looks += 1
+        self.now += 1e-6
+        return self.now
+
+
+def test_a_sample_counts_the_tower_the_prompt_and_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first token has the time of all rows that are read before it, a later one that of a row, the tower that of
+    its patches, and the reduction a share of its own; the cache is the formula's.
+    """
+    host = load(MINI, Loading("cpu"))
+    clock = WorkClock(host)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    found = answer_once(host, PICTURE, Prompt("Is there a dog?", max_new_tokens=4), OURS)
+    shape = prompt_shape(host, PROMPT, PICTURE)
+    assert shape.available == 576
+    assert found.kv_bytes == account(*OURS, shape).kv_bytes
+    tower, prefill = len(clock.blocks) * (shape.patches + shape.classes), len(clock.layers) * (shape.text + 64)
+    slack = 1e-3 * clock.looks
+    assert tower < found.tower_ms < tower + slack and prefill - slack < found.prefill_ms < prefill + slack
+    assert found.ttft_ms == pytest.approx(found.tower_ms + found.reduction_ms + found.prefill_ms)
+    assert found.tpot_ms == pytest.approx(len(clock.layers), abs=slack)
+    assert found.generation_ms == pytest.approx(found.ttft_ms + 3 * len(clock.layers), abs=slack)
+    assert 0 < found.reduction_ms < slack < 1, "no layer is run for the reduction"
+
+
+def test_the_shape_is_that_of_all_tokens_and_one_is_read(mini: Any) -> None:
+    rows: list[int] = []
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        rows.append((args[0] if args else kwargs["hidden_states"]).shape[1])
+
+    with mini.model.get_model().layers[0].register_forward_pre_hook(note, with_kwargs=True):
+        shape = prompt_shape(mini, PROMPT, PICTURE)
+    (answer,) = mini.answer([mini.encode([PICTURE])], [PROMPT])
+    assert (shape.available, shape.text, shape.question) == (576, answer.prefill.text, answer.prefill.question)
+    assert rows == [shape.text + 1]
+
+
+def test_nothing_stays_on_the_model(mini: Any) -> None:
+    hooks = dict(mini.model._forward_hooks)
+    answer_once(mini, PICTURE, Prompt("Is it?", max_new_tokens=1), RANDOM)
+    assert dict(mini.model._forward_hooks) == hooks
+
+
+def test_sides_take_turns_on_every_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[Any] = []
+    monkeypatch.setattr(timing, "answer_once", lambda host, picture, prompt, side: log.append((picture, side)))
+    one_round(FakeHost(), ["a", "b"], PROMPT, [FULL, RANDOM])  # type: ignore[list-item]
+    assert log == [("a", FULL), ("a", RANDOM), ("b", FULL), ("b", RANDOM)]
+
+
+def test_the_first_round_of_first_tokens_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([9000.0, 9900.0, 100.0, 180.0, 300.0, 420.0, 200.0, 300.0])
+    monkeypatch.setattr(timing, "answer_once", lambda *_: sample(next(times)))
+    assert first_token(FakeHost(), PICTURE, PROMPT, [FULL, RANDOM], repeats=3) == [200.0, 300.0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_peak_memory_falls_when_it_is_reset() -> None:
+    reset_peak()
+    before = peak_bytes()
+    block = bytearray(64 << 20)
+    high = peak_bytes()
+    del block
+    reset_peak()
+    after = peak_bytes()
+    assert before is not None and high is not None and after is not None
+    assert high - before > 48 << 20 and high - after > 48 << 20
+
+
+def sample(ttft: float, peak: int = 5) -> Sample:
+    """An answer whose first token took so long, a quarter of it the tower and a quarter the reduction."""
+    return Sample(ttft, 2.0, ttft + 10, ttft / 4, {"gather": ttft / 8, "method": ttft / 8}, 99, peak)
+
+
+class Rounds:
+    """In place of measurements: the n-th round takes 100 n ms, with a reduction half of it; one round may fail."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.number, self.fails = 0, fails
+
+    def __call__(self, host: Any, pictures: Any, prompt: Any, sides: Any) -> list[list[Sample]]:
+        self.number += 1
+        if self.number == self.fails:
+            raise KeyboardInterrupt
+        return [[sample(100.0 * self.number / (1 + place), self.number)] for place, _ in enumerate(sides)]
+
+
+def measured(file: Path, repeats: int = 3, **description: Any) -> dict[str, Any]:
+    host = FakeHost()
+    shape = prompt_shape(host, PROMPT, PICTURE)
+    rows, left_out = rows_of(host, ["random"], [Budget(144)], shape, "kept")
+    assert left_out == []
+    bench = Bench(host, [PICTURE], PROMPT, shape, rows, Protocol(repeats))
+    return bench.measure(description, file, lambda line: None)
+
+
+def test_a_stopped_measurement_keeps_its_rounds_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "deep" / "bench.json"
+    monkeypatch.setattr(efficiency, "one_round", Rounds(fails=3))
+    with pytest.raises(KeyboardInterrupt):
+        measured(file, model="m")
+    assert [one["ttft_ms"] for one in json.loads(file.read_text())["rows"][0]["samples"]] == [200.0]
+    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    found = measured(file, model="m")
+    assert [one["ttft_ms"] for one in found["rows"][0]["samples"]] == [200.0, 200.0, 300.0], "each call warms up"
+    assert len(found["load_average"]) == 3
+    monkeypatch.setattr(efficiency, "one_round", Rounds(fails=1))
+    assert measured(file, model="m") == found, "a whole measurement is read, not taken again"
+    with pytest.raises(DataError, match=r"another measurement \(model\)"):
+        measured(file, model="other")
+
+
+def test_a_row_has_medians_spread_speed_up_and_the_paper_s_formulas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(FakeHost, "shape", lambda self, text=0: SHAPES["llava-1.5-7b"]._replace(text=text))
+    full, row = measured(tmp_path / "bench.json", model="m")["rows"]
+    assert (full["method"], full["tokens"], full["speedup"]) == ("full", 576, 1.0)
+    assert (row["method"], row["tokens"], row["reduction_percent"]) == ("random", 144, 75.0)
+    assert (row["ttft_ms"], row["quartiles"]["ttft_ms"], row["speedup"]) == (150.0, [125.0, 175.0], 2.0)
+    assert row["phases_ms"] == {"tower": 37.5, "reduction": 37.5, "prefill": 75.0} and row["share"] == 0.25
+    assert (row["tpot_ms"], row["kv_bytes"], row["peak_bytes"]) == (2.0, 99, 4)
+    assert row["paper"]["flops"] / 1e12 == pytest.approx(2.78, abs=0.01), "as its table prints for 144 tokens"
+    assert row["paper"]["kv_bytes"] / 2**20 == 97
+
+
+def test_the_tower_is_not_counted_where_tokens_depend_on_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shape(self: FakeHost, text: int = 0) -> Shape:
+        return SHAPES["llava-1.5-7b"]._replace(patches=128000, text=text)
+
+    monkeypatch.setattr(efficiency, "one_round", Rounds())
+    monkeypatch.setattr(FakeHost, "shape", shape)
+    _, row = measured(tmp_path / "bench.json")["rows"]
+    assert row["account"]["flops"]["vision"] is None and row["account"]["flops"]["total"] is None
+    assert row["account"]["flops"]["llm"] > 1e12 and row["account"]["note"] == UNKNOWN_TOWER
+
+
+@pytest.mark.parametrize("change", [{"repeats": 0}, {"length": 1}, {"warmup": -1}])
+def test_a_protocol_that_cannot_be_followed_is_refused(change: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="must be at least"):
+        Protocol(**change)
+
+
+def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Host) -> None:
+    names, shape = ["random", "sparsevlm:version=1.0", "full"], prompt_shape(mini, PROMPT, PICTURE)
+    rows, left_out = rows_of(mini, names, [Budget(64), Budget(65)], shape, "kept", one_word_method)
+    assert [(row.title, row.tokens) for row in rows] == [
+        ("full", 576),
+        ("random", 64),
+        ("SparseVLM, version=1.0", 64),
+        ("random", 65),
+    ]
+    assert [(one["method"], one["tokens"]) for one in left_out] == [("sparsevlm:version=1.0", 65)]
+    assert "scale" in left_out[0]["reason"]
+
+
+TINY_TEXT = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 32000,
+}
+TINY_VISION = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+}
+
+
+@pytest.fixture
+def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that is allocated in no time, called `tiny`."""
+    from llava_consensus.hosts.hf import random_weights
+    from llava_consensus.hosts.hf.random_weights import SIZES, Size
+
+    def processor() -> Any:
+        pixels = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+        found = SIZES["llava-1.5-7b"].processor()
+        found.image_processor = transformers.CLIPImageProcessor(**pixels)
+        return found
+
+    tiny = Size("Llava", TINY_VISION, TINY_TEXT, processor, 16)
+    monkeypatch.setattr(random_weights, "SIZES", {**SIZES, "tiny": tiny})
+
+
+@hf
+def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -> None:
+    from llava_consensus.hosts.hf.random_weights import AFTER, BEFORE, plan
+
+    planned = plan("tiny", Loading("cpu", "bfloat16"))
+    assert {weight.device.type for weight in planned.model.parameters()} == {"meta"}
+    host, again = planned.host(), plan("tiny", Loading("cpu", "bfloat16")).host()
+    weights = dict(host.model.named_parameters())
+    assert sum(weight.nbytes for weight in weights.values()) == planned.weight_bytes
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert all(torch.equal(weight, weights[name]) for name, weight in again.model.named_parameters())
+    assert host.rows(PROMPT) == (BEFORE + AFTER, AFTER)
+    found = answer_once(host, PICTURE, Prompt("any", max_new_tokens=5), (make("random"), Budget(4)))
+    assert found.tpot_ms is not None
+    shape = prompt_shape(host, PROMPT, PICTURE)
+    assert shape.available == 16
+    assert found.kv_bytes == account(make("random"), Budget(4), shape).kv_bytes
+    assert planned.cache_bytes == account(make("full"), Budget(16), shape).kv_bytes
+
+
+@hf
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("llava-1.5-1b", 1.41),
+        ("llava-1.5-7b", 7.06),
+        ("llava-1.5-13b", 13.35),
+        ("llava-next-7b", 7.06),
+        ("qwen2.5-vl-7b", 8.29),
+    ],
+)
+def test_sizes_have_the_published_numbers_of_weights(name: str, billions: float) -> None:
+    from llava_consensus.hosts.hf.random_weights import plan
+
+    assert plan(name, Loading("cpu", "float16")).weight_bytes / 2e9 == pytest.approx(billions, rel=0.005)
+
+
+@hf
+def test_random_weights_refuse_what_only_a_checkpoint_can_have(tiny_size: None) -> None:
+    from llava_consensus.hosts.hf.random_weights import plan
+
+    with pytest.raises(OptionError, match="neither quantised nor spread"):
+        plan("tiny", Loading(bits=4))
+    with pytest.raises(OptionError, match=r"unknown shape 'tinny'. Did you mean 'tiny'"):
+        plan("tinny", Loading())
+
+
+@hf
+def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from llava_consensus.hosts.hf.random_weights import Plan
+
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(Plan, "host", lambda self: pytest.fail("allocated"))
+    assert cli.main(["bench", "--shape", "llava-1.5-7b", "--device", "cpu", "--dtype", "float16"]) == 2
+    error = capsys.readouterr().err
+    assert "needs about 14.8 GiB (weights 13.2 GiB, cache 0.3 GiB), 8.0 GiB are free" in error
+
+
+def test_a_size_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1200)
+    refuse_too_large("x", 900, 100, "cpu")
+    monkeypatch.setattr(memory, "free_bytes", lambda device: None)
+    refuse_too_large("x", 1 << 60, 0, "cpu")
+
+
+@hf
+def test_the_command_prints_the_paper_beside_what_it_measured(
+    tiny_size: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bench.json"
+    command = ["bench", "--shape", "tiny", "--device", "cpu", "--methods", "consensusdrop random:seed=3"]
+    command += ["--tokens", "8 4", "--repeats", "1", "--length", "2", "--out", str(file)]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert "| ConsensusDrop |" in shown and "| random, seed=3 |" in shown and "random weights, float32" in shown
+    assert "another model than ours" in shown
+    content = json.loads(file.read_text())
+    assert [(row["method"], row["tokens"]) for row in content["rows"]] == [
+        ("full", 16),
+        ("consensusdrop", 8),
+        ("random:seed=3", 8),
+        ("consensusdrop", 4),
+        ("random:seed=3", 4),
+    ]
+    assert all(row["kv_bytes"] == row["account"]["kv_bytes"] and row["peak_bytes"] for row in content["rows"])
+    assert cli.main([*command, "--format", "csv"]) == 0, "read again, not measured again"
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [line["ttft_ms"] for line in lines] == [str(row["ttft_ms"]) for row in content["rows"]]
+    assert cli.main([*command, "--length", "3"]) == 3
+    assert cli.main([*command, "--length", "3", "--again", "--format", "latex"]) == 0
+    assert r"\begin{tabular}" in capsys.readouterr().out
+
+
+def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
+    from llava_consensus.evaluation.report import efficiency as tables
+
+    find = tables._printed({"model": "llava-1.5-13b"})
+    assert find({"method": "full", "title": "full", "tokens": 576})["ttft_ms"] == 156.5
+    assert find({"method": "consensusdrop", "title": "consensusdrop", "tokens": 57})["speedup"] == 2.35
+    assert find({"method": "sparsevlm", "title": "SparseVLM", "tokens": 28})["gen_time_ms"] == 944.4
+    assert find({"method": "random", "title": "random", "tokens": 57}) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        (["--methods", "nothing"], 2, "unknown method 'nothing'"),
+        (["--tokens", "many"], 2, "--tokens 'many': must be whole numbers"),
+        (["--match", "size"], 2, "match='size'"),
+        (["--pictures", "0"], 2, "pictures=0 must be at least 1"),
+        (["--repeats", "0"], 2, "repeats=0 must be at least 1"),
+        (["--warmup", "-1"], 2, "warmup=-1 must be at least 0"),
+        (["--out", "."], 3, "--out .: is a folder"),
+        (["--images", "nowhere"], 3, "--images nowhere: no .jpg or .png there"),
+    ],
+)
+def test_bad_arguments_are_refused_before_weights_load(
+    arguments: list[str], code: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("loaded"))
+    assert cli.main(["bench", "--model", MINI, *arguments]) == code
+    assert why in capsys.readouterr().err
+
+
+# ---- growth
+
+
+def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = {
+        "fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64)],
+        "batch": [growth.Point("batch", 36, 9, batch=2)],
+        "merged": [growth.Point("merged", 64, 12, 4)],
+    }
+    monkeypatch.setattr(growth, "CURVES", curves)
+    file = tmp_path / "growth.json"
+    assert cli.main(["bench", "--growth", "--methods", "all", "--device", "cpu", "--out", str(file)]) == 0
+    points = json.loads(file.read_text())["points"]
+    names = {point["method"] for point in points}
+    assert {"consensusdrop", "divprune", "vispruner", "cdpruner", "tome_post"} <= names
+    assert not names & {"full", "fastv", "tome", "downsample"}, "their work is part of the model's"
+    assert all(point["ms"] > 0 and point["reason"] == "" for point in points)
+    assert [point["method"] for point in points if point["curve"] == "merged"] == ["consensusdrop", "consensusdrop+"]
+    assert len([point for point in points if point["method"] == "consensusdrop"]) == 4
+
+
+def test_growth_leaves_out_what_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {36: 1e3, 64: 3e3, 144: 1e9}
+
+    def measured(_: Any, tokens: Any, *__: Any) -> dict[str, float]:
+        return {"ms": took[tokens.projected.shape[1]], "bytes": 5}
+
+    monkeypatch.setattr(growth, "_measured", measured)
+    curve = {"fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64, 144)]}
+    found = list(growth.measure({"random": make("random")}, torch.device("cpu"), curve))
+    assert [point["ms"] for point in found] == [1e3, 3e3, None] and found[-1]["reason"] == "more than 10 s"

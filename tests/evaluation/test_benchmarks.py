@@ -1,0 +1,398 @@
+"""Benchmarks on tiny data in the official layout: reading, joining by id, and every way the files can be wrong."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_data import make_gqa, make_mme, make_pope, make_seed, make_textvqa
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.benchmarks import BENCHMARKS, gqa, make
+
+Change = Callable[[list[dict[str, Any]]], None]
+
+
+@pytest.fixture
+def gqa_data(tmp_path: Path) -> Path:
+    return make_gqa(tmp_path / "gqa")
+
+
+@pytest.fixture
+def pope_data(tmp_path: Path) -> Path:
+    return make_pope(tmp_path / "pope")
+
+
+@pytest.fixture
+def mme_data(tmp_path: Path) -> Path:
+    return make_mme(tmp_path / "mme")
+
+
+@pytest.fixture
+def seed_data(tmp_path: Path) -> Path:
+    return make_seed(tmp_path / "seed")
+
+
+@pytest.fixture
+def textvqa_data(tmp_path: Path) -> Path:
+    return make_textvqa(tmp_path / "textvqa")
+
+
+def answers_to(name: str, data: Path, text: str = "yes", ours: bool = False) -> list[dict[str, Any]]:
+    records = []
+    for one in make(name).load(data):
+        metadata = {"index": one.index, "before": 576, "after": 64, "structural": 0, "notes": []} if ours else {}
+        records.append({"question_id": one.question_id, "prompt": one.text, "text": text, "metadata": metadata})
+    return records
+
+
+def question_file(name: str, data: Path) -> Path:
+    return data / "eval" / make(name).folder / make(name).question_file
+
+
+@pytest.fixture(params=("gqa", "mme", "pope", "seed", "textvqa"))
+def case(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    return request.param, request.getfixturevalue(f"{request.param}_data")
+
+
+def test_registry_names_and_near_misses() -> None:
+    assert {"gqa", "pope", "textvqa"} <= set(BENCHMARKS)
+    assert all(name == one.name and one.line and one.title and make(name).files for name, one in BENCHMARKS.items())
+    assert (make("gqa").paper, make("pope").paper, make("textvqa").paper) == (62.0, 85.9, 58.2)
+    assert all(one.max_new_tokens in (128, 1024) for one in BENCHMARKS.values())
+    with pytest.raises(OptionError, match="Did you mean 'textvqa'"):
+        make("text_vqa")
+
+
+def test_questions_come_in_file_order(case: tuple[str, Path]) -> None:
+    name, data = case
+    rows = [json.loads(line) for line in question_file(name, data).read_text().splitlines()]
+    for index, (question, row) in enumerate(zip(make(name).load(data), rows, strict=True)):
+        assert question.index == index and question.text == row["text"] and question.images == (row["image"],)
+        assert question.question_id == row["question_id"] and question.category == row["category"]
+
+
+def test_report_is_json_and_complete(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data)
+    report = make(name).score(records, data)
+    assert json.loads(json.dumps(report)) == report
+    assert 0 <= report[make(name).metric] <= 2000 and report["complete"]
+    assert [one["index"] for one in report["extracted"]] == list(range(len(records)))
+
+
+def test_order_duplicates_and_strangers_do_not_move_the_score(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data, "no")
+    expected = make(name).score(records, data)
+    shuffled = answers_to(name, data, "no", ours=True)
+    random.Random(0).shuffle(shuffled)
+    assert make(name).score(shuffled, data) == expected
+    wrong_first = [{**shuffled[0], "text": "something else"}]
+    stranger = [{"question_id": "nobody", "prompt": "who?\nAnswer", "text": "no"}]
+    odd = make(name).score(wrong_first + stranger + shuffled, data)
+    assert odd.pop("counts") == expected.pop("counts") | {"duplicate": 1, "unknown": 1}
+    assert odd == expected
+
+
+def test_partial_answers_are_scored_and_marked(case: tuple[str, Path]) -> None:
+    name, data = case
+    records = answers_to(name, data)
+    report = make(name).score(records[:3], data)
+    assert not report["complete"] and report["counts"]["missing"] == len(records) - 3
+    assert report["counts"]["answered"] == 3 and len(report["extracted"]) == 3
+    nothing = make(name).score([], data)
+    assert nothing[make(name).metric] is None and nothing["counts"]["answered"] == 0
+    assert json.loads(json.dumps(nothing)) == nothing
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_missing_files_are_named_with_their_source(case: tuple[str, Path], number: int) -> None:
+    name, data = case
+    needed = [one for one in make(name).files if not one.optional]
+    file = needed[number % len(needed)]
+    (data / "eval" / make(name).folder / file.path).unlink()
+    with pytest.raises(DataError) as caught:
+        make(name).load(data)
+    assert file.path in str(caught.value) and file.source in str(caught.value)
+
+
+def test_a_wrong_data_folder_says_so(case: tuple[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is DATA right"):
+        make(case[0]).load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"question_id": 1, "te', "[]", "{}", "", '"text"', "[" * 100_000, '{"question_id": [1], "text": "a"}']
+)
+def test_damaged_lines_name_file_and_line(case: tuple[str, Path], damage: str) -> None:
+    name, data = case
+    path = question_file(name, data)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], damage, *lines[1:]]) + "\n")
+    with pytest.raises(DataError, match="line 2") as caught:
+        make(name).load(data)
+    assert str(path) in str(caught.value)
+
+
+def test_bytes_that_are_no_text(case: tuple[str, Path]) -> None:
+    name, data = case
+    question_file(name, data).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-8"):
+        make(name).load(data)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"a": 1}', '{"data": [{"image_id": 3}]}'])
+@pytest.mark.parametrize("name", ["gqa", "textvqa"])
+def test_damaged_gold_files_are_named(name: str, content: str, request: pytest.FixtureRequest) -> None:
+    data = request.getfixturevalue(f"{name}_data")
+    records = answers_to(name, data)
+    path = data / "eval" / name / make(name).files[1].path
+    path.write_text(content)
+    with pytest.raises(DataError) as caught:
+        make(name).score(records, data)
+    assert path.name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda records: [one.pop("text") for one in records], "no text"),
+        (lambda records: [one.pop("question_id") for one in records], "no question_id"),
+        (lambda records: [one.update(question_id=[1]) for one in records], "no question_id"),
+        (lambda records: [one.update(text=3) for one in records], "no text"),
+        (lambda records: [one.update(question_id="else") for one in records], "none of the answers"),
+    ],
+)
+def test_answers_of_another_kind(case: tuple[str, Path], change: Change, words: str) -> None:
+    records = answers_to(*case)
+    change(records)
+    with pytest.raises(DataError, match=words):
+        make(case[0]).score(records, case[1])
+
+
+def test_a_stated_index_counts_only_if_its_id_agrees(gqa_data: Path) -> None:
+    records = answers_to("gqa", gqa_data, ours=True)
+    for record, index in zip(records, (True, -1, 99, "0", 1), strict=False):
+        record["metadata"]["index"] = index
+    assert make("gqa").score(records, gqa_data)["counts"]["missing"] == 0
+
+
+# GQA
+
+
+def test_gqa_reports_everything(gqa_data: Path) -> None:
+    report = make("gqa").score(answers_to("gqa", gqa_data, "Yes."), gqa_data)
+    assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
+    assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
+    assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
+    assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
+
+
+def test_gqa_gold_is_held_as_far_as_it_is_scored_and_equal_parts_once(gqa_data: Path) -> None:
+    path = gqa_data / "eval" / "gqa" / make("gqa").files[1].path
+    gold = json.loads(path.read_text())
+    held = gqa._gold(path, [])
+    for key, entry in gold.items():
+        steps = [{name: step[name] for name in gqa.STEP_FIELDS} for step in entry["semantic"]]
+        kept = {name: entry[name] for name in (*gqa.GOLD_FIELDS, "entailed") if name in entry}
+        assert held[key] == {**kept, "semantic": steps}
+    types = [entry["types"] for entry in held.values()]
+    assert len({id(one) for one in types}) == len({tuple(one.items()) for one in types}) < len(types)
+
+
+def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:
+    choices = {str(key): {"valid": ["yes"], "plausible": []} for key in range(4)}
+    (gqa_data / "eval/gqa/data/testdev_balanced_choices.json").write_text(json.dumps(choices))
+    report = make("gqa", consistency="yes").score(answers_to("gqa", gqa_data), gqa_data)
+    assert report["validity"] == 100.0 and report["plausibility"] == 0.0 and report["consistency"] == 50.0
+
+
+def test_gqa_gold_of_another_tier_is_refused(gqa_data: Path) -> None:
+    path = gqa_data / "eval" / "gqa" / make("gqa").files[1].path
+    gold = json.loads(path.read_text())
+    del gold["2"]
+    path.write_text(json.dumps(gold))
+    with pytest.raises(DataError, match="does not know question_id '2'"):
+        make("gqa").score([], gqa_data)
+
+
+def test_gqa_consistency_is_an_option_and_the_official_report_is_there(gqa_data: Path) -> None:
+    report = make("gqa", consistency="yes").score(answers_to("gqa", gqa_data)[:3], gqa_data)
+    assert report["consistency"] == 75.0 and report["entailed_absent"] == 1
+    assert report["official_lines"][:4] == ["Binary: 100.00%", "Open: 0.00%", "Accuracy: 66.67%", "Consistency: 75.00%"]
+
+
+# POPE
+
+
+def rewrite_labels(data: Path, change: Change) -> None:
+    path = data / "eval" / "pope" / "coco" / "coco_pope_random.json"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows)
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.append(dict(rows[0])), "13 lines, but 12 random questions"),
+        (lambda rows: rows[4].update(text="Is there a car?"), "line 5 is .*Is there a car"),
+        (lambda rows: rows[3].update(text=rows[3]["text"][:-1]), "line 4"),
+        (lambda rows: rows[2].update(image="other.jpg"), "line 3 is other.jpg"),
+        (lambda rows: rows[2].pop("label"), "line 3: expected an object with label"),
+    ],
+)
+def test_pope_labels_of_another_version_are_refused(pope_data: Path, change: Change, words: str) -> None:
+    rewrite_labels(pope_data, change)
+    with pytest.raises(DataError, match=words) as caught:
+        make("pope").score([], pope_data)
+    assert "coco_pope_random.json" in str(caught.value)
+
+
+def test_pope_perfect_and_constant_answers(pope_data: Path) -> None:
+    questions = make("pope").load(pope_data)
+    labels = ["yes" if one.index % 2 == 0 else "no" for one in questions]
+    perfect = [{"question_id": one.question_id, "text": label} for one, label in zip(questions, labels, strict=True)]
+    assert make("pope").score(perfect, pope_data)["f1"] == 100.0
+    never = make("pope").score([{**one, "text": "no"} for one in perfect], pope_data)
+    assert never["f1"] == 0.0 and never["precision"] is None and never["yes_ratio"] == 0.0
+
+
+# TextVQA
+
+
+def test_textvqa_tells_the_questions_of_one_picture_apart(textvqa_data: Path) -> None:
+    records = answers_to("textvqa", textvqa_data)
+    for record in records:
+        record["text"] = "Dakota" if record["prompt"].startswith("What Brand") else "1999"
+        record["prompt"] = record["prompt"].split("\n")[0].upper() + "\nAnswer the question using a single word."
+    report = make("textvqa").score(records[::-1], textvqa_data)
+    assert report["accuracy"] == pytest.approx(100.0)
+    assert report["extracted"][1] == {"index": 1, "extracted": "1999", "correct": 1.0}
+
+
+def test_textvqa_needs_prompts_and_ten_answers(textvqa_data: Path) -> None:
+    records = answers_to("textvqa", textvqa_data)
+    with pytest.raises(DataError, match="no question found"):
+        make("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], textvqa_data)
+    with pytest.raises(DataError, match="no prompt"):
+        make("textvqa").score([{"question_id": "im1", "text": "a"}], textvqa_data)
+    path = textvqa_data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
+    content = json.loads(path.read_text())
+    content["data"][1]["answers"].pop()
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="entry 2 of data: 9 answers"):
+        make("textvqa").score(records, textvqa_data)
+    content["data"] = content["data"][:1]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="another version"):
+        make("textvqa").score(records, textvqa_data)
+
+
+# MME
+
+
+def test_mme_pairs_and_totals(mme_data: Path) -> None:
+    report = make("mme").score(answers_to("mme", mme_data, "Yes"), mme_data)
+    assert report["perception"] == 100.0 and report["cognition"] is None
+    assert report["tasks"]["color"] == {"acc": 50.0, "acc_plus": 0.0, "score": 50.0, "pictures": 2}
+    half = make("mme").score(answers_to("mme", mme_data, "Yes")[:3], mme_data)
+    assert half["tasks"]["color"]["pictures"] == 1 and half["counts"]["answered"] == 3
+
+
+def test_mme_results_folder_is_what_the_official_tool_reads(mme_data: Path, tmp_path: Path) -> None:
+    from llava_consensus.evaluation.scorers import mme
+
+    records = answers_to("mme", mme_data, "Yes")[::-1]
+    export = make("mme").export
+    assert export and export(records, mme_data, tmp_path / "out")["written"] == 8
+    text = (tmp_path / "out" / "scene.txt").read_text()
+    assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
+    tasks = {path.stem: mme.read_results(path.read_text()) for path in (tmp_path / "out").iterdir()}
+    assert mme.evaluate(tasks)["perception"] == 100.0
+    with pytest.raises(DataError, match="1 questions have no answer"):
+        export(records[1:], mme_data, tmp_path / "out2")
+    with pytest.raises(DataError, match="a tab or a line feed"):
+        export([{**one, "text": "yes\tno"} for one in records], mme_data, tmp_path / "out2")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows.insert(0, rows.pop(2)), "lines 1 and 2 are about"),
+        (lambda rows: [one.update(text="Is it?" + one["text"]) for one in rows], "not among the official questions"),
+        (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "no right answers for posters"),
+    ],
+)
+def test_mme_questions_that_are_not_the_official_ones(mme_data: Path, change: Change, words: str) -> None:
+    path = question_file("mme", mme_data)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    change(rows)
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=words):
+        make("mme").score([], mme_data)
+
+
+# SEED-Bench
+
+
+def test_seed_tells_pictures_and_videos_apart(seed_data: Path) -> None:
+    records = answers_to("seed", seed_data, "A")
+    records[3]["text"] = "C"
+    report = make("seed").score(records, seed_data)
+    assert (report["accuracy"], report["video"]) == (50.0, 100.0) and report["image"] == pytest.approx(100 / 3)
+    assert report["types"]["Action Recognition"] == 100.0 and report["script_stops"] == []
+    part = make("seed").score(records[:1], seed_data)
+    assert part["accuracy"] == 100.0 and part["missing_as_wrong"]["accuracy"] == 25.0
+    assert part["script_stops"] == ["video: no question"]
+
+
+def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None:
+    export, records = make("seed").export, answers_to("seed", seed_data, "A")
+    assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
+    assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
+    with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
+        export(records[:3], seed_data, tmp_path / "u2.jsonl")
+
+
+def test_seed_takes_ids_as_texts_and_as_numbers(seed_data: Path, tmp_path: Path) -> None:
+    seed, target = make("seed"), tmp_path / "upload.jsonl"
+    records = [{"question_id": one.question_id, "text": "A"} for one in seed.load(seed_data)]
+    as_texts = [{**one, "question_id": str(one["question_id"])} for one in records]
+    assert seed.score(as_texts, seed_data)["accuracy"] == seed.score(records, seed_data)["accuracy"]
+    file = next((seed_data / "eval" / "seed_bench").glob("SEED-Bench.json"))
+    content = json.loads(file.read_text())
+    numbered = next(one for one in content["questions"] if str(one["question_id"]).isdecimal())
+    numbered["question_id"] = int(numbered["question_id"])
+    file.write_text(json.dumps(content))
+    seed.export(as_texts, seed_data, target)
+    ids = [json.loads(line)["question_id"] for line in target.read_text().splitlines()]
+    assert numbered["question_id"] in ids, "as the annotation has it"
+
+
+def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> None:
+    path = seed_data / "eval" / "seed_bench" / "SEED-Bench.json"
+    content = json.loads(path.read_text())
+    content["questions"].pop()
+    path.write_text(json.dumps(content))
+    report = make("seed").score(answers_to("seed", seed_data, "B"), seed_data)
+    assert report["not_annotated"] == 1 and len(report["extracted"]) == 3 and report["video"] is None
+    content["questions"][0].pop("answer")
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="entry 1 of questions: no answer"):
+        make("seed").score([], seed_data)
+
+
+# Options
+
+
+def test_textvqa_without_ocr_tokens(textvqa_data: Path) -> None:
+    without = make("textvqa", ocr="without")
+    assert without.asking == {"ocr": "without"} and without.paper is None
+    plain = [one.text for one in without.load(textvqa_data)]
+    assert plain[0] == "What Brand is it?\nAnswer the question using a single word or phrase."
+    records = [{**one, "prompt": text} for one, text in zip(answers_to("textvqa", textvqa_data), plain, strict=True)]
+    assert without.score(records, textvqa_data)["complete"]

@@ -1,0 +1,141 @@
+"""Scorers of questions with options, and of yes and no: ScienceQA, MME, MMBench, SEED-Bench against the official ones.
+
+The cases are in tests/data/scorers. `pytest tests/test_choice_scorers.py -rP` prints how many cases were compared.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import compare, sample
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.scorers import mmbench, mme, seed, sqa
+
+
+def test_sqa_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "parse":
+            letter = sqa.parse(inputs["text"])
+            index = sqa.index_of(letter, inputs["n_choices"])
+            return {"parsed": letter, "pred_idx": index, "correct": index == inputs["answer"]} == official
+        try:
+            rows = inputs.get("predictions") or list(map(json.loads, inputs.get("prediction_lines", "").splitlines()))
+            said = {one["question_id"]: sqa.Answer(one["text"] + "", "<image>" in one["prompt"]) for one in rows}
+            ours = sqa.evaluate(inputs["problems"], inputs["pid_splits"][inputs["split"]], said)
+        except (ValueError, KeyError, TypeError):
+            return "raises" in official
+        if ours["img_accuracy"] is None:
+            return official == {"raises": "ZeroDivisionError"}
+        ours |= {"acc": ours["accuracy"], "img_acc": ours["img_accuracy"]}
+        official.pop("stdout")
+        return ours | official == ours
+
+    compare("scienceqa", check)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("A", "A"),
+        ("B. dog", "B"),
+        ("The answer is C.", "C"),
+        ("The answer is C", "FAILED"),
+        ("a", "FAILED"),
+        ("A.", "FAILED"),
+        ("", "FAILED"),
+    ],
+)
+def test_sqa_letters(text: str, letter: str) -> None:
+    assert sqa.parse(text) == letter
+
+
+def test_mme_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "parse":
+            return mme.parse(inputs["lower_cased_answer"]) == official
+        try:
+            tasks = {name: mme.read_results(text) for name, text in inputs["files"].items()}
+            ours = mme.evaluate(tasks)
+        except ValueError:
+            return "raises" in official
+        if "raises" in official:  # the tool wants all files, with something readable in each
+            return len(ours["tasks"]) < 14 or bool(ours["unreadable"])
+        parts = {}
+        for part, names in mme.PARTS.items():
+            parts[part.capitalize()] = {"total": ours[part]} | {name: ours["tasks"][name]["score"] for name in names}
+        return parts == official
+
+    compare("mme", check, {"parse", "results_dir"})
+
+
+def test_real_mme_questions_all_have_their_official_line(tmp_path: Path) -> None:
+    source, folder = sample("mme"), tmp_path / "eval" / "MME"
+    (folder / "eval_tool").mkdir(parents=True)
+    (folder / "llava_mme.jsonl").symlink_to(source / "llava_mme.jsonl")
+    (folder / "eval_tool" / "Your_Results").symlink_to(source / "ground_truth")
+    records = [
+        {"question_id": one.question_id, "prompt": one.text, "text": "Yes"} for one in make("mme").load(tmp_path)
+    ]
+    report = make("mme").score(records, tmp_path)
+    assert report["complete"] and report["counts"]["answered"] == 2374
+    assert report["perception"] == 500 and report["cognition"] == 200  # each picture has one yes and one no
+
+
+def test_seed_golden_cases(tmp_path: Path) -> None:
+    folder = tmp_path / "eval" / "seed_bench"
+    folder.mkdir(parents=True)
+    benchmark = make("seed")
+
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        annotation = inputs["annotation"]
+        names = {number: name for name, number in annotation["question_type"].items()}
+        records = [json.loads(line) for line in inputs["result_lines"].splitlines()]
+        ours = seed.evaluate(annotation["questions"], {one["question_id"]: one["text"] for one in records})
+        unnamed = any(one["question_type_id"] not in names for one in annotation["questions"])
+        printed = "".join(f"{line}\n" for line in seed.lines(ours, names))
+        keys = [seed.key(one["question_id"]) for one in annotation["questions"]]
+        (folder / "SEED-Bench.json").write_text(json.dumps(annotation))
+        asked = [{"question_id": key, "image": "i.png", "text": "q"} for key in keys]
+        (folder / "llava-seed-bench.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+        upload = tmp_path / "upload.jsonl"
+        upload.unlink(missing_ok=True)
+        try:
+            assert benchmark.export
+            benchmark.export(records, tmp_path, upload)
+        except DataError:
+            assert not upload.exists()
+        stops = bool(ours["stops"]) or unnamed or not upload.exists()
+        if "raises" in official:
+            return stops and printed.startswith(official["stdout"])
+        return not stops and printed == official["stdout"] and upload.read_text() == official["upload"]
+
+    compare("seed_bench", check)
+
+
+def test_mmbench_golden_cases() -> None:
+    letters = "ABCD"
+
+    def group(inputs: dict[str, Any], official: Any) -> bool:
+        replies, asked = iter(inputs["judge_replies"]), []
+
+        def ask(row: Any) -> str:
+            asked.append(row)
+            return next(replies, mmbench.FAILED)
+
+        rows = [{**row, "options": {one: row[one] for one in letters if one in row}} for row in inputs["rows"]]
+        found = mmbench.circular(rows, None if inputs["exact_matching"] else ask)
+        expected = official["vlmevalkit_v0.2"]
+        return [int(one) for one in found.values()] == [expected["hit"]] and len(asked) == expected["judge_calls"]
+
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "can_infer":
+            text = "nan" if inputs.get("prediction_is_nan") else str(inputs["prediction"])
+            return (mmbench.read(text, inputs["choices"]) or False) == official["vlmevalkit_v0.2"]
+        if inputs["kind"] == "circular_group":
+            return group(inputs, official)
+        return mmbench.accuracies(inputs["rows"]) == official
+
+    compare("mmbench", check, {"can_infer", "circular_group", "report_acc"})

@@ -1,0 +1,351 @@
+"""The evaluation loop against a host without weights: resume, SIGKILL, bad pictures, bad arguments.
+
+Run: `pytest tests/test_harness.py`.
+"""
+
+import json
+import logging
+import multiprocessing
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeHost, config, make_model, make_place
+
+from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation.files import read_answers, read_lines
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.encodings import EncodingCache
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
+from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.evaluation.runs.store import open_run, run_name
+from llava_consensus.hosts.checkpoints import check_checkpoint
+from llava_consensus.methods import make
+
+FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_place(tmp_path / "data")
+
+
+def go(data: Path, out: Path, host: FakeHost | None = None, batch: int = 3, **changes: Any) -> RunResult:
+    loader = lambda *_: host or FakeHost()  # noqa: E731
+    return loop.run(config(data, data / "model", **changes), out, Execution(batch, progress=False), loader)
+
+
+def no_load(*_: str) -> Any:
+    raise AssertionError("weights were loaded")
+
+
+def steady(metrics: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in every run of one configuration."""
+    return {key: value for key, value in metrics.items() if key not in ("timing", "environment")}
+
+
+def texts(result: RunResult) -> list[tuple[int, str, str]]:
+    lines = read_answers(result.path / "answers.jsonl")
+    return [(one["metadata"]["index"], one["prompt"], one["text"]) for one in lines]
+
+
+def test_a_run_encodes_each_picture_once_and_answers_in_the_order_of_the_file(data: Path, tmp_path: Path) -> None:
+    host = FakeHost()
+    result = go(data, tmp_path / "out", host)
+    assert host.encoded == [0, 1, 2, 3], "the tower runs once per picture"
+    assert host.groups == [3] * 6 + [2] and result.asked == 20
+    assert [index for index, _, _ in texts(result)] == list(range(20))
+    metrics = result.metrics
+    assert metrics["tokens"] == {"before": 576, "after": 64, "structural": 0}
+    assert (metrics["questions"], metrics["answered"], metrics["errors"]) == (20, 20, 0)
+    assert metrics["score"] == metrics["report"]["accuracy"] and metrics["timing"]["questions_per_second"] > 0
+    assert result.path.name.startswith("fake-consensusdrop-64-")
+    assert read_answers(result.path / "answers.jsonl")[0]["model_id"] == "model"
+
+
+def test_the_account_of_a_run_measured_beside_analytic(data: Path, tmp_path: Path) -> None:
+    for method, count in (("consensusdrop", 64), ("random", 64), ("full", 576)):
+        found = go(data, tmp_path, method=method).metrics["account"]
+        assert found["entering"] == found["kept"] == found["average"] == count == found["measured"]["kept"]
+        assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
+        assert found["flops"]["total"] > found["flops"]["llm"] > 0 and found["match"] == "kept"
+        assert found["tokens"] == count
+
+
+def test_a_budget_meant_by_its_flops_is_another_run(
+    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    plain, matched = go(data, tmp_path), go(data, tmp_path, match="flops")
+    found = matched.metrics["account"]
+    assert plain.path != matched.path and found["match"] == "flops"
+    assert found["tokens"] == found["kept"] < 64 and "match=flops: the method is given" in caplog.text
+    random = go(data, tmp_path, method="random").metrics["account"]["flops"]["total"]
+    dearer = plain.metrics["account"]["flops"]["total"]
+    assert abs(found["flops"]["total"] - random) < abs(dearer - random)
+    assert "match" not in json.loads((plain.path / "config.json").read_text()), "the default leaves old runs valid"
+
+
+def test_a_complete_run_is_read_without_loading_weights(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and again.asked == 0
+
+
+def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    (first.path / "metrics.json").unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert steady(again.metrics) == steady(first.metrics)
+
+
+def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path) -> None:
+    first = go(data, tmp_path)
+    path = first.path / "scores.jsonl"
+    scores = read_lines(path, ("index", "correct"))
+    assert len(scores) == 20 and "extracted" not in first.metrics["report"]
+    assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
+    assert first.metrics["chance"] == 0.0
+    path.unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+    old = {**first.metrics, "report": {**first.metrics["report"], "extracted": scores}}  # as it was written before
+    (first.path / "metrics.json").write_text(json.dumps(old))
+    path.unlink()
+    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    assert again.metrics == first.metrics and read_lines(path, ()) == scores
+
+
+def test_batch_size_changes_neither_name_nor_answers(data: Path, tmp_path: Path) -> None:
+    results = [go(data, tmp_path / str(batch), batch=batch) for batch in (1, 4, 99)]
+    assert len({result.path.name for result in results}) == 1
+    assert texts(results[0]) == texts(results[1]) == texts(results[2])
+    assert steady(results[0].metrics) == steady(results[1].metrics) == steady(results[2].metrics)
+
+
+def test_interrupt_tells_how_to_go_on(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    host = FakeHost()
+    host.interrupt_after = 6
+    with pytest.raises(Interrupted, match="6 of 20 questions"):
+        go(data, tmp_path, host)
+    caplog.set_level(logging.INFO)
+    rest = FakeHost()
+    result = go(data, tmp_path, rest)
+    assert "going on after 6 of 20" in caplog.text and len(rest.asked) == 14 == result.asked
+    assert steady(result.metrics) == steady(go(data, tmp_path / "other").metrics)
+
+
+def test_answers_cut_anywhere_in_the_last_line_are_asked_again(data: Path, tmp_path: Path) -> None:
+    whole = go(data, tmp_path)
+    path = whole.path / "answers.jsonl"
+    content = path.read_bytes()
+    expected = texts(whole)
+    last = content[:-1].rfind(b"\n") + 1
+    for length in (last - 1, *range(last, len(content), 17), len(content) - 1):
+        path.write_bytes(content[:length])
+        host = FakeHost()
+        result = go(data, tmp_path, host)
+        assert len(host.asked) == (2 if length < last else 1)
+        assert texts(result) == expected and steady(result.metrics) == steady(whole.metrics)
+
+
+def written(out: Path) -> int:
+    return sum(path.stat().st_size for path in out.glob("*/answers.jsonl"))
+
+
+def test_a_run_killed_at_random_moments_ends_as_an_undisturbed_one(data: Path, tmp_path: Path) -> None:
+    """Killed again and again, between and in the middle of batches: nothing lost, nothing twice, the same metrics."""
+    undisturbed = go(data, tmp_path / "undisturbed")
+    out, moments, kills = tmp_path / "killed", random.Random(0), 0
+    while not list(out.glob("*/metrics.json")):
+        before = written(out)
+        child = FORK.Process(target=go, args=(data, out, FakeHost(0.01), 2))
+        child.start()
+        while kills % 3 and child.exitcode is None and written(out) == before:
+            time.sleep(
+                0.001
+            )  # one in three dies at any moment, the others after an answer, so that it ends on any machine
+        child.join(moments.uniform(0, 0.04))
+        kills += child.exitcode is None
+        child.kill()
+        child.join()
+        assert child.exitcode in (0, -signal.SIGKILL)
+    result = go(data, out)
+    assert kills >= 3 and result.asked == 0
+    assert texts(result) == texts(undisturbed) and steady(result.metrics) == steady(undisturbed.metrics)
+
+
+def test_a_second_process_on_the_same_run_is_refused(data: Path, tmp_path: Path) -> None:
+    plan = prepare(config(data, data / "model"))
+    with open_run(tmp_path, plan.description, range(20)), pytest.raises(BusyError, match="pid"):
+        go(data, tmp_path)
+
+
+def test_unreadable_picture_is_an_error_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    images = data / "eval" / "fake" / "images"
+    (images / "1.png").write_bytes((images / "1.png").read_bytes()[:40])
+    (images / "3.png").unlink()
+    host = FakeHost()
+    result = go(data, tmp_path, host)
+    errors = [json.loads(line) for line in (result.path / "errors.jsonl").read_text().splitlines()]
+    assert [one["index"] for one in errors] == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19]
+    assert list(errors[0]) == ["index", "question_id", "image", "error"] and errors[0]["image"] == "1.png"
+    assert result.metrics["errors"] == 10 and result.metrics["answered"] == 10 and host.encoded == [0, 2]
+    assert len(read_lines(result.path / "scores.jsonl", ("correct",))) == 10, "an error is not a wrong answer"
+    assert go(data, tmp_path).asked == 0
+    (result.path / "errors.jsonl").unlink()
+    assert go(data, tmp_path).asked == 10, "without errors.jsonl they are asked again"
+
+
+def test_a_run_without_one_readable_picture_stops_and_says_so(data: Path, tmp_path: Path) -> None:
+    for path in (data / "eval" / "fake" / "images").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="not one picture can be read"):
+        go(data, tmp_path)
+
+
+def test_a_question_without_picture_is_answered(data: Path, tmp_path: Path) -> None:
+    path = data / "eval" / "fake" / "questions.jsonl"
+    path.write_text(path.read_text() + '{"question_id": 900, "text": "and now?"}\n')
+    assert go(data, tmp_path).metrics["answered"] == 21
+
+
+def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_path: Path) -> None:
+    whole, part = go(data, tmp_path), go(data, tmp_path, limit=7)
+    assert part.metrics["questions"] == 7 and whole.path != part.path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 32},
+        {"merged": 3},
+        {"method": "random"},
+        {"options": {"alpha": 0.5}},
+        {"limit": 19},
+        {"dtype": "float32"},
+        {"conversation": "plain"},
+        {"max_new_tokens": 5},
+    ],
+)
+def test_another_configuration_is_another_run(data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    assert go(data, tmp_path).path != go(data, tmp_path, **change).path
+
+
+def test_changed_data_and_weights_are_another_run(data: Path, tmp_path: Path) -> None:
+    paths = {go(data, tmp_path).path}
+    (data / "model" / "model.safetensors").write_bytes(b"weights")
+    paths.add(go(data, tmp_path).path)
+    questions = data / "eval" / "fake" / "questions.jsonl"
+    questions.write_text(questions.read_text().replace("what 1", "who 1"))
+    paths.add(go(data, tmp_path).path)
+    assert len(paths) == 3
+
+
+def test_spelling_of_options_is_the_same_run(data: Path, tmp_path: Path) -> None:
+    spelled = ({}, {"alpha": 0.7}), ({"alpha": 1}, {"alpha": 1.0})
+    for one, other in spelled:
+        assert (
+            prepare(config(data, data / "model", options=one)).description
+            == prepare(config(data, data / "model", options=other)).description
+        )
+    assert prepare(config(data, data / "model", options={"alpha": 1})).description["changed"] == {"alpha": 1.0}
+
+
+def test_the_full_model_has_neither_budget_nor_match(data: Path) -> None:
+    plain = prepare(config(data, data / "model", method="full")).description
+    assert (plain["tokens"], plain["merged"]) == (None, None)
+    for change in ({"tokens": 32}, {"merged": 3}, {"match": "flops"}):
+        assert prepare(config(data, data / "model", method="full", **change)).description == plain
+
+
+def test_a_method_that_reduces_needs_a_budget(data: Path) -> None:
+    with pytest.raises(OptionError, match="'random' needs a budget, for example tokens=64"):
+        prepare(replace(config(data, data / "model", method="random"), budget=None))
+
+
+def test_a_plan_with_another_method_is_the_plan_of_that_configuration(data: Path) -> None:
+    first = prepare(config(data, data / "model", method="random", match="flops"))
+    for change in ({"method": "full"}, {"method": "consensusdrop", "tokens": 32, "match": "entering"}):
+        wanted = config(data, data / "model", **change)
+        found = first.reduced_by(wanted.method, wanted.budget, wanted.match)
+        assert found == prepare(wanted) and run_name(found.description) == run_name(prepare(wanted).description)
+
+
+def test_a_method_of_no_registry_goes_by_its_class(data: Path) -> None:
+    class Own(type(make("random"))):  # type: ignore[misc]
+        pass
+
+    assert prepare(replace(config(data, data / "model"), method=Own())).description["method"] == "Own"
+
+
+def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert go(data, tmp_path, tokens=600).metrics["tokens"]["after"] == 576
+    assert caplog.text.count("this is the full model") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        ({"method": "consensus_drop"}, OptionError, "Did you mean 'consensusdrop'"),
+        ({"options": {"alpa": 1}}, OptionError, "alpha"),
+        ({"options": {"alpha": 2}}, OptionError, "alpha=2"),
+        ({"tokens": 0}, OptionError, "tokens=0"),
+        ({"tokens": -5}, OptionError, "tokens=-5"),
+        ({"merged": 65}, OptionError, "merged=65"),
+        ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
+        ({"limit": 0}, OptionError, "limit=0"),
+        ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
+        ({"device": "gpu"}, OptionError, "device"),
+        ({"device": "cuda:99"}, OptionError, "CUDA devices"),
+        ({"dtype": "float23"}, OptionError, "Did you mean 'float32'"),
+        ({"model": "./nowhere"}, DataError, "no such folder"),
+        ({"model": "llava"}, DataError, "owner/name"),
+        ({"data": "nowhere"}, DataError, r"questions\.jsonl"),
+    ],
+)
+def test_bad_input_stops_before_weights(
+    data: Path, tmp_path: Path, change: dict[str, Any], error: type[ConsensusError], why: str
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(error, match=why):
+        loop.run(config(data, data / "model", **change), out, host_loader=no_load)
+    assert not out.exists()
+
+
+def test_a_model_that_is_no_checkpoint_is_told_from_a_hub_name(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "checkpoints" / "one")
+    (tmp_path / "checkpoints" / "empty").mkdir()
+    with pytest.raises(DataError, match="Here are: checkpoints/one"):
+        prepare(config(data, Path("checkpoints/two")))
+    with pytest.raises(DataError, match=r"no config\.json"):
+        prepare(config(data, Path("checkpoints/empty")))
+    check_checkpoint("liuhaotian/llava-v1.5-7b")
+
+
+def test_a_missing_folder_of_pictures_and_an_empty_question_file_stop_the_run(data: Path) -> None:
+    folder = data / "eval" / "fake"
+    (folder / "images").rename(folder / "elsewhere")
+    with pytest.raises(DataError, match=r"missing folder: .*images"):
+        prepare(config(data, data / "model"))
+    (folder / "questions.jsonl").write_text("")
+    with pytest.raises(DataError):
+        prepare(config(data, data / "model"))
+
+
+def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:
+    paths = [(data / "eval" / "fake" / "images" / f"{n}.png",) for n in (0, 1, 0, 2, 3, 1)]
+    host = FakeHost()
+    cache = EncodingCache(host, paths, lambda path: [open_image(path)], capacity=2)
+    assert [cache.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
+    assert host.encoded == [0, 1, 2, 3] and not cache._held

@@ -1,0 +1,243 @@
+"""Scorers of judged benchmarks against the official ones, and matches that need no judge.
+
+The cases are in tests/data/scorers. `pytest tests/test_judge_scorers.py -rP` prints how many cases were compared.
+"""
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+from golden_cases import compare, golden, sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llava_consensus.evaluation.judge import graders
+from llava_consensus.evaluation.judge.grader import Heard, Outcome, Sample, Turn
+from llava_consensus.evaluation.scorers import match, mm_vet, video_qa
+
+GRADER = graders.get("mmvet")
+LIMIT, BROKEN = "<<RATE LIMIT>>", "<<OTHER ERROR>>"
+
+
+def dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
+    """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
+    grading, turns = GRADER.dialogue(Sample(0, "v1_0", {})), []
+    turn, limited, at = next(grading), False, 0
+    while True:
+        turns.append(turn)
+        reply = replies[min(at, len(replies) - 1)]
+        at += 1
+        if reply == BROKEN:
+            return None, turns
+        if reply == LIMIT:
+            limited = True
+            continue
+        try:
+            turn, limited = grading.send(Heard(reply, limited)), False
+        except StopIteration as end:
+            return end.value, turns
+
+
+def same_number(ours: Any, official: Any) -> bool:
+    return ours == official or (math.isnan(ours) and math.isnan(official))
+
+
+def check_judge(inputs: dict[str, Any], official: Any) -> bool:
+    texts = json.loads(sample("judge_prompts.json").read_text())["mm_vet"]
+    replies = inputs["judge_replies"]
+    grade, turns = dialogue(replies if len(replies) > 1 or replies == [BROKEN] else [*replies, "0.0"])
+    cells = mm_vet.fields(inputs["item"]["question"], inputs["item"]["answer"], inputs["prediction"])
+    text = texts["few_shot_table"] + "\n" + " | ".join([*cells.values(), ""])
+    calls = [
+        {
+            "model": GRADER.official_judge,
+            **turn.options,
+            "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
+        }
+        for turn in turns
+    ]
+    if calls != official["requests"] or (grade is None) != ("raises" in official):
+        return False
+    if grade is None:
+        return True
+    theirs = official["grade"]
+    return [grade.content] == theirs["content"] and same_number(grade.value, theirs["score"][0])
+
+
+def check_run(inputs: dict[str, Any], official: Any) -> bool:
+    chosen = inputs["sub_set"] or list(inputs["metadata"])
+    grades = {key: list(one["score"]) for key, one in (inputs["existing_grades"] or {}).items()}
+    replies = iter(inputs["judge_replies"])
+    if any(key not in inputs["results"] for key in chosen):
+        return official.get("raises") == "KeyError"
+    for run in range(inputs["num_run"]):
+        for key in chosen:
+            if len(grades.get(key, [])) <= run:
+                grade, _ = dialogue([next(replies)])
+                assert grade is not None
+                grades.setdefault(key, []).append(grade.value)
+    capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
+    decimals = int(inputs["args"][1]) if inputs["args"] else 1
+    ours = mm_vet.evaluate(capabilities, grades, inputs["num_run"], decimals)
+    rest = {"total": ours["total"], "std": ours["std"], "runs": str(ours["runs"])}
+    header, row = csv.reader(io.StringIO(official["cap_score_csv"]))
+    table = {name: str(value) for name, value in (ours["capability"] | rest).items()}
+    return (
+        ours["capability"] | rest == official["cap_score"]
+        and ours["integration"] | rest == official["cap_int_score"]
+        and table == dict(zip(header[1:], row[1:], strict=True))
+    )
+
+
+def test_mm_vet_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        return (check_judge if inputs["kind"] == "judge" else check_run)(inputs, official)
+
+    compare("mm_vet", check)
+
+
+def parsed(replies: list[str]) -> list[Any]:
+    """What the first readable of the replies to a sample holds."""
+    for reply in replies:
+        try:
+            return [video_qa.parse(reply)]
+        except video_qa.Unreadable:
+            pass
+    return []
+
+
+def calls(replies: list[str]) -> int:
+    return next(number for number, reply in enumerate(replies, start=1) if parsed([reply]))
+
+
+def same_averages(values: list[Any], official: Any) -> bool:
+    ours = video_qa.evaluate(values)
+    names = ("yes_count", "no_count", "accuracy", "average_score")
+    if official.get("raises") == "ZeroDivisionError":
+        return ours["accuracy"] is None
+    return all(ours[name] == official[name] for name in names)
+
+
+def check_video(inputs: dict[str, Any], official: Any) -> bool:
+    kind = inputs["kind"]
+    if kind == "prediction_file":
+        try:
+            rows = video_qa.read_predictions(inputs["text"])
+        except ValueError:
+            return official["returncode"] == 1
+        return official["returncode"] == 0 and len(rows) == 1
+    if kind == "dataset":
+        by_id = {one["id"]: inputs["replies"][one["id"]] for one in inputs["samples"]}
+        same_calls = official["calls"] == {key: calls(replies) for key, replies in by_id.items()}
+        return same_calls and same_averages([parsed(replies)[0] for replies in by_id.values()], official)
+    if kind == "reply_then_retry":
+        if "raises" in official:  # it saved a cut-off file; here the reply is unreadable
+            return not parsed(inputs["replies"][:1])
+        return calls(inputs["replies"]) == official["calls"]["v0"] and same_averages(
+            parsed(inputs["replies"]), official
+        )
+    values = [parsed([inputs["reply"]])[0], parsed([inputs["second_sample_reply"]])[0]]
+    if kind == "reply_video_chatgpt_script":  # the same without the guard: a bad field ends it
+        unsound = video_qa.evaluate(values)["unsound"]
+        return bool(unsound) == ("raises" in official) and (bool(unsound) or same_averages(values, official))
+    return same_averages(values, official)
+
+
+def test_video_qa_golden_cases() -> None:
+    compare("video_qa", check_video, {case["inputs"]["kind"] for case in golden("video_qa")} - {"request"})
+
+
+def test_video_qa_golden_readings_are_what_was_saved() -> None:
+    cases = [case for case in golden("video_qa") if "parsed" in case]
+    assert cases and all(parsed([case["inputs"]["reply"]]) == [case["parsed"]] for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("0.5", (0.5, "0.5")),
+        ("1 because", (1.0, "1")),
+        ("\n0.3", (0.3, "0.3")),
+        (" 0.3", None),
+        ("0.3|", None),
+        ("1.01", None),
+        ("-0.1", None),
+        ("", None),
+        (None, None),
+        ("inf", None),
+    ],
+)
+def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
+    assert mm_vet.read(reply) == expected
+
+
+def test_mm_vet_gives_up_after_six_replies() -> None:
+    grade, turns = dialogue(["no"])
+    assert grade == Outcome(0.0, "no", read=False)
+    assert [turn.options["temperature"] for turn in turns] == [0.0, 0.0, 0.5, 1.0, 1.5, 2.0]
+    assert [turn.again for turn in turns] == [False, True, True, True, True, True]
+
+
+def test_mm_vet_rounds_as_numpy_does() -> None:
+    score = mm_vet.evaluate({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
+    assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
+    with pytest.raises(ValueError):
+        mm_vet.evaluate({}, {})
+
+
+def test_a_missing_grade_counts_as_nothing() -> None:
+    score = mm_vet.evaluate({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
+    assert score["total"] == 50.0 and score["capability"] == {"rec": 100.0, "ocr": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "score", "verdict", "sound"),
+    [
+        ({"pred": "yes", "score": 4.8}, 4, "yes", True),
+        ({"pred": "not sure", "score": "3"}, 3, "no", True),
+        ({"pred": "maybe", "score": True}, 1, None, True),
+        ({"pred": "yes"}, None, None, False),
+        ({"pred": 1, "score": 2}, 2, None, False),
+        ([1], None, None, False),
+        (None, None, None, False),
+    ],
+)
+def test_video_qa_understands(value: Any, score: int | None, verdict: str | None, sound: bool) -> None:
+    assert video_qa.understand(value) == video_qa.Reading(score, verdict, sound)
+
+
+@pytest.mark.parametrize("reply", ["yes", "{'pred': 'yes'", "{1}", "...", "1+2j", "b''", "9" * 5000, "[" * 9999, None])
+def test_video_qa_says_which_rule_a_reply_broke(reply: str | None) -> None:
+    with pytest.raises(video_qa.Unreadable):
+        video_qa.parse(reply)
+
+
+@given(st.text())
+def test_scorers_take_any_reply(text: str) -> None:
+    found = mm_vet.read(text)
+    assert found is None or not (found[0] < 0 or found[0] > 1)
+    assert len(parsed([text])) <= 1
+    assert match.same(text, text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "exact", "contained"),
+    [
+        ("Dog.", "dog", True, True),
+        ("A brown dog", "dog", False, True),
+        ("nothing", "no", False, False),
+        ("x = -1 or x = -5", "-1<AND>-5", False, True),
+        ("x = -1", "-1<AND>-5", False, False),
+        ("3/4", "0.75<OR>3/4", True, True),
+        ("写着马曳二字", "马曳", False, True),
+        ("", "dog", False, False),
+        ("dog", "", False, False),
+        ("U.S.A.", "u.s.a", True, True),
+    ],
+)
+def test_matches_without_a_judge(answer: str, reference: str, exact: bool, contained: bool) -> None:
+    assert match.exact(answer, reference) == exact
+    assert match.contains(answer, reference) == contained

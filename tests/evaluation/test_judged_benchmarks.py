@@ -1,0 +1,214 @@
+"""MM-Vet and video QA on tiny data in the official layout: reading, joining by id, exports, and files that disagree.
+
+Run: `pytest tests/test_judged_benchmarks.py`. The judge itself is tested in tests/test_judge.py.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import sample
+from judged_data import VIDEO, make_mmvet, make_msvd
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import make, video_qa
+from llava_consensus.evaluation.benchmarks.judged import agreement
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def mmvet(tmp_path: Path) -> Path:
+    return make_mmvet(tmp_path / "mmvet")
+
+
+@pytest.fixture
+def msvd(tmp_path: Path) -> Path:
+    return make_msvd(tmp_path / "msvd")
+
+
+def answers_to(name: str, data: Path, texts: dict[int, str] | None = None) -> Rows:
+    return [
+        {"question_id": one.question_id, "prompt": one.text, "text": (texts or {}).get(one.index, "dog")}
+        for one in make(name).load(data)
+    ]
+
+
+def change(path: Path, edit: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    edited = edit(content)
+    path.write_text(json.dumps(content if edited is None else edited))
+
+
+def test_judged_sets_are_asked_as_the_official_ones() -> None:
+    sets = [make(name) for name in ("tgif", "msvd", "msrvtt")]
+    assert [(one.frames, one.max_new_tokens) for one in sets] == [(8, 1024)] * 3
+    assert [one.images for one in sets] == ["mp4", "videos", "videos/all"]
+    mmvet = make("mmvet")
+    assert (mmvet.frames, mmvet.max_new_tokens, mmvet.paper) == (0, 1024, 31.1)
+    assert all(one.licence and one.export for one in (mmvet, *sets))
+
+
+# MM-Vet
+
+
+def test_mmvet_questions_and_matches(mmvet: Path) -> None:
+    questions = make("mmvet").load(mmvet)
+    assert [(one.text, one.images) for one in questions][1] == ("Which animal?", ("v1_1.png",))
+    answers = answers_to("mmvet", mmvet, {0: "-5 and -1", 2: "to the left of it", 3: "STOP."})
+    report = make("mmvet").score(answers[::-1], mmvet)
+    assert report["total"] is None and report["judge"] is None and report["complete"]
+    assert report["exact"] == pytest.approx(40) and report["contains"] == pytest.approx(80)
+    assert report["extracted"][3] == {"index": 3, "extracted": "stop", "exact": True, "correct": True}
+    assert json.loads(json.dumps(report)) == report
+    nothing = make("mmvet").score([], mmvet)
+    assert nothing["exact"] is None and nothing["contains"] is None and nothing["counts"]["missing"] == 5
+
+
+def test_mmvet_export_is_the_official_file(mmvet: Path, tmp_path: Path) -> None:
+    answers = answers_to("mmvet", mmvet, {4: "é\n"})[:0:-1]
+    export, target = make("mmvet").export, tmp_path / "model.json"
+    assert export is not None
+    counts = export([*answers, answers[0], {"question_id": 77, "text": "?"}], mmvet, target)
+    assert counts == {"answers": 6, "missing": [0], "duplicate": [4], "unknown": [77], "written": 4}
+    expected = {f"v1_{number}": "dog" for number in range(1, 4)} | {"v1_4": "é\n"}
+    assert target.read_bytes() == json.dumps(expected, indent=2).encode()
+    assert list(json.loads(target.read_text())) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda gold: {key: one for key, one in gold.items() if key != "v1_3"}, "does not know 'v1_3'"),
+        (lambda gold: gold["v1_2"].pop("capability") and None, "'v1_2' lacks capability"),
+        (lambda gold: gold["v1_2"].update(answer=3), "'v1_2' lacks answer"),
+        (lambda gold: list(gold), "expected a JSON dict"),
+    ],
+)
+def test_mmvet_gold_of_another_kind_is_refused(mmvet: Path, edit: Any, words: str) -> None:
+    change(mmvet / "eval/mm-vet/mm-vet.json", edit)
+    with pytest.raises(DataError, match=words) as caught:
+        make("mmvet").score([], mmvet)
+    assert "mm-vet.json" in str(caught.value)
+
+
+def test_real_mmvet_questions_join_their_capabilities(tmp_path: Path) -> None:
+    folder = tmp_path / "eval/mm-vet"
+    folder.mkdir(parents=True)
+    (folder / "llava-mm-vet.jsonl").symlink_to(sample("mm_vet") / "llava-mm-vet.jsonl")
+    known = json.loads((sample("mm_vet") / "capabilities.json").read_text())
+    gold = {key: {"question": "", "answer": "yes", "capability": one} for key, one in known.items()}
+    (folder / "mm-vet.json").write_text(json.dumps(gold))
+    report = make("mmvet").score(answers_to("mmvet", tmp_path, {3: "Yes."}), tmp_path)
+    assert report["counts"] == {"asked": 218, "answered": 218, "missing": 0, "duplicate": 0, "unknown": 0}
+    assert report["exact"] == pytest.approx(100 / 218)
+
+
+# Video QA
+
+
+def test_videos_are_found_by_name(msvd: Path) -> None:
+    questions = make("msvd").load(msvd)
+    assert [one.images[0] for one in questions[:3]] == ["clip0.avi", "clip1.mkv", "clip2.mp4"]
+    assert questions[4].question_id == "v_clip1_4" and questions[4].text == "what does number 4 do?"
+
+
+def test_video_matches_and_export(msvd: Path, tmp_path: Path) -> None:
+    answers = answers_to("msvd", msvd, {1: "Act 1.", 5: "they act 5 times", 2: "act 22"})[::-1]
+    report = make("msvd").score(answers, msvd)
+    assert report["accuracy"] is None and report["average_score"] is None and report["complete"]
+    assert report["exact"] == pytest.approx(100 / 6) and report["contains"] == pytest.approx(200 / 6)
+    export, target = make("msvd").export, tmp_path / "merge.jsonl"
+    assert export is not None
+    found = export(answers[:4], msvd, target)
+    assert found["missing"] == ["v_clip0_0", "v_clip1_1"] and found["written"] == 4 and not found["unknown"]
+    first = {"id": "v_clip2_2", "question": "what does number 2 do?", "answer": "act 2", "pred": "act 22"}
+    assert target.read_text().split("\n")[0] == json.dumps(first)
+    again = make("msvd").score(video_qa.read_predictions(target), msvd)
+    assert again["counts"]["answered"] == 4 and not again["complete"]
+
+
+def test_the_first_thousand_are_asked_and_complete(tmp_path: Path) -> None:
+    data = make_msvd(tmp_path, 1003)
+    assert len(make("msvd").load(data)) == 1000
+    everything = make("msvd", questions="all")
+    assert len(everything.load(data)) == 1003 and everything.asking == {"questions": "all"}
+    assert (make("msvd").count, everything.count, make("tgif", questions="all").count) == (1000, 13157, 13691)
+    answers = answers_to("msvd", data)
+    report = make("msvd").score(answers, data)
+    assert report["complete"] and report["counts"]["asked"] == 1000
+    assert make("msvd").score(answers[:-1], data)["counts"]["missing"] == 1
+    later = [{"question_id": "v_clip0_1002", "text": "act 1002"}]
+    report = make("msvd").score(answers + later, data)
+    assert report["counts"]["asked"] == 1003 and report["counts"]["missing"] == 2
+
+
+def test_predictions_of_several_chunks_are_refused(msvd: Path, tmp_path: Path) -> None:
+    export, target = make("msvd").export, tmp_path / "merge.jsonl"
+    assert export is not None
+    export(answers_to("msvd", msvd), msvd, target)
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    for row, other in zip(rows[3:], rows[:3], strict=True):  # the second chunk counts answers from 0 again
+        row["answer"] = other["answer"]
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"'v_clip0_3' was paired with the answer 'act 0'.*several chunks"):
+        make("msvd").score(video_qa.read_predictions(target), msvd)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "words"),
+    [
+        ("test_a.json", lambda rows: rows[::-1], "entry 1: question_id is 'v_clip2_5'"),
+        ("test_a.json", lambda rows: rows[:-1], "5 answers, test_q.json 6 questions"),
+        ("test_a.json", lambda rows: rows[2].pop("answer") and None, "entry 3: no answer"),
+        ("test_a.json", lambda rows: {}, "expected a JSON list"),
+        ("test_q.json", lambda rows: rows[1].pop("video_name") and None, "entry 2: no video_name"),
+        ("test_q.json", lambda rows: [*rows, 3], "entry 7: not an object"),
+    ],
+)
+def test_video_files_that_disagree_are_refused(msvd: Path, file: str, edit: Any, words: str) -> None:
+    change(msvd / VIDEO / file, edit)
+    with pytest.raises(DataError, match=words) as caught:
+        make("msvd").score([], msvd)
+    assert file in str(caught.value)
+
+
+def test_answers_without_ids_are_taken_by_position(msvd: Path) -> None:
+    change(msvd / VIDEO / "test_a.json", lambda rows: [{"answer": one["answer"]} for one in rows])
+    assert make("msvd").score(answers_to("msvd", msvd, {0: "act 0"}), msvd)["exact"] == pytest.approx(100 / 6)
+
+
+def test_the_real_layout_is_read(tmp_path: Path) -> None:
+    source, folder = sample("video_qa") / "video_llava_layout_example", tmp_path / VIDEO
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(source)
+    answers = answers_to("msvd", tmp_path, {1: "guitar"})
+    report = make("msvd").score(answers, tmp_path)
+    assert report["counts"]["asked"] == 5 and report["complete"] and report["exact"] == pytest.approx(20)
+
+
+@pytest.mark.parametrize("line", ["", "null", '{"id": 1}', '{"id": 1, "question": "", "answer": null, "pred": ""}'])
+def test_damaged_prediction_files_name_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "merge.jsonl"
+    path.write_text('{"id": 1, "question": "q", "answer": "a", "pred": "p"}\n' + line + "\n")
+    with pytest.raises(DataError, match="line 2"):
+        video_qa.read_predictions(path)
+
+
+@pytest.mark.parametrize("name", ["mmvet", "msvd"])
+def test_missing_files_are_named_with_their_source(name: str, request: pytest.FixtureRequest) -> None:
+    data = request.getfixturevalue(name)
+    for file in make(name).files:
+        (data / "eval" / make(name).folder / file.path).unlink()
+    with pytest.raises(DataError) as caught:
+        make(name).load(data)
+    assert all(file.path in str(caught.value) and file.source in str(caught.value) for file in make(name).files)
+
+
+def test_agreement_is_by_question() -> None:
+    full = [{"question_id": key, "text": text} for key, text in (("a", "Dog."), ("b", "cat"), ("b", "two"), ("c", "x"))]
+    ours = [{"question_id": key, "text": text} for key, text in (("b", "Cat"), ("a", "dog"), ("b", "three"), ("z", ""))]
+    assert agreement(ours, full) == {"agreement": pytest.approx(200 / 3), "compared": 3}
+    assert agreement(ours, []) == {"agreement": None, "compared": 0}

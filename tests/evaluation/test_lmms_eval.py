@@ -1,0 +1,228 @@
+"""The real lmms-eval asks our hosts: its own command, killed and resumed, gives the answers of our harness."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from PIL import Image
+
+from llava_consensus import cli, hosts
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.lmms_eval import questions
+from llava_consensus.evaluation.lmms_eval.encodings import Encodings
+from llava_consensus.evaluation.runs.configuration import RunConfig
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import run
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("lmms_eval") is None, reason="lmms-eval is not installed"),
+    pytest.mark.skipif(transformers.__version__.startswith("4."), reason="lmms-eval is tested on the main stack"),
+]
+MINI, QUESTIONS = "checkpoints/llava-mini", 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The embedded model as lmms-eval makes it, two questions together."""
+    return made(f"pretrained={MINI},method=visionzip,tokens=64", batch_size=2)
+
+
+def made(arguments: str, **more: Any) -> Any:
+    from lmms_eval.models import get_model
+
+    return get_model("consensusdrop").create_from_arg_string(arguments, more)
+
+
+def request(text: str, *, number: int = 0, content: list[Any] | None = None, **generation: Any) -> Any:
+    """A request of a chat task, as lmms-eval makes it."""
+    own = [{"type": "image", "url": Image.new("RGB", (40, 30), (number, 90, 20))}, {"type": "text", "text": text}]
+    turns = [{"role": "user", "content": content or own}]
+    generation = {"max_new_tokens": 4, "do_sample": False, **generation}
+    return SimpleNamespace(args=("", lambda document: turns, generation, number, "task", "test"), task_name="task")
+
+
+def asked(model: Any, *requests: Any) -> Any:
+    model.task_dict = {"task": {"test": [None] * 9}}
+    return model.generate_until(list(requests))
+
+
+def command(folder: Path, model: str, method: str) -> list[str]:
+    arguments = f"pretrained={model},method={method},tokens=64"
+    task = ["--include_path", "playground/mini/lmms_eval", "--tasks", "mini_gqa", "--limit", str(QUESTIONS)]
+    outputs = ["--log_samples", "--output_path", str(folder / "out"), "--use_cache", str(folder / "cache")]
+    options = ["--model", "consensusdrop", "--model_args", arguments, "--batch_size", "2"]
+    return [sys.executable, "-m", "lmms_eval", *options, *task, *outputs]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of a user who has not named the run for lmms-eval's cache."""
+    plain = {name: value for name, value in os.environ.items() if name != "LMMS_CACHE_RUN_ID"}
+    return plain | {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def evaluated(folder: Path, model: str, method: str) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    """What lmms-eval's command printed, its results and its logged samples in the order of the questions."""
+    done = subprocess.run(command(folder, model, method), capture_output=True, text=True, env=environment(folder))
+    assert done.returncode == 0, done.stderr[-2000:]
+    (results,) = (folder / "out").rglob("*_results.json")
+    (samples,) = (folder / "out").rglob("*_samples_mini_gqa.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    return done.stdout + done.stderr, json.loads(results.read_text()), sorted(lines, key=lambda line: line["doc_id"])
+
+
+def killed(folder: Path, model: str, method: str, after: int) -> int:
+    """Kills the command when it has stored some answers; how many it had."""
+    with subprocess.Popen(
+        command(folder, model, method), env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        while process.poll() is None and stored(folder) < after:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL, "it ended by itself"
+    return stored(folder)
+
+
+def stored(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in (folder / "cache").rglob("*.audit.jsonl"))
+
+
+def ours(folder: Path, model: str, method: str) -> tuple[float, list[str]]:
+    """Score and texts of our own harness."""
+    config = RunConfig(benchmarks.make("gqa"), make(method), Budget(64), model=model, limit=QUESTIONS)
+    result = run(config, folder, Execution(progress=False))
+    answers = (result.path / "answers.jsonl").read_text().splitlines()
+    return result.metrics["score"], [json.loads(line)["text"] for line in answers]
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
+    answered = killed(tmp_path, MINI, "visionzip", after=5)
+    assert 5 <= answered < QUESTIONS
+    printed, results, samples = evaluated(tmp_path, MINI, "visionzip")
+    found = re.search(r"stats: (\d+) hits.* (\d+) misses", printed)
+    assert found and [int(count) for count in found.groups()] == [answered, QUESTIONS - answered]
+    score, texts = ours(tmp_path / "ours", MINI, "visionzip")
+    assert [sample["filtered_resps"] for sample in samples] == texts
+    assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(score)
+    assert [sample["token_counts"] for sample in samples[:answered]] == [[None]] * answered, "its cache holds texts"
+    assert {sample["token_counts"][0]["visual_after"] for sample in samples[answered:]} == {64}
+
+
+@pytest.mark.slow
+def test_another_method_on_a_host_of_transformers(tmp_path: Path) -> None:
+    checkpoint = str(tmp_path / "llava-mini-hf")
+    assert cli.main(["convert", MINI, checkpoint]) == 0
+    _, results, samples = evaluated(tmp_path, checkpoint, "fastv")
+    score, texts = ours(tmp_path / "ours", checkpoint, "fastv")
+    assert [sample["filtered_resps"] for sample in samples] == texts
+    assert 100 * results["results"]["mini_gqa"]["accuracy,none"] == pytest.approx(score)
+    counted = samples[0]["token_counts"][0]
+    assert (counted["visual_before"], counted["visual_after"], counted["visual_entering"]) == (576, 64, 576)
+    assert results["throughput"]["avg_visual_after"] == 64 and results["throughput"]["avg_first_token_ms"] > 0
+
+
+def test_the_entry_point_is_installed() -> None:
+    names = [entry.name for entry in entry_points(group="lmms_eval.models")]
+    assert "consensusdrop" in names, "pyproject.toml has changed since: pip install --no-deps -e ."
+
+
+@pytest.mark.parametrize(
+    "arguments, more, error, words",
+    [
+        ("method=visionzip", {}, OptionError, "pretrained: no model"),
+        (f"pretrained={MINI},method=vision_zip", {}, OptionError, "Did you mean 'visionzip'"),
+        (f"pretrained={MINI},alpha=1.5", {}, OptionError, "alpha=1.5"),
+        (f"pretrained={MINI},method=random,alpha=1", {}, OptionError, "unknown option of method 'random' 'alpha'"),
+        (f"pretrained={MINI},tokens=0", {}, OptionError, "tokens=0 must be at least 1"),
+        (f"pretrained={MINI},tokens=64x", {}, OptionError, "must be a whole number"),
+        (f"pretrained={MINI},conversation=nobody", {}, OptionError, "nobody"),
+        (f"pretrained={MINI},dtype=int3", {}, OptionError, "int3"),
+        (f"pretrained={MINI},bits=5", {}, OptionError, "bits=5 must be 4 or 8"),
+        (f"pretrained={MINI},host_newlines=no", {}, OptionError, "host option newlines=no"),
+        (f"pretrained={MINI}", {"batch_size": "auto"}, OptionError, "batch_size='auto'"),
+        ("pretrained=checkpoints/absent", {}, (DataError, OptionError), "checkpoints/absent"),
+    ],
+)
+def test_bad_arguments_are_refused_before_weights_load(
+    arguments: str, more: dict[str, Any], error: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "load", lambda *given: pytest.fail("weights were loaded"))
+    with pytest.raises(error, match=re.escape(words)):
+        made(arguments, **more)
+
+
+def test_answers_come_one_by_one_in_the_order_of_the_requests(model: Any) -> None:
+    lengths = [4, 4, 4, 2, 2, 4]
+    requests = [request(f"Question {n}?", number=n, max_new_tokens=length) for n, length in enumerate(lengths)]
+    assert [len(batch) for batch in questions.batches(requests, 2)] == [2, 1, 2, 1]
+    answers = asked(model, *requests)
+    assert iter(answers) is answers, "a list would be stored by its cache only at the end"
+    together = [answer.text for answer in answers]
+    assert together == [asked(model, one)[0].text for one in requests]
+
+
+def test_a_picture_goes_through_the_tower_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, seen = model.host.encode, []
+    monkeypatch.setattr(model.host, "encode", lambda images: (seen.append(len(images)), encode(images))[1])
+    one = [{"type": "image", "url": Image.new("RGB", (50, 20), (7, 7, 7))}]
+    requests = [request("", content=[*one, {"type": "text", "text": f"Question {n}?"}]) for n in range(5)]
+    assert len(list(asked(model, *requests))) == 5 and seen == [1]
+
+
+def test_few_pictures_are_kept_and_each_of_a_batch_is_there(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llava_consensus.evaluation.lmms_eval.encodings.CAPACITY", 1)
+    pictures = [(Image.new("RGB", (9, 9), (shade, 0, 0)),) for shade in (200, 210, 200)]
+    encodings = Encodings(model.host)
+    (first,), (second,), (third,) = encodings.fetch(pictures)
+    assert first is third and first is not second
+    assert encodings.fetch([pictures[1]])[0][0] is second and encodings.fetch([pictures[0]])[0][0] is not first
+
+
+def test_the_same_command_has_the_same_place_in_the_cache(model: Any) -> None:
+    from llava_consensus.evaluation.lmms_eval.model import run_id
+
+    command = ["--model_args", "pretrained=a", "--tasks", "b"]
+    assert run_id(command) == run_id(list(command)) != run_id(["--model_args", "pretrained=a --tasks", "b"])
+    assert os.environ["LMMS_CACHE_RUN_ID"]
+
+
+def test_the_model_is_let_go_when_everything_is_answered() -> None:
+    model = made(f"pretrained={MINI},method=random")
+    llava, generate = model.host.model, type(model.host.model).generate
+    model.clean()
+    assert not hasattr(model, "host") and llava.generate.__func__ is generate, "the method is detached"
+
+
+def test_a_question_without_a_picture_and_an_end_of_answers(model: Any) -> None:
+    (answer,) = asked(model, request("", content=[{"type": "text", "text": "What is two plus two?"}]))
+    assert answer.token_counts.to_dict()["visual_after"] == 0
+    read = questions.read(request("Which?", until=["\n\n", "."]), {"task": {"test": [None]}}, None)
+    assert read.cut("a cat. It sleeps\n\nbye") == "a cat"
+
+
+@pytest.mark.parametrize(
+    "one, words",
+    [
+        (request("Why?", do_sample=True), "must be greedy"),
+        (request("Why?", do_sample=False, num_beams=3), "must be greedy"),
+        (request("", content=[{"type": "video", "url": "clip.mp4"}, {"type": "text", "text": "?"}]), "video, text"),
+        (request("", content=[{"type": "text", "text": "?"}, {"type": "image", "url": "a.png"}]), "text, image"),
+    ],
+)
+def test_what_a_host_cannot_be_asked_is_refused(model: Any, one: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        asked(model, one)

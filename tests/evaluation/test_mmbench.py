@@ -1,0 +1,192 @@
+"""MMBench: questions and pictures out of the table, circular accuracy, and a sheet that opens again."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from fakes import FakeHost, config, make_model
+from golden_cases import golden, sample
+from tiny_data import make_mmbench
+
+from llava_consensus.errors import DataError, ImageError
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import run
+
+RIGHT = {5: "A", 1000005: "C", 2000005: "B", 6: "A", 1000006: "B"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_mmbench(make_mmbench(tmp_path / "data"), chinese=True)
+
+
+def table(data: Path) -> Path:
+    return data / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
+
+
+def answers(texts: dict[int, str]) -> list[dict[str, Any]]:
+    return [{"question_id": key, "prompt": "", "text": text} for key, text in texts.items()]
+
+
+def test_asked_as_llava_does(data: Path) -> None:
+    first, *_, last = make("mmbench").load(data)
+    assert first.prompt == "What is it?\nA. cat\nB. dog\nC. bird" and first.question_id == 5
+    assert first.text == f"{first.prompt}\nAnswer with the option's letter from the given choices directly."
+    assert last.prompt == "提示\n图中？\nA. 狗\nB. 猫" and last.question_id == 1000006
+    assert make("mmbench_cn").load(data)[-1].text == f"{last.prompt}\n请直接回答选项字母。"
+
+
+def test_options_end_where_llavas_script_ends_them(data: Path) -> None:
+    if importlib.util.find_spec("llava") is None:
+        pytest.skip("the official llava package is not installed")
+    from llava.eval import model_vqa_mmbench as official
+
+    text = table(data).read_text().replace("\tdog\tbird", "\tNone\tbird").replace("\tbird\tcat", "\tN/A\tcat")
+    table(data).write_text(text)
+    for question, (_, row) in zip(make("mmbench").load(data), pandas.read_table(table(data)).iterrows(), strict=True):
+        options = official.get_options(row, official.all_options)
+        lines = (question.prompt or "").split("\n")
+        shown = lines[len(lines) - len(options) :]
+        assert shown == [f"{letter}. {text}" for letter, text in zip(official.all_options, options, strict=False)]
+        assert f"\n{'ABCD'[len(options)]}. " not in question.text
+
+
+def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) -> None:
+    questions = make("mmbench").load(data)
+    assert [one.images for one in questions] == [("5",)] * 3 + [("6",)] * 2
+    host = FakeHost()
+    asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
+    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: host)
+    assert sorted(host.encoded) == [0, 255] and result.metrics["answered"] == 5
+    assert "choices" not in json.loads((result.path / "config.json").read_text())
+    recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
+    assert recorded["prompt"] == questions[0].prompt
+    read = make("mmbench").picture
+    assert read is not None
+    with pytest.raises(ImageError, match="no picture named '7'"):
+        read(data, "7")
+
+
+def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_path: Path) -> None:
+    lines = table(data).read_text().split("\n")
+    for number in (1, 2, 3):
+        cells = lines[number].split("\t")
+        cells[9] = "x" * 101
+        lines[number] = "\t".join(cells)
+    table(data).write_text("\n".join(lines))
+    asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
+    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
+    assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
+
+
+def test_a_short_picture_names_the_row_that_has_it(data: Path) -> None:
+    lines = table(data).read_text().split("\n")
+    cells = lines[2].split("\t")
+    cells[9] = "6"
+    lines[2] = "\t".join(cells)
+    table(data).write_text("\n".join(lines))
+    names = [one.images[0] for one in make("mmbench").load(data)]
+    assert names == ["5", "1000005", "5", "1000005", "1000005"]  # the first row that has it
+
+
+def test_circular_accuracy(data: Path) -> None:
+    report = make("mmbench").score(answers(RIGHT), data)
+    assert report["accuracy"] == report["single"] == 100.0 and (report["questions"], report["whole"]) == (2, 2)
+    assert report["splits"] == [{"split": "dev", "Overall": 1.0, "CP": 1.0, "LR": 1.0, "action": 1.0, "ocr": 1.0}]
+    one_wrong = make("mmbench").score(answers({**RIGHT, 2000005: "It is a dog"}), data)
+    assert one_wrong["accuracy"] == 50.0 and one_wrong["single"] == 80.0
+    assert one_wrong["extracted"][2] == {"index": 2, "extracted": "C", "correct": False, "unit": 5}
+    unread = make("mmbench").score(answers({**RIGHT, 6: "?"}), data)
+    assert unread["accuracy"] == 50.0 and unread["undecided"] == 1 and "v0.2" in unread["rules"]
+    part = make("mmbench").score(answers({5: "A", 6: "A", 1000006: "B"}), data)
+    assert (part["accuracy"], part["questions"], part["whole"], part["complete"]) == (100.0, 2, 1, False)
+    nothing = make("mmbench").score([], data)
+    assert nothing["accuracy"] is None and json.loads(json.dumps(nothing)) == nothing
+    chinese = make("mmbench_cn").score(answers(RIGHT), data)
+    assert chinese["benchmark"] == "mmbench_cn" and chinese["accuracy"] == 100.0
+
+
+def test_without_published_answers_there_is_no_score(data: Path) -> None:
+    lines = [line.split("\t") for line in table(data).read_text().splitlines()]
+    test = table(data).with_name("mmbench_test_20230712.tsv")
+    test.write_text("\n".join("\t".join(cells[:7] + cells[8:]) for cells in lines))
+    benchmark = make("mmbench", split="test")
+    report = benchmark.score(answers(RIGHT), data)
+    assert report["accuracy"] is None and report["complete"] and report["split"] == "test"
+    assert report["extracted"][0] == {"index": 0, "extracted": "A"}
+    assert benchmark.picture and benchmark.picture(data, "5")[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("name", ["mmbench", "mmbench_cn"])
+def test_sheet_opened_again_column_by_column(data: Path, tmp_path: Path, name: str) -> None:
+    export = make(name).export
+    assert export
+    found = export(answers({5: "A", 6: "C. 鸟", 99: "?"}) + answers({5: "B"}), data, tmp_path / "o.xlsx")
+    assert found == {"answers": 4, "written": 5, "duplicate": [5], "unknown": [99]} | {
+        "missing": [1000005, 2000005, 1000006]
+    }
+    sheet = pandas.read_excel(tmp_path / "o.xlsx")
+    assert list(sheet.columns) == ["index", "question", "A", "B", "C", "D", "prediction", "answer", "split"]
+    source = pandas.read_table(table(data))
+    for column in ("index", "question", "A", "B", "C", "answer", "split"):
+        assert sheet[column].fillna("").tolist() == source[column].fillna("").tolist()
+    assert sheet["D"].isna().all() and sheet["prediction"].fillna("").tolist() == ["B", "", "", "C. 鸟", ""]
+
+
+def test_sheet_equals_that_of_llavas_converter(tmp_path: Path) -> None:
+    case = next(one for one in golden("mmbench") if one["inputs"]["kind"] == "llava_convert")
+    path = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
+    path.parent.mkdir(parents=True)
+    path.write_text(case["inputs"]["tsv"])
+    export = make("mmbench").export
+    assert export
+    export(case["inputs"]["results"], tmp_path, tmp_path / "o.xlsx")
+    sheet = pandas.read_excel(tmp_path / "o.xlsx")
+    rows = [[None if value != value else value for value in row] for row in sheet.astype(object).to_numpy().tolist()]
+    assert list(sheet.columns) == case["official_score"]["columns"]
+    assert json.loads(json.dumps(rows)) == [
+        [None if value is None else type(ours)(value) for value, ours in zip(row, own, strict=True)]
+        for row, own in zip(case["official_score"]["rows"], rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text.replace("\thint", "\tHint", 1), "no column hint"),
+        (lambda text: text.replace("\n1000005\t", "\nx\t"), "no whole number"),
+        (lambda text: "", "not a table"),
+        (lambda text: text.replace("\tWhat is it?\t", "\t\t", 1), r"row 1 \(index 5\): no question"),
+    ],
+)
+def test_damaged_tables_are_named(data: Path, damage: Any, words: str) -> None:
+    table(data).write_text(damage(table(data).read_text()))
+    with pytest.raises(DataError, match=words):
+        make("mmbench").load(data)
+
+
+def test_what_no_sheet_can_hold_is_said(data: Path, tmp_path: Path) -> None:
+    export = make("mmbench").export
+    assert export
+    with pytest.raises(DataError, match="control character"):
+        export(answers({5: "A\x01"}), data, tmp_path / "o.xlsx")
+    assert not (tmp_path / "o.xlsx").exists()
+
+
+def test_prompts_of_llavas_own_answers(tmp_path: Path) -> None:
+    path = sample("mmbench") / "llava-v1.5-13b_answers_first300.jsonl"
+    rows = []
+    for line in path.open():
+        one = json.loads(line)
+        question = one["prompt"].split("\nA. " + one["options"][0])[0]
+        options = dict(zip("ABCD", [*one["options"], *[None] * 4], strict=False))
+        rows.append({"index": one["question_id"], "question": question, "hint": None, "image": "x", **options})
+    target = tmp_path / "eval" / "mmbench" / "mmbench_dev_20230712.tsv"
+    target.parent.mkdir(parents=True)
+    pandas.DataFrame(rows).to_csv(target, sep="\t", index=False)
+    recorded = [json.loads(line)["prompt"] for line in path.open()]
+    assert [one.prompt for one in make("mmbench").load(tmp_path)] == recorded

@@ -1,0 +1,158 @@
+"""What is written where a user says: devices stay devices, no link is followed by a temporary name, texts stay texts.
+
+Run: `pytest tests/test_outputs.py`.
+"""
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judged_data import make_mmvet
+
+from llava_consensus import cli
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation import files
+from llava_consensus.evaluation.benchmarks import tables
+from llava_consensus.evaluation.files import FRESH, remove_leftovers, replace, write_json, write_out
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path) -> None:
+    write_out(Path("/dev/null"), b"gone")
+    assert Path("/dev/null").is_char_device()
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    write_out(link, b"gone")
+    assert link.is_symlink() and Path("/dev/null").is_char_device()
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="cannot be written"):
+        write_out(pipe, b"x")  # nobody reads: refused at once
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    thread = threading.Thread(target=lambda: read.append(os.read(reader, 99)))
+    write_out(pipe, b"here")
+    thread.start()
+    thread.join(5)
+    os.close(reader)
+    assert read == [b"here"] and pipe.is_fifo()
+
+
+def test_a_dash_is_the_standard_output() -> None:
+    code = (
+        "from llava_consensus.evaluation.files import write_out; from pathlib import Path;"
+        "write_out(Path('-'), b'a' * 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"a" * 9
+
+
+def test_a_link_beside_the_target_is_never_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    target = tmp_path / "out.json"
+    for name in (".out.json.new", ".out.json.new.new"):
+        (tmp_path / name).symlink_to(precious)
+    replace(target, b"{}")
+    assert precious.read_text() == "mine" and target.read_bytes() == b"{}" and not target.is_symlink()
+
+
+def test_a_temporary_name_somebody_guessed_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
+    (tmp_path / f".out.json.guessed{FRESH}").symlink_to(precious)
+    with pytest.raises(DataError, match="cannot be written"):
+        replace(tmp_path / "out.json", b"{}")
+    assert precious.read_text() == "mine"
+
+
+def test_a_link_a_user_names_leads_to_its_target(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("real.json")
+    write_out(tmp_path / "link.json", b"new")
+    assert (tmp_path / "link.json").is_symlink() and (tmp_path / "real.json").read_text() == "new"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match="loop: cannot be written"):
+        write_out(tmp_path / "loop", b"x")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "absent/x", "folder"])
+def test_what_cannot_be_written_is_a_message(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"cannot be written|is a folder"):
+        write_out(tmp_path / name, b"x")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "a.json", {"old": 1})
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        write_json(tmp_path / "a.json", {"new": 1})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"old": 1} and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f".a.json.0123{FRESH}").write_text("{")
+    (tmp_path / "a.new").write_text("mine")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.new"]
+
+
+def test_export_to_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_mmvet(tmp_path / "data")
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps({"question_id": key, "text": "=1+1"}) + "\n" for key in range(5)))
+    given = ["export", "mmvet", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*given, "--out", "/dev/null"]) == 0, capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "=cmd|' /C calc'!A0"])
+def test_a_text_that_looks_like_a_formula_stays_text(text: str) -> None:
+    import openpyxl
+    import pandas
+
+    content = tables.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+    cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
+    assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
+    assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
+
+
+@pytest.mark.parametrize(("text", "why"), [("x" * 32_768, "32,768 characters"), ("a\x07b", "control character")])
+def test_what_no_cell_can_hold_names_the_question(text: str, why: str) -> None:
+    import pandas
+
+    with pytest.raises(DataError, match=f"index 7, prediction: .*{why}"):
+        tables.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+
+
+def test_control_characters_are_printed_as_escapes() -> None:
+    assert cli.printable("a\x1b[2Jb\x9b\r\té\n") == "a\\x1b[2Jb\\x9b\\r\té\n"
+
+
+COMMAND = [sys.executable, "-m", "llava_consensus.cli", "list"]
+
+
+def test_an_ascii_terminal_and_a_closed_output_are_no_tracebacks() -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(COMMAND, env=ascii_only, capture_output=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    read, write = os.pipe()
+    os.close(read)
+    closed = subprocess.run(COMMAND, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert b"Traceback" not in closed.stderr and b"Exception" not in closed.stderr

@@ -1,0 +1,253 @@
+"""Scorers against the official ones: cases they scored, their scripts in the installed llava package, real answers.
+
+The cases are in tests/data/scorers. `pytest tests/test_scorers.py -rP` prints how many cases were compared.
+"""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import compare, sample
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_data import make_pope, make_textvqa
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.scorers import gqa, mean, pope, vqa_text
+
+
+@pytest.fixture
+def pope_data(tmp_path: Path) -> Path:
+    return make_pope(tmp_path / "pope")
+
+
+@pytest.fixture
+def textvqa_data(tmp_path: Path) -> Path:
+    return make_textvqa(tmp_path / "textvqa")
+
+
+def test_gqa_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "llava_convert":
+            return gqa.convert(inputs["text"]) == official
+        questions, consistency = inputs["questions"], inputs.get("consistency", False)
+        predictions = {one["questionId"]: one["prediction"] for one in inputs["predictions"]}
+        absent = gqa.missing(questions, predictions, consistency)
+        if absent or "raises" in official:
+            undefined = not absent and gqa.evaluate(questions, predictions)["distribution"] is None
+            return official.get("raises") == ("Exception" if absent else "ZeroDivisionError") and bool(
+                absent or undefined
+            )
+        report = gqa.evaluate(questions, predictions, inputs.get("choices"), consistency)
+        same_lines = gqa.lines(report, consistency) == official["printed"]
+        return same_lines and json.loads(json.dumps(report)) | {"grounding": 0} == official["scores"]
+
+    compare("gqa", check)
+
+
+def test_pope_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        if inputs["kind"] == "parse":
+            return pope.parse(inputs["text"]) == official
+        ours = pope.metrics([pope.parse(text) for text in inputs["texts"]], inputs["labels"])
+        refused = official.pop("raises", None) == "ZeroDivisionError"
+        return ours | official == ours and refused == (None in ours.values() or ours["f1"] == 0)
+
+    compare("pope", check)
+
+
+def test_textvqa_golden_cases() -> None:
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        kind = inputs["kind"]
+        if kind == "normalise":
+            parts = {"word_tokenize": vqa_text.tokenise(inputs["text"]), "full": vqa_text.normalise(inputs["text"])}
+            return parts == official
+        if kind == "dataset":
+            pairs = [(one["pred_answer"], one["gt_answers"]) for one in inputs["pred_list"]]
+            return not pairs or mean(vqa_text.score(*pair).value for pair in pairs) == official
+        try:
+            if kind == "score":
+                return vqa_text.score(inputs["pred_answer"], inputs["gt_answers"]).value == official
+            return vqa_text.question_of(inputs["prompt"]) == official
+        except ValueError:
+            return "raises" in official
+
+    compare("textvqa", check, {"normalise", "dataset", "score", "prompt_to_question"})
+
+
+def test_textvqa_golden_files_end_to_end(tmp_path: Path) -> None:
+    folder = tmp_path / "eval" / "textvqa"
+    folder.mkdir(parents=True)
+
+    def check(inputs: dict[str, Any], official: Any) -> bool:
+        asked = [{"question_id": one["question_id"], "text": one["prompt"]} for one in inputs["results"]]
+        (folder / "llava_textvqa_val_v051_ocr.jsonl").write_text("\n".join(map(json.dumps, asked)))
+        (folder / "TextVQA_0.5.1_val.json").write_text(json.dumps({"data": inputs["annotations"]}))
+        try:
+            report = make("textvqa").score(inputs["results"], tmp_path)
+        except DataError:
+            return "raises" in official
+        printed = f"Samples: {report['counts']['answered']}\nAccuracy: {report['accuracy']:.2f}%\n"
+        return printed in official["stdout"]
+
+    compare("textvqa", check, {"end_to_end"})
+
+
+def test_word_tables_are_the_official_ones() -> None:
+    tables = json.loads(sample("vqa_tables.json").read_text())
+    assert tables["contractions"] == vqa_text.CONTRACTIONS and len(vqa_text.CONTRACTIONS) == 120
+    assert tables["number_words"] == vqa_text.NUMBERS
+    assert sorted(vqa_text.ARTICLES) == tables["articles"]
+    assert list(vqa_text.MARKS) == tables["punctuation_in_order"]
+
+
+def test_real_answers_of_llava_13b_on_textvqa(tmp_path: Path) -> None:
+    source, folder = sample("textvqa"), tmp_path / "eval" / "textvqa"
+    folder.mkdir(parents=True)
+    (folder / "llava_textvqa_val_v051_ocr.jsonl").symlink_to(source / "llava_textvqa_val_v051_ocr.jsonl")
+    (folder / "TextVQA_0.5.1_val.json").symlink_to(source / "textvqa_val_v051_answers.json")
+    records = [json.loads(line) for line in (source / "llava-v1.5-13b_answers.jsonl").open()]
+    report = make("textvqa").score(records, tmp_path)
+    assert f"{report['accuracy']:.2f}" == "61.25" and report["complete"]
+    assert report["counts"] == {"asked": 5000, "answered": 5000, "missing": 0, "duplicate": 0, "unknown": 0}
+
+
+def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
+    source, folder = sample("pope"), tmp_path / "eval" / "pope"
+    folder.mkdir(parents=True)
+    (folder / "llava_pope_test.jsonl").symlink_to(source / "llava_pope_test.jsonl")
+    (folder / "coco").symlink_to(source / "labels")
+    records = [{"question_id": one.question_id, "text": "Yes"} for one in make("pope").load(tmp_path)]
+    report = make("pope").score(records, tmp_path)
+    counts = {name: one["TP"] + one["FP"] for name, one in report["categories"].items()}
+    assert counts == {"adversarial": 3000, "random": 2910, "popular": 3000}
+    assert report["yes_ratio"] == 100 and report["complete"]
+
+
+# The official scripts of the installed package, on made-up answers.
+
+
+def official_script(name: str, *arguments: object) -> str:
+    found = importlib.util.find_spec("llava")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the official llava package is not installed")
+    script = Path(found.submodule_search_locations[0]) / "eval" / name
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_official_pope_script_agrees(tmp_path: Path, pope_data: Path) -> None:
+    texts = ("Yes", "No", "yes, there is", "No, there is not", "There is no dog.", "no", "", "NO", "not. yes")
+    questions = make("pope").load(pope_data)
+    answers = [{"question_id": one.question_id, "text": texts[one.index % len(texts)]} for one in questions]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    folder = pope_data / "eval" / "pope"
+    out = official_script(
+        "eval_pope.py",
+        f"--annotation-dir={folder / 'coco'}",
+        f"--question-file={folder / 'llava_pope_test.jsonl'}",
+        f"--result-file={tmp_path / 'a.jsonl'}",
+    )
+    report = make("pope").score(answers, pope_data)
+    blocks = dict(re.findall(r"Category: (\w+),(.*?)={5}", out, re.DOTALL))
+    assert set(blocks) == set(report["categories"]) == {"random", "popular", "adversarial"}
+    for category, block in blocks.items():
+        ours = report["categories"][category]
+        assert ours["official_line"] in block
+        for title, name in (("F1 score", "f1"), ("Accuracy", "accuracy"), ("Yes ratio", "yes_ratio")):
+            assert [ours[name]] == [100 * float(value) for value in re.findall(rf"{title}: (.*)", block)]
+        assert "{TP}\t{FP}\t{TN}\t{FN}".format(**ours) in block
+
+
+@pytest.mark.slow
+def test_official_textvqa_script_agrees(tmp_path: Path, textvqa_data: Path) -> None:
+    texts = ("Dakota", "the 2", "none", "It's 1,000", "U.S.A.", "left/right")
+    questions = make("textvqa").load(textvqa_data)
+    answers = [
+        {"question_id": one.question_id, "prompt": one.text, "text": texts[one.index % len(texts)]} for one in questions
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, answers)))
+    annotations = textvqa_data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
+    out = official_script(
+        "eval_textvqa.py", f"--annotation-file={annotations}", f"--result-file={tmp_path / 'a.jsonl'}"
+    )
+    report = make("textvqa").score(answers, textvqa_data)
+    assert f"Samples: {len(answers)}\nAccuracy: {report['accuracy']:.2f}%\n" in out
+    assert 0 < report["accuracy"] < 100
+
+
+# Small cases that need nothing beside them.
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("U.S.A.", "usa"),
+        ("3.", "3"),
+        ("5..5", "5.5"),
+        ("$1,000", "$1000"),
+        ("1,000 - 2,000", "1000 2000"),
+        ("t-shirt", "t shirt"),
+        ("a - b", "b"),
+        ("it's", "it 's"),
+        ("It is the one", "it is 1"),
+        ("none", "0"),
+        ("dont", "don't"),
+        ("10:30", "10:30"),
+        ("one-two", "1 2"),
+        ("(a)", ""),
+        ("left /right", "left right"),
+        ("a." * 40, "a" * 33 + ".a" * 7 + "."),
+    ],
+)
+def test_normaliser(text: str, expected: str) -> None:
+    assert vqa_text.normalise(text) == expected
+
+
+@pytest.mark.parametrize(("matches", "expected"), [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)])
+def test_consensus_of_ten(matches: int, expected: float) -> None:
+    scored = vqa_text.score("The Dog.", ["dog"] * matches + ["cat"] * (10 - matches))
+    assert scored.value == pytest.approx(expected) and scored.extracted == "dog"
+
+
+@given(st.text())
+def test_scorers_take_any_text(text: str) -> None:
+    assert vqa_text.normalise(text) == " ".join(vqa_text.normalise(text).split())
+    assert pope.parse(text) in ("yes", "no")
+    assert gqa.convert(text) == gqa.convert(gqa.convert(text))
+
+
+def test_mean_is_the_plain_sum() -> None:
+    values, total = [0.1] * 10, 0.0
+    for value in values:
+        total += value
+    assert mean(values) == total / 10 and mean([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("No.", "no"),
+        ("NO", "yes"),
+        ("no, it", "no"),
+        ("Yes. No", "yes"),
+        ("not there", "no"),
+        ("No\n", "yes"),
+        ("", "yes"),
+    ],
+)
+def test_pope_parsing(text: str, answer: str) -> None:
+    assert pope.parse(text) == answer
+
+
+def test_pope_without_a_yes_has_no_precision_but_an_f1() -> None:
+    numbers = pope.metrics(["no", "no"], ["yes", "no"])
+    assert numbers["precision"] is None and numbers["f1"] == 0.0 and numbers["accuracy"] == 0.5
+    assert pope.mean_f1([numbers, pope.metrics(["yes"], ["yes"])]) == 0.5
+    assert pope.mean_f1([]) is None

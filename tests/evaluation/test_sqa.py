@@ -1,0 +1,117 @@
+"""ScienceQA: asked with and without a picture, scored over both, and LLaVA's own script on the same answers."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import sample
+from tiny_data import make_sqa, write_lines
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import make
+
+SUFFIX = "\nAnswer with the option's letter from the given choices directly."
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_sqa(tmp_path / "data")
+
+
+def answers(data: Path, texts: str) -> list[dict[str, Any]]:
+    asked = make("sqa").load(data)
+    return [
+        {"question_id": one.question_id, "prompt": one.prompt, "text": text}
+        for one, text in zip(asked, texts, strict=False)
+    ]
+
+
+def test_asked_as_llava_does(data: Path) -> None:
+    plain, picture, *_ = make("sqa").load(data)
+    assert plain.text == plain.prompt == f"Which is 4?\nA. one\nB. two\nC. three{SUFFIX}" and plain.images == ()
+    assert picture.text == f"Context: a hint\nWhich is 5?\nA. one\nB. two\nC. three{SUFFIX}"
+    assert picture.prompt == f"<image>\n{picture.text}" and picture.images == ("5/image.png",)
+
+
+def test_accuracy_over_all_and_over_pictures(data: Path) -> None:
+    report = make("sqa").score(answers(data, "ABAA"), data)
+    assert (report["accuracy"], report["img_accuracy"], report["img_count"]) == (75.0, 50.0, 2)
+    assert report["complete"] and "missing_as_wrong" not in report
+    assert report["extracted"][2] == {"index": 2, "extracted": "A", "correct": False, "group": "image"}
+    assert json.loads(json.dumps(report)) == report
+    part = make("sqa").score(answers(data, "AB"), data)
+    assert (part["accuracy"], part["img_accuracy"], part["complete"]) == (100.0, 100.0, False)
+    assert part["missing_as_wrong"] == {"accuracy": 50.0, "img_accuracy": 100.0}
+    assert make("sqa").score([], data)["img_accuracy"] is None
+
+
+def test_only_the_questions_about_a_picture(data: Path) -> None:
+    only = make("sqa", questions="image")
+    asked = only.load(data)
+    assert [(one.index, one.question_id) for one in asked] == [(0, "5"), (1, "11")] and only.asking
+    report = only.score([{"question_id": "5", "text": "B"}, {"question_id": "11", "text": "C"}], data)
+    assert report["img_accuracy"] == report["accuracy"] == 100.0 and report["complete"]
+
+
+def test_llavas_own_script_agrees(data: Path, tmp_path: Path) -> None:
+    found = find_spec("llava")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("the official llava package is not installed")
+    script = Path(found.submodule_search_locations[0]) / "eval" / "eval_science_qa.py"
+    records = answers(data, "ABAB")
+    write_lines(tmp_path / "a.jsonl", records)
+    flags = {"base-dir": data / "eval/scienceqa", "result-file": tmp_path / "a.jsonl"}
+    flags |= {"output-file": tmp_path / "o.json", "output-result": tmp_path / "r.json"}
+    command = [sys.executable, str(script), *(f"--{name}={value}" for name, value in flags.items())]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    report = make("sqa").score(records, data)
+    line = "Total: {count}, Correct: {correct}, Accuracy: {accuracy:.2f}%, IMG-Accuracy: {img_accuracy:.2f}%"
+    assert line.format(**report) in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("llava_test_CQM-A.json", [{"id": "4"}], "entry 1: no id and conversations"),
+        ("llava_test_CQM-A.json", [{"id": 4, "conversations": [{"value": "q"}]}], "entry 1: id or image"),
+        ("problems.json", {"4": {"answer": 0}}, "no choices and answer for '4'"),
+        ("pid_splits.json", {"test": ["5"]}, "'4' is asked but not in 'test'"),
+        ("pid_splits.json", {}, "no list 'test'"),
+    ],
+)
+def test_files_of_another_kind_are_named(data: Path, name: str, content: Any, words: str) -> None:
+    path = data / "eval/scienceqa" / name
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=words) as caught:
+        make("sqa").score([], data)
+    assert name in str(caught.value)
+
+
+def test_an_answer_beyond_e_is_named(data: Path) -> None:
+    path = data / "eval/scienceqa/problems.json"
+    problems = json.loads(path.read_text())
+    problems["5"]["answer"] = 5
+    path.write_text(json.dumps(problems))
+    with pytest.raises(DataError, match="problem '5': the right answer is option 6"):
+        make("sqa").score(answers(data, "AAAA"), data)
+
+
+def test_real_questions_and_problems(tmp_path: Path) -> None:
+    source, folder = sample("scienceqa"), tmp_path / "eval/scienceqa"
+    folder.mkdir(parents=True)
+    problems = json.loads((source / "problems_test_subset200.json").read_text())
+    asked = [
+        one for one in json.loads((source / "llava_test_CQM-A_first100.json").read_text()) if one["id"] in problems
+    ]
+    (folder / "llava_test_CQM-A.json").write_text(json.dumps(asked))
+    (folder / "problems.json").symlink_to(source / "problems_test_subset200.json")
+    (folder / "pid_splits.json").symlink_to(source / "pid_splits_subset200.json")
+    right = [{"question_id": one["id"], "prompt": "", "text": "ABCDE"[problems[one["id"]]["answer"]]} for one in asked]
+    report = make("sqa").score(right, tmp_path)
+    assert report["accuracy"] == report["img_accuracy"] == 100.0 and report["count"] == len(asked) > 50
+    for question, one in zip(make("sqa").load(tmp_path), asked, strict=True):
+        assert question.prompt == problems[one["id"]]["llava_prompt"] + SUFFIX

@@ -1,0 +1,96 @@
+"""What was changed since a run is seen: labels in a folder, any byte of the weights, a development install's source.
+
+Run: `pytest tests/test_stale_results.py`.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from fakes import FakeHost, config, make_place
+from PIL import Image
+from tiny_data import make_mme
+
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.runs import fingerprint, loop
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.execution import Execution
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "llava-consensus" / "digests"
+
+
+def test_a_changed_label_in_a_folder_of_labels_is_another_run(tmp_path: Path) -> None:
+    data = make_place(tmp_path / "data")
+    make_mme(data)
+    asked = config(data, data / "model", benchmark=make("mme"))
+    before = prepare(asked).description
+    label = sorted((data / "eval" / "MME").rglob("*.txt"))[0]
+    label.write_text(label.read_text().replace("Yes", "No", 1))
+    assert prepare(asked).description["questions"] != before["questions"]
+
+
+def test_any_byte_of_a_large_file_counts_and_is_read_once(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "LARGE", 100)
+    monkeypatch.setattr(fingerprint, "END", 10)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(1000))
+    before = fingerprint.fingerprint([weights])
+    content = bytearray(1000)
+    content[500] = 1
+    weights.write_bytes(content)
+    after = fingerprint.fingerprint([weights])
+    assert after != before and len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(fingerprint.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert fingerprint.fingerprint([weights]) == after
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"stamp": 5}'])
+def test_a_damaged_or_absent_cache_is_made_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(1000))
+    known = fingerprint.remembered(weights)
+    (remembered,) = cache.iterdir()
+    remembered.write_text(content)
+    assert fingerprint.remembered(weights) == known
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    assert fingerprint.remembered(weights) == known
+
+
+def test_a_development_install_goes_by_its_source(tmp_path: Path) -> None:
+    assert "+source." in (fingerprint.versions()["llava-consensus"] or "")
+    for room in fingerprint.ANSWERING:
+        (tmp_path / "one" / room).mkdir(parents=True)
+        (tmp_path / "two" / room).mkdir(parents=True)
+        for copy in ("one", "two"):
+            (tmp_path / copy / room / "a.py").write_text("x = 1")
+    assert fingerprint._source(tmp_path / "one") == fingerprint._source(tmp_path / "two")
+    (tmp_path / "three").symlink_to("two")
+    (tmp_path / "two" / "hosts" / "a.py").write_text("x = 2")
+    assert fingerprint._source(tmp_path / "one") != fingerprint._source(tmp_path / "three")
+
+
+def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:
+    data = make_place(tmp_path / "data")
+
+    def go(out: Path) -> loop.RunResult:
+        return loop.run(config(data, data / "model"), out, Execution(progress=False), lambda *_: FakeHost())
+
+    assert go(tmp_path / "out").asked == 20 and go(tmp_path / "out").asked == 0
+    image = data / "eval" / "fake" / "images" / "1.png"
+    image.write_bytes(image.read_bytes())
+    assert go(tmp_path / "out").asked == 0, "written anew, but the same"
+    Image.new("RGB", (4, 4), (9, 0, 0)).save(image)
+    again = go(tmp_path / "out")
+    assert again.asked == 5 and again.path == go(tmp_path / "whole").path.parents[1] / "out" / again.path.name
+    whole = go(tmp_path / "whole")
+    assert (again.path / "answers.jsonl").read_bytes() == (whole.path / "answers.jsonl").read_bytes()
+    image.unlink()
+    assert go(tmp_path / "out").asked == 0

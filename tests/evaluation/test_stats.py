@@ -1,0 +1,260 @@
+"""Intervals and tests: coverage where the truth is known, McNemar by hand, every statistic against its scorer's rule.
+
+Run: `pytest tests/test_stats.py`.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_data
+from run_folders import store
+
+from llava_consensus import cli
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.report import samples, stats
+from llava_consensus.evaluation.report.rows import read_row
+from llava_consensus.evaluation.report.samples import Sample, counted, sample
+from llava_consensus.evaluation.scorers import pope
+
+
+def report(correct: Any, **more: Any) -> dict[str, Any]:
+    return {"extracted": [{"index": place, "correct": value} for place, value in enumerate(correct)], **more}
+
+
+def made(found: dict[str, Any]) -> Sample:
+    """A report's sample with whatever score its rows make."""
+    statistic = samples.STATISTICS[found.get("statistic", "mean")]
+    raw = samples._sample(counted(found), found.get("statistic", "mean"))
+    assert raw is not None and raw.score is statistic.score
+    return raw
+
+
+def score(one: Sample) -> float:
+    return float(one.score(one.sums.sum(axis=0)))
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    truth, inside = 0.7, 0
+    for trial in range(400):
+        low, high = stats.interval(stats.draws(made(report(random.random(200) < truth)), f"trial {trial}", 500))
+        inside += low <= 100 * truth <= high
+    assert 0.92 <= inside / 400 <= 0.975  # 95 % asked; binomial spread of 400 trials is 1.1 points
+
+
+def test_bootstrap_equals_the_known_standard_error() -> None:
+    values = stats.draws(made(report([1] * 300 + [0] * 700)), "gqa", 20000)
+    assert values.mean() == pytest.approx(30, abs=0.05)
+    assert values.std() == pytest.approx(100 * math.sqrt(0.3 * 0.7 / 1000), rel=0.03)
+
+
+def test_drawing_is_the_same_as_drawing_rows_one_by_one() -> None:
+    random = np.random.default_rng(3)
+    correct = random.choice([0.0, 0.3, 0.6, 1.0], 60)
+    slow = [100 * random.choice(correct, 60).mean() for _ in range(8000)]
+    fast = stats.draws(made(report(correct)), "vqav2", 8000)
+    assert fast.std() == pytest.approx(np.std(slow), rel=0.04)
+    assert np.percentile(fast, [2.5, 97.5]) == pytest.approx(np.percentile(slow, [2.5, 97.5]), abs=1.2)
+
+
+def test_draws_are_seeded_by_name() -> None:
+    one = made(report([1, 0] * 20))
+    assert np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "gqa"))
+    assert not np.array_equal(stats.draws(one, "gqa"), stats.draws(one, "pope"))
+
+
+def test_rows_of_a_unit_are_drawn_together() -> None:
+    alone = report([1] * 50 + [0] * 50)
+    paired = report([1] * 50 + [0] * 50)
+    for row in paired["extracted"]:
+        row["unit"] = row["index"] // 10  # ten units, each all right or all wrong
+    wide, narrow = stats.draws(made(paired), "a", 8000).std(), stats.draws(made(alone), "a", 8000).std()
+    assert narrow == pytest.approx(5, rel=0.05) and wide == pytest.approx(5 * math.sqrt(10), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (5, 5, 1.0),
+        (10, 2, 2 * (1 + 12 + 66) / 2**12),  # by hand: C(12,0) + C(12,1) + C(12,2) = 79
+        (2, 10, 2 * 79 / 4096),
+        (0, 6, 2 / 64),
+    ],
+)
+def test_mcnemar_by_hand(first: int, second: int, p: float) -> None:
+    assert stats.mcnemar(first, second) == pytest.approx(p, rel=1e-12)
+
+
+def test_mcnemar_of_many_questions_is_the_normal_one() -> None:
+    p = stats.mcnemar(5200, 5000)
+    assert p == pytest.approx(math.erfc((200 - 1) / math.sqrt(10200) / math.sqrt(2)), rel=0.01)
+    assert stats.mcnemar(20000, 0) == 0.0  # smaller than any float, and no overflow
+
+
+def test_holm_by_hand() -> None:
+    assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert stats.holm([]) == [] and stats.holm([0.8, 0.9]) == [1.0, 1.0]
+
+
+def test_bootstrap_p_keeps_its_level() -> None:
+    """Two runs equally good: p < 0.05 in about 5 % of the experiments."""
+    random = np.random.default_rng(1)
+    hits = 0
+    for trial in range(300):
+        first, second = (random.choice([0.0, 0.3, 0.6, 1.0], 150) for _ in range(2))
+        found = stats.paired(report(first), report(second), f"trial {trial}", 400)
+        assert found is not None and found.name == "paired bootstrap"
+        hits += found.p < 0.05
+    assert 0.02 <= hits / 300 <= 0.09
+
+
+def test_bootstrap_p_at_the_edges() -> None:
+    assert stats.bootstrap_p(np.zeros(10), 0.0) == 1.0 and stats.bootstrap_p(np.full(10, 3.0), 3.0) == 0.0
+
+
+def test_a_paired_comparison(tmp_path: Path) -> None:
+    first = read_row(store(tmp_path, [1] * 30 + [0] * 10))
+    second = read_row(store(tmp_path, [1] * 20 + [0] * 18 + [1] * 2, method="random"))
+    found = stats.compare(first, second)
+    assert found is not None and found.only == (10, 2) and found.p == pytest.approx(2 * 79 / 4096)
+    assert found.difference == pytest.approx(20) and found.low < 20 < found.high and found.questions == 40
+
+
+def test_only_common_questions_are_paired() -> None:
+    first, second = report([1, 1, 0, 0]), report([0, 1, 1])
+    found = stats.paired(first, second, "gqa")
+    assert found is not None and found.questions == 3 and found.only == (1, 1) and found.difference == 0
+
+
+def binary(random: np.random.Generator, size: int) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
+    labels, said = (random.choice(["yes", "no"], size).tolist() for _ in range(2))
+    groups = [("random", "popular", "adversarial")[place % 3] for place in range(size)]
+    rows = [
+        {"index": place, "extracted": said[place], "correct": said[place] == labels[place], "group": groups[place]}
+        for place in range(size)
+    ]
+    return {"extracted": rows, "statistic": "f1_mean"}, said, labels, groups
+
+
+def test_f1_is_the_scorers() -> None:
+    found, said, labels, groups = binary(np.random.default_rng(5), 120)
+    official = [
+        pope.metrics(
+            *([text for text, of in zip(texts, groups, strict=True) if of == group] for texts in (said, labels))
+        )
+        for group in dict.fromkeys(groups)
+    ]
+    expected = pope.mean_f1(official)
+    assert expected is not None and score(made(found)) == pytest.approx(100 * expected, rel=1e-12)
+
+
+def test_f1_without_positives_counts_nothing() -> None:
+    rows = [{"index": place, "extracted": "no", "correct": True, "group": "random"} for place in range(3)]
+    rows += [{"index": 3, "extracted": "yes", "correct": True, "group": "popular"}]
+    assert score(made({"extracted": rows, "statistic": "f1_mean"})) == 100
+
+
+def test_groups_keep_their_size_when_drawn() -> None:
+    found, *_ = binary(np.random.default_rng(6), 120)
+    one = made(found)
+    assert sorted(set(one.strata.tolist())) == [0, 1, 2]
+    for row in found["extracted"]:
+        row["unit"] = row["index"] // 3  # a picture that lies in all three groups cannot be drawn within one
+    assert set(made(found).strata.tolist()) == {0}
+
+
+def test_mme_by_hand() -> None:
+    right = [1, 1, 1, 0, 0, 0, 1, 1]  # existence: pictures a (2 of 2), b (1 of 2); count: a (0 of 2); code: c (2 of 2)
+    tasks = ["existence"] * 4 + ["count"] * 2 + ["code"] * 2
+    units = ["a", "a", "b", "b", "a", "a", "c", "c"]
+    rows = [
+        {"index": place, "correct": bool(value), "group": task, "unit": unit}
+        for place, (value, task, unit) in enumerate(zip(right, tasks, units, strict=True))
+    ]
+    found = {"extracted": rows, "statistic": "mme", "counted": ["existence", "count"]}
+    assert score(made(found)) == pytest.approx((75 + 50) + (0 + 0))
+    assert sample(found, 125.0) is not None and len(made(found).sums) == 3  # picture a of another task is another unit
+
+
+def test_circular_by_hand() -> None:
+    rows = [{"index": place, "correct": value, "unit": place // 2} for place, value in enumerate([1, 1, 1, 0, 0, 0])]
+    assert score(made({"extracted": rows, "statistic": "circular"})) == pytest.approx(100 / 3)
+    found = stats.paired(*({"extracted": rows, "statistic": "circular"},) * 2, "mmbench")
+    assert found is not None and found.name == "exact McNemar" and found.p == 1.0
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        {"extracted": []},
+        report([1, None]),
+        report([1, 0], statistic="unheard of"),
+        report([1, 1]),  # makes 100, not 50
+        report([1, 0], counted=["other"]),
+    ],
+)
+def test_no_sample_where_the_score_cannot_be_made(found: dict[str, Any]) -> None:
+    assert (
+        sample(found, 50.0) is None
+        and sample(report([1, 0]), None) is None
+        and sample(report([1, 0]), 50.0) is not None
+    )
+
+
+MADE = {
+    "gqa": tiny_data.make_gqa,
+    "mmbench": tiny_data.make_mmbench,
+    "mme": tiny_data.make_mme,
+    "pope": tiny_data.make_pope,
+    "seed": tiny_data.make_seed,
+    "sqa": tiny_data.make_sqa,
+    "textvqa": tiny_data.make_textvqa,
+    "vqav2": tiny_data.make_vqav2,
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("words", [("yes",), ("A", "yes", "B"), ("no", "A", "1999", "dog")])
+def test_rows_of_every_benchmark_make_up_its_score(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    data = MADE[name](tmp_path)
+    records = [
+        {"question_id": one.question_id, "prompt": one.text, "text": words[sum(map(ord, one.text)) % len(words)]}
+        for one in make(name).load(data)
+    ]
+    found = make(name).score(records, data)
+    assert sample(found, found[make(name).metric]) is not None
+
+
+def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    folders = [
+        store(out, [1] * 30 + [0] * 10),
+        store(out, [1] * 20 + [0] * 18 + [1] * 2, method="random"),
+        store(out, [1] * 40, questions="others"),
+        store(out, None, tokens=32),
+    ]
+    for folder in folders[:2]:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for row in metrics["report"]["extracted"]:
+            row["group"] = "choose" if row["index"] < 30 else "query"
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    assert cli.main(["compare", str(folders[0]), "001", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "A: 75.00  ConsensusDrop, 64 tokens" in text and "B: 55.00  random, 64 tokens" in text
+    assert (
+        "A - B: +20.00, 95 % interval" in text and "p = 0.039 (exact McNemar: 10 right in A only, 2 in B only)" in text
+    )
+    assert [line.split()[:3] for line in text.splitlines()[-2:]] == [
+        ["choose", "30", "+33.33"],
+        ["query", "10", "-20.00"],
+    ]
+    for other, message in (("002", "other questions"), ("003", "not complete"), ("00", "found 000, 001")):
+        assert cli.main(["compare", str(folders[0]), other, "--out", str(out)]) == 3
+        assert message in capsys.readouterr().err

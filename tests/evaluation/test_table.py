@@ -1,0 +1,454 @@
+"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/test_table.py`."""
+
+import csv
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from run_folders import BASE, TITLES, store
+
+from llava_consensus import cli
+from llava_consensus.cli import tables
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import BENCHMARKS
+from llava_consensus.evaluation.files import canonical, write_metrics
+from llava_consensus.evaluation.report import costs, latex, layout, paper, table
+from llava_consensus.evaluation.report.section import Section
+from llava_consensus.evaluation.report.table import (
+    BEGIN,
+    END,
+    LINEUP,
+    Catalogue,
+    Facts,
+    full_score,
+    in_sections,
+    read_rows,
+    replace_block,
+)
+
+PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
+KNOWN = Catalogue(TITLES, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
+NINE = {one.column: name for name, one in BENCHMARKS.items() if one.column in paper.averaged()}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    store(tmp_path, [1, 1, 1, 0], method="full", tokens=576)
+    store(tmp_path, [1, 1, 1, 1], method="full", tokens=576, benchmark="pope", questions="ghi")
+    store(tmp_path, [1, 0, 0, 0], method="random")
+    store(tmp_path, [1, 1, 0, 0])
+    store(tmp_path, [1, 1, 0, 1], benchmark="pope", questions="ghi")
+    store(tmp_path, [0, 1, 0, 0], changed={"alpha": 1.0})
+    store(tmp_path, [0, 0, 0, 0], changed={"fuser": "recovery", "tau_cross": 2.0}, tokens=32)
+    store(tmp_path, None, tokens=128)
+    return tmp_path
+
+
+def only(out: Path) -> Section:
+    """The one section of a folder."""
+    (section,) = in_sections(read_rows(out, KNOWN))
+    return section
+
+
+def lines_of(one: layout.Table | None) -> dict[str, list[tuple[str, ...]]]:
+    assert one is not None
+    return {group.heading: list(group.lines) for group in one.groups}
+
+
+def test_the_papers_layout(out: Path) -> None:
+    scores = layout.scores(only(out))
+    assert scores is not None and scores.head == ("method", "GQA", "POPE", "Acc (2 of 9)", "Rel (%)")
+    lines = lines_of(scores)
+    assert list(lines) == [
+        "Upper bound, 576 tokens",
+        "Retain 128 tokens (77.8 % fewer)",
+        "Retain 64 tokens (88.9 % fewer)",
+        "Retain 32 tokens (94.4 % fewer)",
+    ]
+    full, ours = lines["Upper bound, 576 tokens"][0], lines["Retain 64 tokens (88.9 % fewer)"][0]
+    assert full[:3] == ("all tokens", "75.0", "100.0") and full[3].startswith("87.5") and full[4] == "100.0"
+    assert ours[:3] == ("ConsensusDrop", "50.0", "75.0") and ours[3].startswith("62.5") and ours[4].startswith("71.4")
+    assert [line[0] for line in lines["Retain 64 tokens (88.9 % fewer)"]] == [
+        "ConsensusDrop",
+        "vision-only (alpha 1)",
+        "random",
+    ]
+
+
+def test_incomplete_is_never_averaged_over(out: Path) -> None:
+    section = only(out)
+    lines = lines_of(layout.scores(section))
+    assert lines["Retain 128 tokens (77.8 % fewer)"] == [("ConsensusDrop", "incomplete (3 answered)", "-", "-", "-")]
+    assert lines["Retain 64 tokens (88.9 % fewer)"][2][2:] == ("-", "-", "-")  # random has no POPE
+    store(out, [1, 1], tokens=32, questions_asked=3)
+    store(out, [1, 1, 1, 1], tokens=32, benchmark="pope", questions="ghi")
+    section = only(out)
+    short = next(line for line in section.reduced if line.tokens == 32 and line.label == "ConsensusDrop")
+    assert layout.state(section.cell(short, "gqa")) == "incomplete (2 of 3)"
+    assert section.accuracy(short) is None and section.relative(short) is None
+    cell = section.cell(short, "gqa")
+    assert cell is not None and cell.bounds is None and cell.test is None
+
+
+def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> None:
+    store(tmp_path, None, method="full", tokens=576)
+    store(tmp_path, [1, 0])
+    section = only(tmp_path)
+    assert section.full is not None and layout.state(section.cell(section.full, "gqa")) == "incomplete (3 answered)"
+    (line,) = section.reduced
+    assert section.accuracy(line) is not None and section.relative(line) is None
+
+
+def test_not_scored_is_said(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1, 0], benchmark="mmvet")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    section = only(tmp_path)
+    assert layout.state(section.cell(section.reduced[0], "mmvet")) == "not scored"
+    assert section.accuracy(section.reduced[0]) is None
+
+
+def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        store(tmp_path, [1, 1, 1, 0], method=method, tokens=tokens)
+        folder = store(tmp_path, [1, 0], benchmark="mmvet", method=method, tokens=tokens)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    section = only(tmp_path)
+    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
+    assert found is not None and found.value == 75 and scores is not None
+    assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
+
+
+def chanced(folder: Path, chance: float) -> None:
+    """Lets a finished run say what guessing scores."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"chance": chance}))
+
+
+def test_no_average_has_a_benchmark_in_which_the_full_model_guesses(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        for name, right in (("gqa", 30), ("pope", 22), ("mmbench_cn", 8)):
+            folder = store(tmp_path, [1] * right + [0] * (40 - right), benchmark=name, method=method, tokens=tokens)
+            chanced(folder, {"gqa": 50.0, "pope": 50.0, "mmbench_cn": 6.2}[name])
+    section = only(tmp_path)
+    assert section.averaged == ["gqa", "mmbench_cn"] and list(section.near_chance) == ["pope"]
+    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    assert found is not None and found.value == pytest.approx((75 + 20) / 2)
+    assert scores is not None and "POPE" in scores.head and "Acc (2 of 9)" in scores.head
+    assert "all tokens cannot be told from guessing there: POPE 55.0 [40.0, 70.0], chance 50.0." in scores.note
+    reduced_only = Section([row for row in section.rows if not row.full])
+    assert reduced_only.near_chance == {} and len(reduced_only.averaged) == 3  # nobody knows without the full model
+
+
+def test_chance_of_a_run_that_does_not_say_it(tmp_path: Path) -> None:
+    catalogue = Catalogue(benchmarks={"pope": Facts("POPE", chance=50.0)})
+    store(tmp_path, [1, 0], benchmark="pope")
+    (row,) = read_rows(tmp_path, catalogue)
+    assert row.chance == 50.0 and row.facts.column == "pope_f1"
+    (row,) = read_rows(tmp_path, replace(catalogue, guessing=lambda config: 33.0 if config["limit"] is None else None))
+    assert row.chance == 33.0
+    assert tables.guessing(row.config) is None  # its questions are not those of any file
+
+
+def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
+    for method, tokens, texts in (("full", 576, "abcd"), ("consensusdrop", 64, "abzz")):
+        folder = store(tmp_path, [1, 1, 0, 1], benchmark="msvd", method=method, tokens=tokens)
+        metrics = json.loads((folder / "metrics.json").read_text())
+        for row, text in zip(metrics["report"]["extracted"], texts, strict=True):
+            row["extracted"] = text
+        report = metrics["report"] | {"contains": 75.0, "exact": 50.0}
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None, "report": report}))
+    found = layout.unjudged(only(tmp_path))
+    assert found is not None and found.head == ("method", "MSVD", "as full")
+    (line,) = lines_of(found)["Retain 64 tokens (88.9 % fewer)"]
+    assert line[1].startswith("75.0 ±") and line[2] == "50.0"
+    store(tmp_path / "other", [1, 0])
+    assert layout.unjudged(only(tmp_path / "other")) is None
+
+
+def test_what_nobody_has_finished_keeps_its_place_in_acc(tmp_path: Path) -> None:
+    store(tmp_path, [1, 1, 1, 0])
+    store(tmp_path, None, benchmark="pope")
+    section = only(tmp_path)
+    assert section.averaged == ["gqa", "pope"] and section.accuracy(section.reduced[0]) is None
+
+
+def test_a_run_without_any_answer_is_not_shown(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0])
+    folder = store(tmp_path, None, method="cdpruner")
+    (folder / "answers.jsonl").write_text("")
+    assert [row.config["method"] for row in read_rows(tmp_path)] == ["consensusdrop"]
+
+
+def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1.0, 0.0], benchmark="msvd", metric="accuracy")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    assert read_rows(tmp_path)[0].score is None
+    rows = [{"index": 0, "correct": 1.0, "group": "yes or no"}, {"index": 1, "correct": 0.0, "group": "neither"}]
+    judged = {"score": 100.0, "metric": "accuracy", "complete": True, "counted": ["yes or no"], "extracted": rows}
+    answers = hashlib.sha256((folder / "answers.jsonl").read_bytes()).hexdigest()
+    place = tmp_path / "judge" / "msvd-run"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps({"answers": answers, "judge": {"asked": "somebody"}}))
+    (place / "metrics.json").write_text(json.dumps(judged))
+    row = read_rows(tmp_path)[0]
+    assert row.score == 100.0 and row.complete and row.sample is not None
+    (place / "metrics.json").write_text(json.dumps(judged | {"complete": False}))
+    assert read_rows(tmp_path)[0].score is None
+
+
+def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], score=1510.7, benchmark="mme", statistic="unheard of")
+    store(tmp_path, [1, 0])
+    section = only(tmp_path)
+    found = section.accuracy(section.reduced[0])
+    assert found is not None and found.value == pytest.approx((1510.7 / 20 + 50) / 2) and found.bounds is None
+
+
+def test_acc_and_rel_of_the_papers_own_rows_come_out(tmp_path: Path) -> None:
+    rows = [row for row in paper.tables()["llava_1_5_7b"] if row["method"] in ("LLaVA-1.5-7B", "ConsensusDrop")]
+    for row in rows:
+        method = {"method": "full"} if row["tokens"] == 576 else {}
+        for column, name in NINE.items():
+            store(tmp_path, [1], score=row[column], benchmark=name, tokens=row["tokens"], **method)
+    section = only(tmp_path)
+    assert [line.tokens for line in section.lines] == [row["tokens"] for row in rows] == [576, 192, 128, 64, 32]
+    for line, row in zip(section.lines, rows, strict=True):
+        accuracy, relative = section.accuracy(line), section.relative(line)
+        assert accuracy is not None and accuracy.value == pytest.approx(
+            row["acc"], abs=0.1
+        )  # nine rounded, one rounded
+        assert relative is not None and relative.value == pytest.approx(row["rel_percent"], abs=0.15)
+
+
+def test_significant_differences_are_marked(tmp_path: Path) -> None:
+    store(tmp_path, [1] * 40, method="full", tokens=576)
+    store(tmp_path, [0] * 10 + [1] * 30)  # McNemar: p = 2 / 2**10
+    store(tmp_path, [0] * 6 + [1] * 34, tokens=128)  # 2 / 2**6 = 0.031
+    store(tmp_path, [0] * 5 + [1] * 35, tokens=192)  # 2 / 2**5 = 0.0625
+    section = only(tmp_path)
+    marks = {line.tokens: section.cell(line, "gqa").mark for line in section.lines}  # type: ignore[union-attr]
+    assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
+    assert "75.0‡" in table.markdown([section])
+
+
+def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0, 1, 1], score=81.0)
+    section = only(tmp_path)
+    assert lines_of(layout.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
+
+
+def test_difference_to_random(out: Path) -> None:
+    lines = lines_of(layout.differences(only(out)))
+    assert list(lines) == ["Retain 64 tokens (88.9 % fewer)"]
+    ours, vision = lines["Retain 64 tokens (88.9 % fewer)"]
+    assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
+
+
+def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
+    folders = [store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens) for tokens in (64, 32)]
+    for folder in folders:
+        metrics = json.loads((folder / "metrics.json").read_text())
+        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    (folders[1] / "answers.jsonl").write_text("other answers\n")
+    answers = hashlib.sha256((folders[0] / "answers.jsonl").read_bytes()).hexdigest()
+    graded = [{"index": place, "correct": value} for place, value in enumerate((0.5, 0.25, 0.2))]
+    judged = tmp_path / "judge" / "mmvet-x"
+    judged.mkdir(parents=True)
+    (judged / "config.json").write_text(json.dumps({"benchmark": "mmvet", "answers": answers, "judge": {"asked": "j"}}))
+    score = {"score": 31.7, "metric": "total", "complete": True, "extracted": graded, "rounded": 1}
+    (judged / "metrics.json").write_text(json.dumps(score))
+    section = only(tmp_path)
+    shown = {line.tokens: section.cell(line, "mmvet") for line in section.reduced}
+    assert shown[64] is not None and shown[64].row.score == 31.7 and shown[64].bounds is not None
+    assert layout.state(shown[32]) == "not scored"
+    (judged / "metrics.json").write_text(json.dumps(score | {"complete": False}))
+    assert all(row.score is None for row in read_rows(tmp_path))
+    (judged / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="judged run"):
+        read_rows(tmp_path)
+
+
+def test_order_of_files_does_not_matter(out: Path) -> None:
+    rows = read_rows(out)
+    assert table.markdown(in_sections(rows[:2] + rows[:1:-1])) == table.markdown(in_sections(rows))
+
+
+def test_settings_and_questions_are_not_mixed(out: Path) -> None:
+    store(out, [1, 1], limit=2)
+    store(out, [1, 1], weights="other")
+    store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
+    text = table.markdown(in_sections(read_rows(out)))
+    assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
+    full = [section.full for section in in_sections(read_rows(out)) if section.full]
+    assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
+
+
+def test_full_score_is_of_the_same_setting(out: Path) -> None:
+    assert full_score(out, {**BASE, "tokens": 32, "changed": {"alpha": 0.0}}) == 75.0
+    assert full_score(out, {**BASE, "tokens": 32, "match": "flops"}) == 75.0
+    assert full_score(out, {**BASE, "benchmark": "pope", "questions": "ghi"}) == 100.0
+    assert full_score(out, {**BASE, "limit": 5}) is None
+
+
+def test_scores_are_read_from_their_file(out: Path) -> None:
+    before = table.markdown(in_sections(read_rows(out)))
+    for path in out.glob("*/metrics.json"):
+        metrics = json.loads(path.read_text())
+        extracted = metrics["report"].pop("extracted")
+        write_metrics(path.parent, metrics, extracted)
+    assert table.markdown(in_sections(read_rows(out))) == before
+    (out / "003" / "scores.jsonl").write_text("[]\n")
+    with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
+        table.markdown(in_sections(read_rows(out)))
+
+
+def test_the_full_model_has_no_budget(out: Path) -> None:
+    before = table.markdown(in_sections(read_rows(out)))
+    for path in out.glob("*/config.json"):
+        config = json.loads(path.read_text())
+        if config["method"] == "full":
+            path.write_text(json.dumps(config | {"tokens": None}))
+    assert table.markdown(in_sections(read_rows(out))) == before
+    for path in (out / "000", out / "001"):
+        (path / "metrics.json").unlink()
+    text = table.markdown(in_sections(read_rows(out)))
+    assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
+
+
+def test_labels(out: Path) -> None:
+    store(out, [1, 0], merged=3)
+    store(out, [1, 0], method="fastv", match="flops")
+    labels = {row.label for row in read_rows(out) if not row.full}
+    assert {LINEUP[place].label for place in (0, 1, 4)} <= labels
+    assert {"consensusdrop, fuser=recovery, tau_cross=2.0", "ConsensusDrop, merged=3", "FastV, match=flops"} <= labels
+
+
+ACCOUNT = {
+    "entering": 64,
+    "kept": 64,
+    "average": 64.0,
+    "flops": {"llm": 2e9, "vision": 1e9, "method": 0.5e9, "total": 3.5e9},
+    "kv_bytes": 2**20,
+    "measured": {"entering": 64, "kept": 32, "average": 40.5, "kv_bytes": 3 * 2**19},
+}
+
+
+def test_costs_stand_beside_scores(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], account=ACCOUNT)
+    store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
+    bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
+    (tmp_path / costs.BENCH).write_text(json.dumps(bench))
+    found = costs.comparison(only(tmp_path), costs.read_bench(tmp_path / costs.BENCH))
+    ours, fastv = lines_of(found)["Retain 64 tokens"]
+    assert ours[3:] == ("64", "32", "40.5", "3.5", "1.5", "90.0", "12.5", "8.4")
+    assert fastv[3:] == ("64", "32", "40.5", "-", "1.5", "-", "-", "-")
+
+
+def test_the_summary_has_complete_lines_alone(out: Path) -> None:
+    found = in_sections(read_rows(out))
+    brief, whole = table.FORMATS["brief"](found), table.FORMATS["markdown"](found)
+    assert "| ConsensusDrop | 50.0 |" in brief and "| random |" not in brief and "| random |" in whole
+    assert "are left out" in brief and "are left out" not in whole
+
+
+def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
+    store(tmp_path, [1, 0], account=ACCOUNT)
+    store(tmp_path, [1, 0], account=ACCOUNT | {"entering": 1.0}, benchmark="sqa")  # questions without pictures
+    store(tmp_path, [1, 0], account=ACCOUNT, method="fastv")
+    store(tmp_path, None, method="dart", benchmark="pope")
+    found = costs.comparison(only(tmp_path))
+    entering = {cells[0]: cells[3] for cells in lines_of(found)["Retain 64 tokens"]}
+    assert entering == {"ConsensusDrop": "64", "FastV": "64", "DART": "-"}
+    assert found is not None and "over GQA." in found.note
+
+
+def test_no_costs_no_table(out: Path) -> None:
+    assert costs.comparison(only(out)) is None
+    (out / costs.BENCH).write_text('{"rows": 3}')
+    with pytest.raises(DataError, match=r"bench\.json"):
+        costs.read_bench(out / costs.BENCH)
+
+
+def test_the_papers_numbers_are_the_printed_ones() -> None:
+    assert paper.tables()["llava_1_5_7b"][0]["gqa"] == 62.0
+    assert hashlib.sha256(canonical(paper.tables()).encode()).hexdigest() == PRINTED
+
+
+def test_the_papers_block_stands_beside_ours(out: Path) -> None:
+    (block,) = layout.printed(only(out))
+    assert block.head[:10] == ("method", *(BENCHMARKS[name].title for name in NINE.values()))
+    (plain,) = in_sections(read_rows(out))
+    assert layout.printed(plain)[0].head[:4] == ("method", "vqav2", "GQA", "sqa_img"), "what no run says is plain"
+    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(
+        in_sections(read_rows(out))
+    )
+    store(out, [1, 0], benchmark="tgif")
+    assert [one.title for one in layout.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
+
+
+def test_csv_has_every_cell(out: Path) -> None:
+    rows = list(csv.DictReader(table.FORMATS["csv"](in_sections(read_rows(out))).splitlines()))
+    ours = [row for row in rows if row["source"] == "ours"]
+    assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
+    (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
+    assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "1.0"
+    assert [row["benchmark"] for row in rows if row["source"] == "paper"][:3] == ["vqav2", "gqa", "sqa_img"]
+    printed = [row for row in rows if row["source"] == "paper" and row["label"] == "FastV" and row["tokens"] == "64"]
+    assert {row["benchmark"]: row["score"] for row in printed}["mme_perception"] == "1019.6"
+
+
+def test_latex(out: Path) -> None:
+    text = table.FORMATS["latex"](in_sections(read_rows(out)))
+    assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 4
+    for line in text.split("\n"):
+        if line.endswith(r"\\") and "multicolumn" not in line:
+            assert line.count("&") in (2, 4, 14)
+    assert r"Retain 64 tokens (88.9 \% fewer)" in text and "tau\\_cross" in text and "±" not in text
+    assert latex.escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    for form in ("markdown", "brief"):
+        assert "No results yet" in table.FORMATS[form](in_sections(read_rows(tmp_path / "nowhere")))
+
+
+def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, readme = tmp_path / "results.md", tmp_path / "README.md"
+    for file in (page, readme):
+        file.write_text(f"# Title\n{BEGIN}\n{END}\nend\n")
+    files = ["--csv", str(tmp_path / "t.csv"), "--latex", str(tmp_path / "t.tex")]
+    pages = ["--write", str(page), "--summary", str(readme)]
+    assert cli.main(["report", "--out", str(out), "--format", "csv", *files, *pages]) == 0
+    assert capsys.readouterr().out.startswith("source,model")
+    assert "The paper's numbers" in page.read_text() and "The paper's numbers" not in readme.read_text()
+    assert "| ConsensusDrop | 50.0 | 75.0 |" in readme.read_text() and readme.read_text().endswith(f"{END}\nend\n")
+    assert (tmp_path / "t.csv").read_bytes().startswith(b"source,model") and "booktabs" in (
+        tmp_path / "t.tex"
+    ).read_text()
+    assert cli.main(["report", "--out", str(out), "--csv", str(tmp_path / "no" / "t.csv")]) == 3
+
+
+def test_replaces_between_markers_only() -> None:
+    text = f"# Title\n\n{BEGIN}\nold\nlines\n{END}\n\nrest | of\n"
+    fresh = replace_block(text, "new", "README.md")
+    assert fresh == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nrest | of\n"
+    assert replace_block(fresh, "new", "README.md") == fresh
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_missing_markers_are_named(text: str) -> None:
+    with pytest.raises(DataError, match="README"):
+        replace_block(text, "new", "README.md")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_damaged_run_is_named(out: Path, content: str) -> None:
+    (out / "003" / "config.json").write_text(content)
+    with pytest.raises(DataError, match="003"):
+        read_rows(out)

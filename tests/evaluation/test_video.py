@@ -1,0 +1,223 @@
+"""Frames of videos: which ones, and what is said about files that are none. Files are written here."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import Fake, FakeHost, config, make_place
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from llava_consensus.errors import ImageError, MissingDependency
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.videos import read_frames, sample_places
+
+av = pytest.importorskip("av")
+
+
+def write_mp4(path: Path, count: int, size: tuple[int, int] = (64, 48), codec: str = "mpeg4") -> Path:
+    """A video whose frame n is gray of value 10 n."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=5)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(count):
+            gray = np.full((size[1], size[0], 3), 10 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def write_gif(path: Path, count: int) -> Path:
+    frames = [Image.new("L", (20, 10), 10 * number) for number in range(count)]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    return path
+
+
+def values(frames: list[Image.Image]) -> list[int]:
+    """Which frame each picture is, by its gray."""
+    assert all(frame.mode == "RGB" for frame in frames)
+    return [round(float(np.asarray(frame).mean()) / 10) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "expected"),
+    [
+        (8, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (20, 8, [0, 2, 5, 8, 10, 13, 16, 19]),
+        (3, 8, [0, 0, 0, 0, 1, 1, 1, 2]),
+        (1, 8, [0] * 8),
+        (300, 1, [0]),
+    ],
+)
+def test_frames_are_sampled_as_video_llava_does(length: int, count: int, expected: list[int]) -> None:
+    assert sample_places(length, count) == expected
+
+
+@given(length=st.integers(1, 5000), count=st.integers(2, 64))
+def test_first_and_last_frame_are_always_shown(length: int, count: int) -> None:
+    places = sample_places(length, count)
+    assert len(places) == count and (places[0], places[-1]) == (0, length - 1) and places == sorted(places)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "avi", "mov", "mkv"])
+@pytest.mark.parametrize("length", [1, 8, 20])
+def test_every_container_gives_the_sampled_frames(tmp_path: Path, suffix: str, length: int) -> None:
+    path = write_mp4(tmp_path / f"clip.{suffix}", length)
+    frames = read_frames(path, 8)
+    assert values(frames) == sample_places(length, 8) and frames[0].size == (64, 48)
+
+
+def test_frames_that_are_stored_out_of_order_come_in_order(tmp_path: Path) -> None:
+    path = write_mp4(tmp_path / "b.mp4", 20, codec="libx264")  # with B-frames
+    assert values(read_frames(path, 8)) == sample_places(20, 8)
+
+
+@pytest.mark.parametrize("length", [1, 8, 20])
+def test_animated_gif(tmp_path: Path, length: int) -> None:
+    assert values(read_frames(write_gif(tmp_path / "clip.gif", length), 8)) == sample_places(length, 8)
+
+
+def test_the_content_counts_and_not_the_name(tmp_path: Path) -> None:
+    assert len(read_frames(write_gif(tmp_path / "clip.gif", 3).rename(tmp_path / "clip.mp4"), 8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.mp4", b"", "0 bytes"),
+        ("text.mp4", b"no video at all\n" * 20, "not a video"),
+        ("head.mp4", b"\x00\x00\x00\x18ftypmp42", "not a video"),
+        ("head.gif", b"GIF89a", "head"),
+    ],
+)
+def test_files_that_are_no_videos(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ImageError, match=words) as caught:
+        read_frames(tmp_path / name, 8)
+    assert name in str(caught.value)
+
+
+def test_absent_folder_and_sound(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="no such video"):
+        read_frames(tmp_path / "absent.mp4", 8)
+    with pytest.raises(ImageError, match="folder, not a video"):
+        read_frames(tmp_path, 8)
+    with av.open(str(tmp_path / "sound.wav"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+    with pytest.raises(ImageError, match="no video stream"):
+        read_frames(tmp_path / "sound.wav", 8)
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_cut_off(tmp_path: Path, suffix: str, part: float) -> None:
+    path = tmp_path / f"cut.{suffix}"
+    write_gif(path, 20) if suffix == "gif" else write_mp4(path, 20)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(ImageError, match=r"cut\.(mp4|gif)"):
+        read_frames(path, 8)
+
+
+def test_a_head_that_promises_more_than_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "front.mp4"
+    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        noise = np.random.default_rng(0)
+        for _ in range(30):
+            frame = av.VideoFrame.from_ndarray(noise.integers(0, 255, (48, 64, 3), dtype=np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    whole = path.read_bytes()
+    assert len(read_frames(path, 8)) == 8
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ImageError, match="cut off"):
+        read_frames(path, 8)
+
+
+def test_a_huge_frame_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_mp4(tmp_path / "large.mp4", 2)
+    monkeypatch.setattr("llava_consensus.evaluation.runs.pictures.MAX_SIDE", 60)
+    with pytest.raises(ImageError, match="64 x 48 pixels"):
+        read_frames(path, 8)
+
+
+def test_without_pyav_the_line_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_mp4(tmp_path / "clip.mp4", 2)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingDependency, match=r"llava-consensus\[video\]"):
+        read_frames(path, 8)
+
+
+class FakeVideos(Fake):
+    """The fake benchmark about videos."""
+
+    frames = 8
+
+
+VIDEOS = FakeVideos()
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Four videos where the fake benchmark has its pictures."""
+    data = make_place(tmp_path / "data")
+    for path in (data / "eval" / "fake" / "images").iterdir():
+        number = int(path.stem)
+        path.write_bytes(write_mp4(tmp_path / f"{number}.mp4", 9 + number).read_bytes())
+    return data
+
+
+def of_videos(data: Path) -> RunConfig:
+    return config(data, data / "model", benchmark=VIDEOS)
+
+
+def run(data: Path, out: Path, host: FakeHost) -> loop.RunResult:
+    return loop.run(of_videos(data), out, Execution(3, progress=False), lambda *_: host)
+
+
+def test_a_run_shows_eight_frames_a_question_and_encodes_them_once(videos: Path, tmp_path: Path) -> None:
+    host = FakeHost()
+    result = run(videos, tmp_path / "out", host)
+    assert len(host.encoded) == 4 * 8 and result.metrics["answered"] == 20
+    assert result.metrics["tokens"]["before"] == 8 * 576
+    assert "av" in prepare(of_videos(videos)).description["versions"]
+
+
+def test_the_account_counts_frames_as_pictures(videos: Path) -> None:
+    prepared = prepare(of_videos(videos))
+    assert {prepared.shown(question) for question in prepared.questions} == {8}
+
+
+def test_a_broken_video_is_an_error_and_the_run_goes_on(videos: Path, tmp_path: Path) -> None:
+    (videos / "eval" / "fake" / "images" / "1.png").write_bytes(b"nothing")
+    result = run(videos, tmp_path / "out", FakeHost())
+    assert (result.metrics["answered"], result.metrics["errors"]) == (15, 5)
+
+
+def test_a_missing_decoder_stops_before_weights(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(MissingDependency, match="pip install"):
+        run(videos, tmp_path / "out", FakeHost())
+    assert not (tmp_path / "out").exists()
+
+
+def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
+    torch = pytest.importorskip("torch")
+    from llava_consensus.hosts.sequence.layout import Layout, Picture
+
+    def picture(row: int, end: int, text: list[int]) -> Picture:
+        return Picture(0, row, 4, 0, end, torch.tensor(text, dtype=torch.long))
+
+    pictures = [picture(0, 4, [9, 10]), picture(0, 8, [9, 10]), picture(1, 4, [5, 9, 10]), picture(1, 8, [9, 10])]
+    layout = Layout(torch.zeros(2, 12), torch.ones(2, 12).bool(), pictures, [])
+    probes, which = layout.probes
+    assert [(one.row, one.end) for one in probes] == [(0, 4), (1, 4), (1, 8)] and which == [0, 0, 1, 2]

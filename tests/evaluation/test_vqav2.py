@@ -1,0 +1,169 @@
+"""VQA v2: the scorer against the official one, a submission against the bytes of LLaVA's converter, and the files.
+
+`pytest tests/test_vqav2.py -rP` prints how many golden cases were compared.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_cases import compare, golden, sample
+from tiny_data import make_vqav2, write_lines
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.scorers import vqav2
+
+
+def in_official_names(report: dict[str, Any]) -> dict[str, Any]:
+    names = {"overall": "accuracy", "perAnswerType": "per_answer_type", "perQuestionType": "per_question_type"}
+    return {official: report[ours] for official, ours in names.items()}
+
+
+def expand(inputs: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Annotations and answers of a dataset case."""
+    if "compact" not in inputs:
+        return inputs["annotations"], {one["question_id"]: one["answer"] for one in inputs["results"]}
+    one = inputs["compact"]
+    people = [{"answer": one["gt"], "answer_id": number} for number in range(10)]
+    kinds = {"question_type": one.get("question_type", "what"), "answer_type": one.get("answer_type", "other")}
+    annotations = [{"question_id": number, "answers": people, **kinds} for number in range(one["n"])]
+    return annotations, {number: one["gt"] if number < one["right"] else one["wrong"] for number in range(one["n"])}
+
+
+def check(case: dict[str, Any], official: Any, rules: str, per_question: Any = None) -> bool:
+    kind = case["kind"]
+    if kind == "normalise":
+        text = case["text"]
+        first = vqav2.strip_marks(text)
+        ours = (first, vqav2.unify_words(text), vqav2.unify_words(first))
+        return dict(zip(("process_punctuation", "process_digit_article", "full"), ours, strict=True)) == official
+    if kind == "score":
+        scored = vqav2.score(case["prediction"], case["annotation"]["answers"], rules)
+        return vqav2.half_up(100 * scored.value) == official
+    if kind == "dataset":
+        report = vqav2.evaluate(*expand(case), rules)
+        ours = {str(key): vqav2.half_up(100 * one.value) for key, one in report["scores"].items()}
+        return in_official_names(report) == official and per_question in (None, ours)
+    annotations = case["annotations"]["annotations"]
+    answers = {one["question_id"]: one["answer"] for one in case["results"]}
+    if answers.keys() != {one["question_id"] for one in annotations}:
+        return official == {"raises": "AssertionError"}
+    report = vqav2.evaluate(annotations, answers, rules)
+    ours = {str(key): vqav2.half_up(100 * one.value) for key, one in report["scores"].items()}
+    return official == {"accuracy": in_official_names(report), "evalQA": ours}
+
+
+def test_golden_cases_by_the_rules_of_2021() -> None:
+    per_question = {json.dumps(one["inputs"]): one.get("official_per_question") for one in golden("vqav2")}
+    kinds = {"normalise", "score", "dataset", "result_file"}
+    compare("vqav2", lambda case, score: check(case, score, "2021", per_question[json.dumps(case)]), kinds)
+
+
+def test_golden_cases_by_the_rules_of_2017() -> None:
+    name = "official_score_code_before_2021_03_11"
+    cases = [one for one in golden("vqav2") if name in one]
+    wrong = [one for one in cases if not check(one["inputs"], one[name], "2017")]
+    differ = sum(one[name] != one["official_score"] for one in cases)
+    print(f"vqav2, rules of 2017: {len(cases)} cases, {differ} of them unlike 2021, {len(wrong)} differ")
+    assert differ and not wrong, wrong[:3]
+
+
+def test_submission_has_the_bytes_of_llavas_converter(tmp_path: Path) -> None:
+    case = next(one for one in golden("vqav2") if one["inputs"]["kind"] == "submission")
+    ids = case["inputs"]["test_split_question_ids"]
+    folder = tmp_path / "eval" / "vqav2"
+    rows = [{"question_id": key, "image": "i.jpg", "text": "q"} for key in ids]
+    write_lines(folder / "llava_vqav2_mscoco_test2015.jsonl", rows)
+    write_lines(folder / "llava_vqav2_mscoco_test-dev2015.jsonl", rows)
+    records, broken = [], []
+    for line in case["inputs"]["answers_jsonl_lines"]:
+        try:  # the converter counts broken lines and goes on; reading an answers file here stops at one
+            records.append(json.loads(line))
+        except ValueError:
+            broken.append(line)
+    assert len(broken) == 3
+    export = make("vqav2").export
+    assert export
+    found = export(records, tmp_path, tmp_path / "out.json")
+    assert hashlib.sha256((tmp_path / "out.json").read_bytes()).hexdigest() == case["official_bytes_sha256"]
+    assert found["unknown"] == [999999] and found["duplicate"] == [10] and found["written"] == len(ids)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_vqav2(tmp_path / "data")
+
+
+def answers(data: Path, texts: dict[int, str]) -> list[dict[str, Any]]:
+    return [{"question_id": key, "prompt": "", "text": text} for key, text in texts.items()]
+
+
+def test_scored_where_annotations_are(data: Path) -> None:
+    records = answers(data, {10: "Yes", 11: "two", 12: "Cat"})
+    report = make("vqav2").score(records, data)
+    assert report["accuracy"] == 86.67 and report["complete"] and report["rules"] == "2021"
+    assert report["per_answer_type"] == {"number": 100.0, "other": 60.0, "yes/no": 100.0}
+    assert report["extracted"][1] == {"index": 1, "extracted": "2", "correct": 1.0}
+    older = make("vqav2", rules=2017).score(records, data)
+    assert older["accuracy"] == 66.67  # the references "a Cat." keep their article, so nothing equals them
+
+
+def test_without_annotations_there_is_no_score_but_a_description(data: Path) -> None:
+    (data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json").unlink()
+    report = make("vqav2").score(answers(data, {10: "Yes", 11: "two", 12: ""}), data)
+    assert report["accuracy"] is None and report["complete"]
+    third = pytest.approx(100 / 3)
+    expected = {"yes": third, "no": 0.0, "number": third, "empty": third, "words": pytest.approx(2 / 3)}
+    assert report["answers"] == expected
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_damaged_annotations_are_named(data: Path) -> None:
+    path = data / "eval/vqav2/v2_mscoco_test-dev2015_annotations.json"
+    content = json.loads(path.read_text())
+    for damage in ({"question_id": 10}, {**content["annotations"][0], "answers": []}):
+        path.write_text(json.dumps({"annotations": [damage]}))
+        with pytest.raises(DataError, match="entry 1 of annotations"):
+            make("vqav2").score([], data)
+    path.write_text(json.dumps({"annotations": content["annotations"][:1]}))
+    with pytest.raises(DataError, match="no question 11"):
+        make("vqav2").score([], data)
+
+
+def test_a_submission_covers_the_whole_of_test2015(data: Path, tmp_path: Path) -> None:
+    export = make("vqav2").export
+    assert export
+    found = export(answers(data, {10: "The dog.", 12: "", 77: "x"}), data, tmp_path / "o.json")
+    assert found == {"answers": 3, "missing": [11], "duplicate": [], "unknown": [77], "written": 4}
+    rows = json.loads((tmp_path / "o.json").read_text())
+    assert rows[0] == {"question_id": 10, "answer": "dog"} and [one["question_id"] for one in rows] == [10, 11, 12, 99]
+    with pytest.raises(DataError, match="none of the answers belongs"):
+        export(answers(data, {77: "x"}), data, tmp_path / "o2.json")
+    assert not (tmp_path / "o2.json").exists()
+
+
+def test_split_changes_the_questions_and_rules_only_the_score(data: Path) -> None:
+    whole = make("vqav2", split="test")
+    assert len(whole.load(data)) == 4 and whole.asking == {"split": "test"} and whole.count == 447793
+    assert make("vqav2", rules="2017").asking == {} and make("vqav2", rules="2021") == make("vqav2")
+    with pytest.raises(OptionError, match="must be one of test-dev, test, val"):
+        make("vqav2", split="train")
+    with pytest.raises(OptionError, match="Did you mean 'split'"):
+        make("vqav2", spilt="val")
+    with pytest.raises(OptionError, match="has no options"):
+        make("pope", split="val")
+    with pytest.raises(OptionError, match="unknown option of vqav2"):
+        make("vqav2", **{"name": "val"})
+
+
+def test_real_validation_questions(tmp_path: Path) -> None:
+    source, folder = sample("vqav2") / "allennlp", tmp_path / "eval" / "vqav2"
+    folder.mkdir(parents=True)
+    (folder / "v2_OpenEnded_mscoco_val2014_questions.json").symlink_to(source / "questions.json")
+    (folder / "v2_mscoco_val2014_annotations.json").symlink_to(source / "annotations.json")
+    questions = make("vqav2", split="val").load(tmp_path)
+    assert questions[0].text.endswith("?\nAnswer the question using a single word or phrase.")
+    assert questions[0].images[0].startswith("COCO_val2014_000000") and len(questions) == 3

@@ -1,0 +1,96 @@
+"""A checkpoint in Hugging Face's layout answers like the official one, and comes back bit for bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from llava_consensus import cli, hosts
+from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.hosts import Prompt
+from llava_consensus.hosts.convert import EMBEDDING, HEAD
+
+pytestmark = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5,
+    reason="Hugging Face's image processor of LLaVA needs transformers 5",
+)
+MINI, DATA = Path("checkpoints/llava-mini"), Path("playground/mini")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
+    assert cli.main(["convert", str(MINI), str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def official() -> Any:
+    return hosts.load(str(MINI), hosts.Loading("cpu", "float32"))
+
+
+@torch.no_grad()
+def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted: Path, official: Any) -> None:
+    from llava.mm_utils import process_images
+
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(converted).eval()
+    processor = transformers.AutoProcessor.from_pretrained(converted)
+    benchmark = make("gqa")
+    for question in benchmark.load(DATA)[:6]:
+        image = open_image(benchmark.place(DATA) / benchmark.images / question.images[0])
+        content = [{"type": "image"}, {"type": "text", "text": question.text}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        given = processor(images=image, text=text, return_tensors="pt")
+        ids = official.prompt_ids(Prompt(question.text))
+        image_id = model.config.image_token_index
+        assert given.input_ids[given.input_ids != image_id].tolist() == ids[ids >= 0].tolist()
+        pixels = process_images([image], official.image_processor, official.model.config)
+        assert torch.equal(given.pixel_values, pixels)
+        assert torch.equal(model(**given).logits[..., :-1], official.model(ids[None], images=pixels).logits)
+        said = model.generate(**given, max_new_tokens=8, do_sample=False)[:, given.input_ids.shape[1] :]
+        answer = official.answer([official.encode([image])], [Prompt(question.text, None, 8)])[0]
+        assert processor.batch_decode(said, skip_special_tokens=True)[0].strip() == answer.text
+
+
+def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: Path) -> None:
+    assert cli.main(["convert", str(converted), str(tmp_path / "llava-mini")]) == 0
+    back = hosts.load(str(tmp_path / "llava-mini"), hosts.Loading("cpu", "float32")).model.state_dict()
+    for name, values in official.model.state_dict().items():
+        assert torch.equal(back[name], values), name
+
+
+def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path) -> None:
+    source, spare = tmp_path / "llava-spare", 3
+    shutil.copytree(MINI, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + spare}))
+    weights = load_file(source / "model.safetensors")
+    for name in weights.keys() & {EMBEDDING, HEAD}:
+        weights[name] = torch.cat((weights[name], weights[name].new_zeros(spare, weights[name].shape[1])))
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert cli.main(["convert", str(source), str(tmp_path / "converted")]) == 0
+    said = []
+    for folder in (source, tmp_path / "converted"):
+        host = hosts.load(str(folder), hosts.Loading("cpu", "float32"))
+        picture = open_image(sorted((DATA / "eval/gqa/data/images").iterdir())[0])
+        said += host.answer([host.encode([picture])], [Prompt("What is at the center of the picture?", None, 8)])
+    assert said[0].text == said[1].text and said[0].before == said[1].before == 576
+
+
+def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
+    for source, out, message in (
+        (tmp_path / "nothing", tmp_path / "out", "no config.json"),
+        (tmp_path / "other", tmp_path / "out", "only LLaVA with a Llama model"),
+        (MINI, converted, "is there already"),
+    ):
+        assert cli.main(["convert", str(source), str(out)]) == 3
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

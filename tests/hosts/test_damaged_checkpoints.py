@@ -1,0 +1,133 @@
+"""A checkpoint whose weights are not those of its config.json is refused with the names of the tensors, never filled
+with random numbers. Run: `pytest tests/test_damaged_checkpoints.py`.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llava_consensus.errors import DataError
+from llava_consensus.hosts import Loading, check
+from llava_consensus.hosts.llava.checks import check_sizes
+from llava_consensus.hosts.llava.loading import load_official
+from llava_consensus.hosts.weights import refuse_not_finite
+
+MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
+Tensors = dict[str, torch.Tensor]
+
+
+def copy_of_mini(place: Path) -> Path:
+    return Path(shutil.copytree(MINI, place / "llava-mini"))
+
+
+def change_weights(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def without_projector(tensors: Tensors) -> None:
+    for name in [name for name in tensors if "mm_projector" in name]:
+        del tensors[name]
+
+
+def set_bad(value: float) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors["model.layers.1.mlp.down_proj.weight"].view(-1)[7:8].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (without_projector, r"4 tensors missing .*model\.mm_projector\.0\.bias"),
+        (lambda one: one.pop("model.layers.2.mlp.down_proj.weight"), r"missing.*model\.layers\.2\.mlp\.down_proj"),
+        (lambda one: one.update({"model.layers.9.mlp.weight": torch.ones(1)}), r"left over.*model\.layers\.9\.mlp"),
+        (
+            lambda one: one.update({"model.norm.weight": torch.ones(5)}),
+            r"1 tensors of another shape.*model\.norm\.weight",
+        ),
+        (set_bad(float("nan")), r"NaN or infinity in 1 tensors .*model\.layers\.1\.mlp\.down_proj\.weight"),
+        (set_bad(float("inf")), r"NaN or infinity in 1 tensors .*model\.layers\.1\.mlp\.down_proj\.weight"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_named(tmp_path: Path, change: Callable[[Tensors], Any], why: str) -> None:
+    folder = copy_of_mini(tmp_path)
+    change_weights(folder, change)
+    with pytest.raises(DataError, match=why):
+        load_official(str(folder), Loading("cpu"))
+
+
+def test_a_tower_with_a_missing_tensor_is_refused(tmp_path: Path) -> None:
+    folder = copy_of_mini(tmp_path)
+    change_weights(folder / "vision_tower", lambda one: one.pop("vision_model.encoder.layers.1.mlp.fc1.weight"))
+    with pytest.raises(DataError, match=r"CLIPVisionModel: 1 tensors missing .*layers\.1\.mlp\.fc1\.weight"):
+        load_official(str(folder), Loading("cpu"))
+
+
+def test_weights_too_large_for_their_type_are_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(model.weight, 1e6)
+    refuse_not_finite("m", model)
+    with pytest.raises(DataError, match=r"as float16\): weight\. .*take bfloat16 or float32"):
+        refuse_not_finite("m", model.half())
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"hidden_size": 10**9}, "describes a model of at least"),
+        ({"num_hidden_layers": 10**6}, "describes a model of at least"),
+        ({"vocab_size": "many"}, "vocab_size='many' must be whole numbers"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0"),
+        ({"mm_vision_tower": None}, "mm_vision_tower=None must name a vision tower"),
+    ],
+)
+def test_an_absurd_config_is_refused_before_memory_is_asked_for(
+    tmp_path: Path, changes: dict[str, Any], why: str
+) -> None:
+    folder = copy_of_mini(tmp_path)
+    change_config(folder, **changes)
+    with pytest.raises(DataError, match=why):
+        check_sizes(str(folder))
+    with pytest.raises(DataError, match=why):
+        load_official(str(folder), Loading("cpu"))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "", '{"architectures": 5}', "\xff", "[" * 9999])
+def test_an_empty_or_broken_config_is_refused(tmp_path: Path, content: str) -> None:
+    folder = copy_of_mini(tmp_path)
+    (folder / "config.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=r"config\.json"):
+        check(str(folder))
+        load_official(str(folder), Loading("cpu"))
+
+
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 7}, {"hidden_act": "no"}, {"rope_scaling": 3}])
+def test_a_config_that_breaks_the_loader_is_a_message(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = copy_of_mini(tmp_path)
+    change_config(folder, **changes)
+    with pytest.raises(DataError, match=r"cannot be loaded|do not fit"):
+        load_official(str(folder), Loading("cpu"))
+
+
+def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
+    from transformers import PreTrainedModel
+
+    before = PreTrainedModel.__dict__["from_pretrained"]
+    load_official(str(MINI), Loading("cpu"))
+    folder = copy_of_mini(tmp_path)
+    change_weights(folder, without_projector)
+    with pytest.raises(DataError):
+        load_official(str(folder), Loading("cpu"))
+    assert PreTrainedModel.__dict__["from_pretrained"] is before

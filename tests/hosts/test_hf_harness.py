@@ -1,0 +1,228 @@
+"""Models of transformers in the harness: what it answers is what a user's own `generate` answers with the same method
+attached, for every processor: one that repeats its placeholder, and one that writes between tiles.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+import transformers
+from fakes import Fake, config, make_data
+from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, checkpoint, host_of
+from hf_models import CASES, IMAGE
+from PIL import Image
+
+import llava_consensus
+from llava_consensus import attach, make
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.hosts import Prompt
+from llava_consensus.hosts.base import Clip
+from llava_consensus.methods import METHODS
+from llava_consensus.reduction.budget import Budget
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
+NEW = 5
+TEXTS = ("What is on the table?", "How many?", "Is there a dog?\nAnswer with yes or no.")
+SIZES = ((240, 160), (120, 220), (224, 224))
+
+
+def pictures() -> list[Image.Image]:
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randint(0, 256, (height, width, 3), generator=generator) for width, height in SIZES]
+    return [Image.fromarray(one.byte().numpy()) for one in noise]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    return request.param, host_of(request.param, tmp_path_factory.mktemp("hub") / request.param)
+
+
+def method(name: str, kind: str) -> tuple[Any, Budget]:
+    options = {"tile_budget": "global"} if "tile_budget" in METHODS[kind].__dataclass_fields__ else {}
+    return make(kind, **options), Budget(CASES[name].tokens)
+
+
+def users_own(host: Any, content: list[dict[str, Any]], **options: Any) -> str:
+    """What a user's own few lines answer."""
+    turns = [{"role": "user", "content": content}]
+    made = host.processor.apply_chat_template(
+        turns, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt", **options
+    )
+    output = host.model.generate(**made, max_new_tokens=NEW, do_sample=False)
+    text: str = host.tokenizer.decode(output[0, made["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text.strip()
+
+
+@pytest.mark.parametrize("kind", ["full", "consensusdrop", "fastv"])
+def test_the_harness_answers_as_the_users_own_call(loaded: tuple[str, Any], kind: str) -> None:
+    name, host = loaded
+    if (name, kind) == ("gemma3", "fastv"):
+        pytest.skip("refused, see the matrix")
+    with host.attach(*method(name, kind)) as attached:
+        images = pictures()
+        encoded = host.encode(images)
+        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS]
+        together = host.answer([[one] for one in encoded], prompts)
+        alone = [host.answer([[one]], [prompt])[0] for one, prompt in zip(encoded, prompts, strict=True)]
+        expected = []
+        for image, text, answer in zip(images, TEXTS, together, strict=True):
+            content = [{"type": "image", "image": image}, {"type": "text", "text": text}]
+            expected.append(users_own(host, content))
+            (outcome,) = attached.outcomes
+            assert (outcome.before, outcome.after) == (answer.before, answer.after)
+            assert answer.after == answer.before if kind == "full" else answer.after < answer.before
+    assert [answer.text for answer in together] == expected
+    assert [answer.text for answer in alone] == expected
+    assert len(set(expected)) > 1
+
+
+def test_many_questions_about_one_picture_run_the_tower_once(loaded: tuple[str, Any]) -> None:
+    name, host = loaded
+    with host.attach(*method(name, "consensusdrop")):
+        (one,) = host.encode(pictures()[:1])
+        runs: list[Any] = []
+        hook = host.view.tower.blocks[-1].register_forward_hook(lambda *_: runs.append(1))
+        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS]
+        together = host.answer([[one]] * 3, prompts)
+        assert [answer.text for answer in together] == [host.answer([[one]], [prompt])[0].text for prompt in prompts]
+        hook.remove()
+    assert not runs
+
+
+def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, Any]) -> None:
+    name, host = loaded
+    with host.attach(*method(name, "consensusdrop")):
+        encoded = host.encode(pictures()[:1])
+        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
+        _, bare = host.answer([encoded, []], prompts)
+    assert bare.before == 0 and bare.text == users_own(host, [{"type": "text", "text": TEXTS[1]}])
+
+
+# ---- videos
+
+
+@pytest.fixture(scope="module", params=CLIPS)
+def filming(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
+    pytest.importorskip("torchvision")
+    return request.param, host_of(request.param, tmp_path_factory.mktemp("hub") / request.param)
+
+
+def clips() -> list[Clip]:
+    generator = torch.Generator().manual_seed(1)
+    noise = [torch.randint(0, 256, (8, 64, 90, 3), generator=generator).byte().numpy() for _ in range(3)]
+    places = tuple(range(0, 32, 4))
+    return [Clip(tuple(Image.fromarray(frame) for frame in one), places, 32, 10.0) for one in noise]
+
+
+@pytest.mark.parametrize("kind", ["full", "consensusdrop", "fastv"])
+def test_a_clip_is_one_video_under_one_budget(filming: tuple[str, Any], kind: str) -> None:
+    name, host = filming
+    with host.attach(*method(name, kind)) as attached:
+        shown = clips()
+        encoded = host.encode(shown)
+        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS]
+        answers = host.answer([[one] for one in encoded], prompts)
+        expected = []
+        for clip, text, answer in zip(shown, TEXTS, answers, strict=True):
+            turns = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": text}]}]
+            prompt = host.processor.apply_chat_template(turns, add_generation_prompt=True)
+            metadata = transformers.video_utils.VideoMetadata(
+                total_num_frames=32, fps=10.0, duration=3.2, frames_indices=list(clip.places)
+            )
+            videos = {"videos": [list(clip.frames)], "video_metadata": [metadata], "do_sample_frames": False}
+            made = host.processor(text=[prompt], return_tensors="pt", **videos)
+            output = host.model.generate(**made, max_new_tokens=NEW, do_sample=False)
+            expected.append(host.decode(output[:, made["input_ids"].shape[1] :])[0].strip())
+            (outcome,) = attached.outcomes
+            assert (outcome.before, outcome.after) == (answer.before, answer.after)
+            assert answer.after == (answer.before if kind == "full" else CASES[name].tokens)
+    assert [answer.text for answer in answers] == expected
+    assert len(set(expected)) > 1
+
+
+def test_pictures_and_clips_are_asked_about_together(filming: tuple[str, Any]) -> None:
+    name, host = filming
+    with host.attach(*method(name, "consensusdrop")):
+        clip, picture = host.encode([clips()[0], pictures()[0]])
+        prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
+        together = host.answer([[clip], [picture]], prompts)
+        alone = [host.answer([[one]], [prompt])[0] for one, prompt in zip((clip, picture), prompts, strict=True)]
+    assert [answer.text for answer in together] == [answer.text for answer in alone]
+
+
+class Films(Fake):
+    """The fake benchmark about videos."""
+
+    frames = 8
+
+
+@pytest.mark.parametrize(("name", "shown", "after"), [("video_llava", "clips", 10), ("llava", "frames", 80)])
+def test_a_run_on_videos_says_what_the_model_was_shown(name: str, shown: str, after: int, tmp_path: Path) -> None:
+    if name in CLIPS:
+        pytest.importorskip("torchvision")
+    data = make_data(tmp_path / "data", pictures=2, each=2)
+    for path in (data / "eval" / "fake" / "images").iterdir():
+        write_film(path, 20)
+    model = checkpoint(name, tmp_path / "model")
+    asked = config(data, model, benchmark=Films(), tokens=10, max_new_tokens=3)
+    done = loop.run(asked, tmp_path / "out", Execution(progress=False))
+    described = json.loads((done.path / "config.json").read_text())
+    answers = [json.loads(line) for line in (done.path / "answers.jsonl").read_text().splitlines()]
+    assert described.get("videos", "frames") == shown
+    assert len(answers) == 4 and {one["metadata"]["videos"] for one in answers} == {shown}
+    assert {one["metadata"]["before"] for one in answers} == {8 * 16}
+    assert {one["metadata"]["after"] for one in answers} == {after}
+
+
+def write_film(path: Path, count: int) -> None:
+    """A film of noise, whatever the file is called."""
+    generator = np.random.default_rng(0)
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for _ in range(count):
+            frame = generator.integers(0, 255, (48, 64, 3), dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+
+
+# ---- the front page
+
+
+def test_the_lines_of_the_readme_run_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiny random weights in place of the hub's, and where torchvision is missing, without which transformers
+    loads no processor of Qwen2.5-VL, with the processor from memory.
+    """
+    hub_name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if hub_name in block)
+    assert len(code.splitlines()) <= 8
+    processor = PROCESSORS["qwen2_5_vl"]()
+    processor.image_processor.size = {"shortest_edge": 256 * 28**2, "longest_edge": 400 * 28**2}
+    model = CASES["qwen2_5_vl"].build()
+    model.save_pretrained(tmp_path / "model")
+    if FILMING:
+        processor.save_pretrained(tmp_path / "model")
+    else:
+        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda _: processor)
+    attached: list[Any] = []
+
+    def attach_and_tell(*args: Any, **options: Any) -> Any:
+        attached.append(attach(*args, **options))
+        return attached[0]
+
+    monkeypatch.setattr(llava_consensus, "attach", attach_and_tell)
+    monkeypatch.chdir(tmp_path)
+    pictures()[0].save("photo.jpg")
+    names: dict[str, Any] = {}
+    exec(code.replace(hub_name, str(tmp_path / "model")), names)
+    (outcome,) = attached[0].outcomes
+    assert (outcome.before, outcome.after) == (int((names["inputs"]["input_ids"] == IMAGE).sum()), 64)
+    assert outcome.before > 64 and not attached[0].active

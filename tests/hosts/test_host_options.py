@@ -1,0 +1,85 @@
+"""Options of a host: refused before weights where the host does not have them, handed to its loader, and part of a run
+where they are not the default.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeHost, config, make_place
+
+from llava_consensus import cli, hosts
+from llava_consensus.cli import arguments
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.hosts import HOSTS, HostEntry
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place of the fake benchmark whose model's host leaves one thing open."""
+    entry = HOSTS["llava"]._replace(options={"rows": ("all", "even", "odd")})
+    monkeypatch.setitem(HOSTS, "llava", entry)
+    return make_place(tmp_path / "data", pictures=4)
+
+
+def described(place: Path, options: dict[str, str]) -> dict[str, Any]:
+    return prepare(config(place, place / "model", host_options=options)).description
+
+
+def test_only_what_is_not_the_default_is_part_of_a_run(place: Path) -> None:
+    plain = described(place, {})
+    assert "host_options" not in plain
+    assert described(place, {"rows": "all"}) == plain
+    assert described(place, {"rows": "odd"}) == {**plain, "host_options": {"rows": "odd"}}
+
+
+@pytest.mark.parametrize("options", [{"row": "all"}, {"rows": "none"}])
+def test_what_a_host_does_not_have_is_refused_before_weights(place: Path, options: dict[str, str]) -> None:
+    for ask in (lambda: described(place, options), lambda: hosts.load(str(place / "model"), host_options=options)):
+        with pytest.raises(OptionError, match=r"host option row.*: the host of .*model knows rows=all\|even\|odd"):
+            ask()
+
+
+def test_a_host_without_options_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HOSTS, "llava", HOSTS["llava"]._replace(options={}))
+    with pytest.raises(OptionError, match="knows no options"):
+        described(place, {"rows": "odd"})
+
+
+def test_a_model_that_is_loaded_already_takes_them_too(place: Path) -> None:
+    class LlavaLlamaForCausalLM:
+        pass
+
+    assert hosts.wrap(LlavaLlamaForCausalLM()).options == {"rows": "all"}  # type: ignore[attr-defined]
+    assert hosts.wrap(LlavaLlamaForCausalLM(), {"rows": "odd"}).options == {"rows": "odd"}  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match="the host of LlavaLlamaForCausalLM knows"):
+        hosts.wrap(LlavaLlamaForCausalLM(), {"rows": "some"})
+
+
+def test_the_loader_is_told(place: Path, tmp_path: Path) -> None:
+    told: list[Mapping[str, str]] = []
+
+    def load(model: str, loading: hosts.Loading, host_options: Mapping[str, str]) -> FakeHost:
+        told.append(host_options)
+        return FakeHost()
+
+    asked = config(place, place / "model", host_options={"rows": "odd"})
+    loop.run(asked, tmp_path / "out", Execution(progress=False), load)
+    assert told == [{"rows": "odd"}]
+
+
+def test_the_command_line_takes_them(capsys: pytest.CaptureFixture[str]) -> None:
+    given = cli._parser().parse_args(["eval", "gqa", "--host-option", "layout=2880", "--host-option", "rows=odd"])
+    assert arguments.host_options(given) == {"layout": "2880", "rows": "odd"}
+    for wrong in ("rows", "=odd", "rows="):
+        assert cli.main(["ask", "a.png", "What?", "--host-option", wrong]) == 2
+        assert f"--host-option {wrong}: must be KEY=VALUE" in capsys.readouterr().err
+
+
+def test_every_option_of_a_host_has_a_choice() -> None:
+    entries: list[HostEntry] = list(HOSTS.values())
+    assert all(len(values) > 1 for entry in entries for values in entry.options.values())

@@ -1,0 +1,209 @@
+"""Models of the hub: told apart before weights are there, taken from the cache by commit, described by content, and one
+clear line within seconds where they cannot be had. No test leaves this machine.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import config, make_place
+
+from llava_consensus import hosts
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.hosts import Loading, hub
+from llava_consensus.hosts.checkpoints import check_checkpoint
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SECONDS = 60.0  # the start of Python on a busy machine is most of them
+
+
+def lay_out(cache: Path, name: str, files: dict[str, str | Path]) -> Path:
+    """A model in a cache as the hub's own library lays it out; the folder of its snapshot."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    for file, content in files.items():
+        if isinstance(content, Path):
+            (snapshot / file).symlink_to(content.resolve())
+        else:
+            (snapshot / file).write_text(content)
+    return snapshot
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no hub to ask."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+LLAVA = {"config.json": '{"architectures": ["LlavaLlamaForCausalLM"]}', "model.safetensors": "weights"}
+
+
+def test_a_model_in_the_cache_is_described_by_commit_and_content(cache: Path, tmp_path: Path) -> None:
+    data = make_place(tmp_path / "data")
+    snapshot = lay_out(cache, "owner/llava-tiny", LLAVA)
+    first = prepare(config(data, Path("owner/llava-tiny")))
+    assert first.model == "owner/llava-tiny" and first.loading.revision == COMMIT
+    assert first.description["loading"] == {"revision": COMMIT}
+    named = prepare(config(data, Path("owner/llava-tiny"), loading=Loading("cpu", revision=COMMIT)))
+    assert named.description == first.description
+    (snapshot / "model.safetensors").write_text("other weights")
+    changed = prepare(config(data, Path("owner/llava-tiny"))).description
+    assert changed["weights"] != first.description["weights"]
+    (snapshot / "pytorch_model.bin").write_text("the same in a format that is not read")
+    assert prepare(config(data, Path("owner/llava-tiny"))).description == changed
+
+
+def test_a_type_no_host_adapts_is_told_before_there_are_weights(cache: Path) -> None:
+    lay_out(cache, "owner/flamingo", {"config.json": '{"model_type": "flamingo"}'})
+    with pytest.raises(OptionError, match=r"'owner/flamingo' is a flamingo .*Adapted: llava_llama, .*qwen2_5_vl"):
+        hosts.check("owner/flamingo")
+    lay_out(cache, "owner/nothing", {"config.json": "{}"})
+    with pytest.raises(DataError, match="neither architectures nor model_type"):
+        hosts.check("owner/nothing")
+
+
+def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
+    files = {**LLAVA, "model.safetensors.index.json": index, "model-1.safetensors": "half"}
+    snapshot = lay_out(cache, "owner/llava-half", files)
+    assert not hub.is_whole(snapshot)
+    with pytest.raises(DataError, match="lacks weight files"):
+        hosts.find("owner/llava-half").files()
+    (snapshot / "model-2.safetensors").write_text("half")
+    assert len(hosts.find("owner/llava-half").files()) == 5
+
+
+def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
+    with pytest.raises(DataError, match=r"'owner/absent': not in the cache \(.*HF_HUB_OFFLINE is set"):
+        hosts.check("owner/absent")
+
+
+def test_the_default_model_is_never_a_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="'checkpoints/llava-mini': no such folder"):
+        check_checkpoint("checkpoints/llava-mini")
+
+
+def test_a_folder_has_no_revision() -> None:
+    with pytest.raises(OptionError, match="only models of the hub have revisions"):
+        hosts.find("checkpoints/llava-mini", "main")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub at which every model is gated, missing, or that fails."""
+
+    def do_HEAD(self) -> None:
+        name = self.path.split("/")[1]
+        codes = {"gated": (401, "GatedRepo"), "missing": (401, "RepoNotFound"), "revised": (404, "RevisionNotFound")}
+        status, code = codes.get(name, (200, ""))
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "name", "why"),
+    [
+        ("http://127.0.0.1:9", "owner/model", "does not answer"),
+        ("", "gated/model", "gated. Ask for access at"),
+        ("", "missing/model", "does not exist, or is private"),
+        ("", "revised/model", "has no revision 'v2'"),
+    ],
+)
+def test_one_line_within_seconds(refusing: str, tmp_path: Path, endpoint: str, name: str, why: str) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint or refusing, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", "--model", name, "--revision", "v2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=SECONDS)
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert done.returncode == 3 and why in done.stderr and len(lines) == 1, done.stderr
+
+
+def test_a_dead_hub_is_asked_once_and_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"{seconds} seconds were waited before asking again")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", wait)
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        hosts.check("owner/absent")
+
+
+def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr(hub, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert "does not answer" in hub._silence(f"http://127.0.0.1:{silent.getsockname()[1]}", False)
+
+
+def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
+    mini, folder = Path("checkpoints/llava-mini"), tmp_path / "llava-mini"
+    shutil.copytree(mini, folder, ignore=shutil.ignore_patterns("vision_tower", ".work"))
+    told = json.loads((folder / "config.json").read_text()) | {"mm_vision_tower": "owner/clip-tiny"}
+    (folder / "config.json").write_text(json.dumps(told))
+    with pytest.raises(DataError, match="'owner/clip-tiny': not in the cache"):
+        hosts.check(str(folder))
+    files = [file for file in (mini / "vision_tower").iterdir() if file.is_file()]
+    snapshot = lay_out(cache, "owner/clip-tiny", {file.name: file for file in files})
+    assert hosts.check(str(folder))["tower"] == COMMIT
+    host: Any = hosts.load(str(folder), Loading("cpu"))
+    assert host.model.get_vision_tower().vision_tower_name == str(snapshot)
+
+
+def test_the_name_of_a_snapshot(cache: Path) -> None:
+    assert hub.name_of(lay_out(cache, "liuhaotian/llava-v1.5-7b", LLAVA)) == "liuhaotian/llava-v1.5-7b"
+    assert hub.name_of(Path("checkpoints/llava-mini")) == ""
+
+
+def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("models of transformers need version 5.19 or later")
+    from llava_consensus import cli
+
+    converted = tmp_path / "converted"
+    assert cli.main(["convert", "checkpoints/llava-mini", str(converted)]) == 0
+    shutil.rmtree(converted / "official")
+    lay_out(cache, "owner/tiny", {file.name: file for file in converted.iterdir()})
+    told = ["--model", "owner/tiny", "--device", "cpu", "--attn", "eager", "--limit", "2", "--no-progress"]
+    assert cli.main(["eval", "gqa", *told, "--out", str(tmp_path / "out")]) == 0
+    (run,) = (tmp_path / "out").glob("*/config.json")
+    stored = json.loads(run.read_text())
+    assert stored["model"] == "owner/tiny"
+    assert stored["loading"] == {"attention": "eager", "revision": COMMIT}

@@ -1,0 +1,104 @@
+"""Odd files and options end in a message, at once. Run: `pytest tests/test_odd_input.py`."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_data
+from run_folders import store
+
+from llava_consensus import cli
+from llava_consensus.cli.arguments import options
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.files import read_json, read_text
+from llava_consensus.methods import make
+
+
+def test_a_pipe_as_a_file_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_json, read_text):
+        with pytest.raises(DataError, match="is a pipe"):
+            read(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[" * 100_000])
+def test_an_option_that_is_no_number_is_told(value: str) -> None:
+    with pytest.raises(OptionError, match="alpha="):
+        make("consensusdrop", **options([f"alpha={value}"]))
+
+
+def test_a_report_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "--out", str(tmp_path / "nothing")]) == 3
+    assert "no such folder of results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\udcff"])
+def test_an_impossible_name_is_a_message(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["score", "gqa", "--answers", name]) in (2, 3)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_result_of_another_shape_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for change in ({"score": "high"}, {"tokens": 3}, {"report": []}, {"answered": None}):
+        folder = store(tmp_path, [1.0, 0.0])
+        path = folder / "metrics.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        assert cli.main(["report", "--out", str(tmp_path)]) == 3
+        name = next(iter(change))
+        assert f"{path}: {name} is of the wrong type" in capsys.readouterr().err
+        path.write_text("{}")
+        assert cli.main(["compare", str(folder), str(folder)]) == 3 and "no score in it" in capsys.readouterr().err
+        path.unlink()
+
+
+def _set(path: str, *keys: Any) -> Callable[[Path], None]:
+    def change(data: Path) -> None:
+        file = data / path
+        content = [json.loads(line) for line in file.read_text().splitlines()]
+        place: Any = content if len(content) > 1 else content[0]
+        for key in keys[:-2]:
+            place = place[key]
+        place[keys[-2]] = keys[-1]
+        file.write_text("".join(json.dumps(row) + "\n" for row in content))
+
+    return change
+
+
+WRONG: list[tuple[str, Callable[[Path], Path], Callable[[Path], None]]] = [
+    ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "types", 3)),
+    ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "groups", None)),
+    ("gqa", tiny_data.make_gqa, _set("eval/gqa/data/testdev_balanced_questions.json", "0", "semantic", 1)),
+    ("pope", tiny_data.make_pope, _set("eval/pope/coco/coco_pope_random.json", 1, "text", 5)),
+    ("pope", tiny_data.make_pope, _set("eval/pope/llava_pope_test.jsonl", 1, "category", [])),
+    ("sqa", tiny_data.make_sqa, _set("eval/scienceqa/pid_splits.json", "test", 1, [])),
+    ("sqa", tiny_data.make_sqa, _set("eval/scienceqa/problems.json", "5", "answer", "B")),
+    ("seed", tiny_data.make_seed, _set("eval/seed_bench/SEED-Bench.json", "questions", 0, "question_type_id", {})),
+]
+
+
+@pytest.mark.parametrize(("name", "make_data", "change"), WRONG)
+def test_a_wrong_type_in_a_file_is_a_message(
+    name: str, make_data: Any, change: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_data(tmp_path)
+    (tmp_path / "answers.jsonl").write_text("")
+    change(data)
+    rows = [{"question_id": key, "prompt": "", "text": "A"} for key in ("0", "4", "5", 1, 101)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = cli.main(["score", name, "--answers", str(tmp_path / "answers.jsonl"), "--data", str(data)])
+    output = capsys.readouterr()
+    assert code == 3 and output.err.startswith("error: ") and str(data / "eval") in output.err
+
+
+def test_an_overlay_onto_a_folder_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("llava_consensus.hosts.load", load)
+    assert cli.main(["ask", "picture.png", "what?", "--overlay", str(tmp_path)]) in (2, 3)
+    assert str(tmp_path) in capsys.readouterr().err

@@ -1,0 +1,354 @@
+"""Qwen-VL, CogVLM and InternVL-Chat as hosts, on doubles of their own code: what each of them must hold."""
+
+import copy
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import remote_cases
+import torch
+from remote_cases import PICTURE, Double, double, generate
+from remote_doubles.base import OLD, causal
+from remote_doubles.cogvlm import build_position_ids
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.cli import main
+from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.hosts import HOSTS, Loading, Prompt, check, load, wrap
+from llava_consensus.hosts.probe.watch import watching
+from llava_consensus.hosts.remote.checks import OWN
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.saliency import received_saliency
+
+NAMES = ("qwen_vl", "cogvlm", "internvl_chat")
+NEW = 4
+DATA = Path(__file__).parents[2] / "playground/mini"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with a short path: Qwen-VL's prompts hold it."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request: Any, folder: Path) -> Double:
+    return double(request.param, folder)
+
+
+def kept(attached: Any) -> list[list[int]]:
+    return [one.kept[0].tolist() for outcome in attached.outcomes for _, one in outcome.reductions]
+
+
+def test_generate_as_the_user_calls_it(case: Double) -> None:
+    inputs = case.inputs(case.rows)
+    with attach(case.model, "consensusdrop", 16) as attached:
+        said = generate(case.model, inputs)
+    rows = range(len(case.rows))
+    assert [(one.row, one.before, one.after) for one in attached.outcomes] == [(row, 64, 16) for row in rows]
+    assert [one.structural for one in attached.outcomes] == [2 * (case.name == "cogvlm")] * len(case.rows)
+    assert torch.equal(said[:, :-NEW], inputs["input_ids"])
+
+
+@torch.no_grad()
+def test_all_tokens_and_detach_are_bit_identical(case: Double) -> None:
+    inputs = case.inputs(case.rows)
+    before = {name: set(vars(part)) for name, part in case.model.named_modules()}
+    plain, said = case.model(**inputs).logits, generate(case.model, inputs)
+    with attach(case.model, "consensusdrop", 64):
+        assert torch.equal(case.model(**inputs).logits, plain)
+        assert torch.equal(generate(case.model, inputs), said)
+    assert torch.equal(case.model(**inputs).logits, plain)
+    assert {name: set(vars(part)) for name, part in case.model.named_modules()} == before
+
+
+def test_a_batch_answers_like_single_prompts(case: Double) -> None:
+    with attach(case.model, "consensusdrop", 16) as attached:
+        said = generate(case.model, case.inputs(case.rows))[:, -NEW:]
+        together = kept(attached)
+        singles, apart = [], []
+        for number, row in enumerate(case.rows):
+            singles.append(generate(case.model, case.inputs([row], number))[:, -NEW:])
+            apart += kept(attached)
+    assert torch.equal(said, torch.cat(singles))
+    assert together == apart
+
+
+def test_copies_and_threads_do_not_meet(case: Double) -> None:
+    inputs = [case.inputs([row], number) for number, row in enumerate(case.rows)]
+    with attach(case.model, "consensusdrop", 16):
+        twin = copy.deepcopy(case.model)
+        expected = [generate(case.model, one) for one in inputs]
+        with ThreadPoolExecutor(len(inputs)) as pool:
+            assert all(map(torch.equal, pool.map(lambda one: generate(case.model, one), inputs), expected))
+    plain = generate(case.model, inputs[0])
+    assert torch.equal(generate(twin, inputs[0]), expected[0])
+    assert not torch.equal(plain, expected[0])
+
+
+@torch.no_grad()
+def test_a_prompt_is_shortened_to_what_is_kept(case: Double) -> None:
+    """The rows of the full prompt, those of dropped tokens left out by hand, read by the model's own layers."""
+    inputs = case.inputs([case.rows[0]])
+    entering = _entering_rows(case, inputs)
+    with attach(case.model, "consensusdrop", 16, merged=0, order="raster") as attached:
+        logits = case.model(**inputs).logits[0, -1]
+        (outcome,) = attached.outcomes
+        view, layout = attached.here, []
+        original, attached.layout = attached.layout, lambda *kinds: layout.append(original(*kinds)) or layout[0]
+        case.model(**inputs)
+    (unit,) = layout[0].reduced()
+    stays = torch.ones(entering.shape[1], dtype=torch.bool)
+    stays[unit.places] = False
+    stays[unit.places[outcome.reductions[0][1].kept[0]]] = True
+    expected = _read(case, view, entering[:, stays], stays, inputs)
+    assert torch.allclose(logits, expected, atol=1e-4)
+
+
+def _entering_rows(case: Double, inputs: dict[str, Any]) -> Tensor:
+    found: list[Tensor] = []
+    layer = wrap(case.model).attach(make("full"), Budget(1))
+    first = layer.model.decoder.layers[0]
+    layer.detach()
+    handle = first.register_forward_pre_hook(lambda module, args: found.append(args[0]))
+    case.model(**inputs)
+    handle.remove()
+    return found[0]
+
+
+def _read(case: Double, view: Any, states: Tensor, stays: Tensor, inputs: dict[str, Any]) -> Tensor:
+    """Logits of the last of these rows [1, S', D], positions numbered anew or, with CogVLM, as they were."""
+    if case.name == "internvl_chat":
+        hidden = case.model.model(inputs_embeds=states)[0]
+    elif case.name == "qwen_vl":
+        inner = case.model.transformer
+        mask = causal(torch.ones(1, states.shape[1]), states.shape[1], 0)
+        for block in inner.h:
+            states, _ = block(states, inner.rotary_emb(states.shape[1]), None, mask)
+        hidden = inner.ln_f(states)
+    else:
+        inner, types = case.model.model, inputs["token_type_ids"]
+        positions = build_position_ids(types, inputs["attention_mask"])[:, stays]
+        mask = causal(torch.ones(1, states.shape[1]), states.shape[1], 0)
+        for layer in inner.layers:
+            states, _ = layer(states, types[:, stays], positions, mask, None)
+        hidden = inner.norm(states)
+    return case.model.lm_head(hidden)[0, -1]
+
+
+@torch.no_grad()
+def test_dropping_equals_masking_where_positions_stay(folder: Path) -> None:
+    case = double("cogvlm", folder)
+    inputs = case.inputs(case.rows)
+    with attach(case.model, "consensusdrop", 16, merged=0, order="raster") as attached:
+        reduced = case.model(**inputs).logits[:, -1]
+        outcomes = attached.outcomes
+    mask = inputs["attention_mask"].clone()
+    positions = build_position_ids(inputs["token_type_ids"], mask)
+    for outcome in outcomes:
+        places = (inputs["token_type_ids"][outcome.row] == 1).nonzero()[1:-1, 0]
+        stays = torch.zeros(len(places), dtype=torch.bool)
+        stays[outcome.reductions[0][1].kept[0]] = True
+        mask[outcome.row, places[~stays]] = 0
+    masked = case.model(**{**inputs, "attention_mask": mask}, position_ids=positions).logits[:, -1]
+    assert torch.allclose(masked, reduced, atol=1e-4)
+
+
+def test_a_loss_counts_the_answer_alone(case: Double) -> None:
+    inputs = case.inputs([case.rows[0]])
+    labels = inputs["input_ids"].clone()
+    labels[:, :-2] = -100
+    with attach(case.model, "consensusdrop", 16, answer_rows=True):
+        output = case.model(**inputs, labels=labels)
+    assert output.logits.shape[1] < inputs["input_ids"].shape[1] + 64 * (case.name == "internvl_chat")
+    expected = torch.nn.functional.cross_entropy(output.logits[0, -3:-1], labels[0, -2:])
+    assert torch.allclose(output.loss, expected, atol=1e-5)
+
+
+@pytest.mark.skipif(not OLD, reason="transformers 5 has no caches of tuples: the doubles search greedily there")
+@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_beams": 2, "num_return_sequences": 2}])
+def test_beams(case: Double, options: dict[str, int]) -> None:
+    inputs = case.inputs([case.rows[0]])
+    if case.name == "cogvlm":
+        pytest.skip("its own code wants a picture for each beam")
+    with attach(case.model, "consensusdrop", 16):
+        said = generate(case.model, inputs, **options)
+    assert said.shape == (options.get("num_return_sequences", 1), inputs["input_ids"].shape[1] + NEW)
+
+
+def test_prompts_that_do_not_match_are_refused(case: Double) -> None:
+    inputs = case.inputs([case.rows[0]])
+    with attach(case.model, "consensusdrop", 16):
+        if case.name == "internvl_chat":
+            padded = {**inputs, "attention_mask": inputs["attention_mask"].clone().index_fill(1, torch.tensor([0]), 0)}
+            with pytest.raises(OptionError, match="padded batch"):
+                generate(case.model, padded)
+            return
+        stays = torch.arange(inputs["input_ids"].shape[1]) != 5
+        wrong = {name: value[:, stays] for name, value in inputs.items() if name != "images"}
+        with pytest.raises(OptionError, match="truncate nothing"):
+            generate(case.model, {**inputs, **wrong})
+        with pytest.raises(OptionError, match="input_ids"):
+            case.model(inputs_embeds=torch.zeros(1, 4, 8))
+        if case.name == "cogvlm":
+            with pytest.raises(OptionError, match="0 images"):
+                case.model(**{**inputs, "images": None})
+    with pytest.raises(OptionError, match="attached already"), attach(case.model, "full", 1):
+        attach(case.model, "full", 1)
+
+
+def test_prompts_without_pictures(case: Double) -> None:
+    row = [[part for part in case.rows[0] if part != PICTURE]]
+    inputs = case.inputs(row)
+    if case.name == "internvl_chat":
+        del inputs["images"]
+    plain = generate(case.model, inputs)
+    with attach(case.model, "consensusdrop", 16) as attached:
+        assert torch.equal(generate(case.model, inputs), plain)
+        assert not attached.outcomes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_works_or_is_refused(case: Double, method: str) -> None:
+    inputs = case.inputs([case.rows[0]])
+    inside = METHODS[method].place in (Place.TOWER, Place.PICTURE, Place.DECODER)
+    asks_clip = method in ("cdpruner",)
+    if inside or asks_clip:
+        with pytest.raises(OptionError):
+            attach(case.model, method, 16)
+        return
+    try:
+        attached = attach(case.model, method, 16)
+    except OptionError as refusal:
+        keeps = make(method).positions != "renumber"
+        assert "needs" in str(refusal) or "block" in str(refusal) or (keeps and "position" in str(refusal))
+        return
+    with attached:
+        generate(case.model, inputs)
+        assert attached.outcomes[0].after <= 64
+
+
+@torch.no_grad()
+def test_a_query_is_as_salient_as_what_it_looks_at(folder: Path, seen: list[Any]) -> None:
+    """Qwen-VL: saliency, keys and features of the resampler's queries are those of patches, by its own attention."""
+    case = double("qwen_vl", folder)
+    visual = case.model.transformer.visual
+    inputs = case.inputs([case.rows[0]])
+    states: list[Tensor] = []
+    handles = [
+        visual.attn_pool.attn.register_forward_pre_hook(lambda module, args: states.extend(args[:2])),
+        visual.transformer.resblocks[-1].register_forward_hook(lambda module, args, output: states.append(output)),
+    ]
+    with watching(visual.transformer.resblocks[-1]) as watch, attach(case.model, "consensusdrop", 16):
+        case.model(**inputs)
+    for handle in handles:
+        handle.remove()
+    block, query, key = states
+    attention = visual.attn_pool.attn
+    weight, bias = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
+    heads = [
+        torch.nn.functional.linear(part, *pair)[:, 0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+        for part, *pair in ((query, weight[0], bias[0]), (key, weight[1], bias[1]))
+    ]
+    looks = (heads[0] @ heads[1].transpose(1, 2) * 128**-0.5).softmax(-1).mean(0)  # [64, 256]
+    patches = watch.weights[0].mean(0)
+    received = (patches.sum(0) - patches.diagonal()) / (len(patches) - 1)
+    tokens = seen[0]
+    assert torch.allclose(tokens.of_tiles(received_saliency(tokens.attention))[0], looks @ received, atol=1e-6)
+    assert torch.allclose(tokens.of_tiles(tokens.features)[0], looks @ block[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, tokens, left, sizes",
+    [
+        ("qwen_vl", 256, 128, {"visual": "real"}),
+        ("cogvlm", 1225, 123, {"vision_config": "real"}),
+        ("internvl_chat", 576, 144, {"shown": 336, "image_size": 224, "patch_size": 14}),
+    ],
+)
+def test_pictures_of_the_real_size(folder: Path, name: str, tokens: int, left: int, sizes: dict[str, Any]) -> None:
+    small = dict(width=32, layers=2, heads=2, mlp_ratio=2, output_dim=256, image_start_id=1260)
+    eva = dict(hidden_size=32, num_heads=4, num_hidden_layers=2, intermediate_size=48)
+    real = {
+        "visual": {**small, "image_size": 448, "patch_size": 14, "n_queries": 256},
+        "vision_config": {**eva, "image_size": 490, "patch_size": 14},
+    }
+    sizes = {key: real.get(key, value) for key, value in sizes.items()}
+    case = double(name, folder, tokens=tokens, **sizes)
+    with attach(case.model, "consensusdrop", left) as attached:
+        generate(case.model, case.inputs([case.rows[0]]), new=2)
+    assert [(one.before, one.after) for one in attached.outcomes] == [(tokens, left)]
+
+
+# ---- the harness
+
+
+@pytest.fixture
+def host(case: Double) -> Any:
+    found = wrap(case.model)
+    found.tokenizer = remote_cases.tokenizer()
+    if case.name == "internvl_chat":
+        found.image_processor = case.model.get_vision_tower().image_processor
+    return found
+
+
+def test_the_harness_answers_batches_and_counts(case: Double, host: Any) -> None:
+    prompts = [Prompt(text, max_new_tokens=3) for text in ("What?", "What is in this picture?", "Where?")]
+    with host.attach(make("consensusdrop"), Budget(16)):
+        pictures = host.encode([remote_cases.picture(0), remote_cases.picture(1)])
+        asked = [[pictures[0]], [pictures[1]], []]
+        answers = host.answer(asked, prompts)
+        singles = [host.answer([one], [prompt])[0] for one, prompt in zip(asked, prompts, strict=True)]
+    assert [(one.text, one.before) for one in answers] == [(one.text, one.before) for one in singles]
+    assert [one.after for one in answers] == [16, 16, 0]
+    for answer, prompt, count in zip(answers, prompts, (1, 1, 0), strict=True):
+        rows, behind = host.rows(prompt, count)
+        rows += answer.structural
+        assert (answer.prefill.text, answer.prefill.question) == (rows, behind)
+        assert set(answer.prefill.entering) == {answer.after}
+        shape = host.shape()
+        position = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
+        assert set(answer.prefill.kv_bytes) == {(rows + answer.after) * position}
+    assert host.shape().available == case.tokens
+
+
+def test_templates(tmp_path: Path) -> None:
+    trusted = Loading(trust_remote_code=True)
+    for name in ("qwen_vl", "cogvlm"):
+        folder = remote_cases.checkpoint(name, tmp_path / name)
+        with pytest.raises(OptionError, match="conversation"):
+            check(str(folder), "vicuna_v1", trusted)
+    assert check(str(tmp_path / "cogvlm"), "vqa", trusted) == {"conversation": "vqa"}
+    host = load(str(tmp_path / "cogvlm"), trusted)
+    words = [host.prompt_ids(Prompt("What?", template), 0).tolist() for template in (None, OWN, "chat", "vqa")]
+    assert words[0] == words[1] == words[2] != words[3]
+    assert check(str(tmp_path / "qwen_vl"), None, trusted) == {"conversation": OWN}
+    host.tokenizer.eod_id = 7
+    assert host.padding == 7
+
+
+@pytest.mark.parametrize("name", ["qwen_vl", "cogvlm"])
+def test_a_benchmark_runs_on_them(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = remote_cases.checkpoint(name, tmp_path / "model")
+    asked = ["--limit", "2", "--tokens", "16", "--max-new-tokens", "2", "--no-progress"]
+    places = ["--model", str(folder), "--data", str(DATA), "--out", str(tmp_path / "runs")]
+    assert main(["eval", "gqa", "--trust-remote-code", *asked, *places]) == 0
+    assert "visual tokens per question: 64 before, 16 after" in capsys.readouterr().out
+
+
+def test_internvl_chat_is_told_from_llava_and_needs_its_own_package(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "OpenGVLab/InternViT-6B-224px"}'
+    )
+    with pytest.raises(OptionError, match="--trust-remote-code"):
+        load(str(tmp_path))
+    with pytest.raises(MissingDependency, match="internvl_chat_llava"):
+        load(str(tmp_path), Loading(trust_remote_code=True))
+    assert {name for name, entry in HOSTS.items() if entry.remote} == {"qwen-vl", "cogvlm", "internvl-chat"}

@@ -1,0 +1,164 @@
+"""A budget that is a share of each picture's own tokens: what it comes to, in a batch as alone, and in the records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fakes import FakeHost, config, make_place
+
+from llava_consensus import attach, cli
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.report.columns import heading
+from llava_consensus.evaluation.runs.configuration import prepare
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.sweep import cells, sweep
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget, Share, budget, most_first
+
+main_stack = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need version 5.19 or later"
+)
+
+
+@pytest.mark.parametrize(
+    ("share", "available", "tokens"),
+    [
+        (0.1, 576, 58),
+        (0.1, 24, 2),
+        (0.1, 25, 3),
+        (0.1, 4, 1),
+        (0.5, 5, 3),
+        (0.29, 50, 15),
+        (0.999, 3, 3),
+        (0.001, 9, 1),
+    ],
+)
+def test_a_share_is_rounded_half_up_and_at_least_one(share: float, available: int, tokens: int) -> None:
+    assert budget(share).of(available) == Budget(tokens)
+
+
+def test_a_whole_number_is_no_share() -> None:
+    assert budget(128) == Budget(128) == budget(128).of(7) and budget(1) == Budget(1)
+    assert budget(0.1) == Share(0.1) and budget(64, 3) == Budget(64, 3)
+    assert most_first({Share(0.1), Budget(2), Share(0.5), Budget(64)}) == [
+        Budget(64),
+        Budget(2),
+        Share(0.5),
+        Share(0.1),
+    ]
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0.0, -0.1, 1.5, float("nan"), float("inf")])
+def test_a_share_outside_its_bound_is_refused(wrong: float) -> None:
+    with pytest.raises(OptionError, match="1 is one token"):
+        budget(wrong)
+
+
+def test_merged_tokens_of_a_share_follow_from_it() -> None:
+    with pytest.raises(OptionError, match=r"merged=3 beside tokens=0\.1"):
+        budget(0.1, 3)
+    assert Share(0.5).of(256).split(256) == Budget(128).split(256) == (108, 20)
+
+
+def test_the_command_line_knows_a_share_by_its_point() -> None:
+    parser = cli._parser()
+    assert [parser.parse_args(["eval", "gqa", "--tokens", text]).tokens for text in ("64", "0.1")] == [64, 0.1]
+    assert cli.arguments.budgets("192 0.2 0.1") == [Budget(192), Share(0.2), Share(0.1)]
+    with pytest.raises(OptionError, match="whole numbers or shares"):
+        cli.arguments.budgets("many")
+    with pytest.raises(OptionError, match="above 0 and below 1"):
+        cli.arguments.budgets("1.0")
+
+
+def test_a_share_cannot_be_matched_by_cost(tmp_path: Path) -> None:
+    data = make_place(tmp_path)
+    plain = config(data, data / "model", tokens=0.25)
+    assert prepare(plain).description["tokens"] == 0.25
+    with pytest.raises(OptionError, match=r"match=flops with tokens=0\.25"):
+        prepare(config(data, data / "model", tokens=0.25, match="flops"))
+
+
+def test_tables_call_a_share_by_its_name() -> None:
+    assert heading(0.111, 576) == "Retain 11.1 % of each picture's tokens"
+
+
+def test_records_hold_the_share_and_what_it_came_to(tmp_path: Path) -> None:
+    told = ["--device", "cpu", "--limit", "3", "--no-progress", "--tokens", "0.1", "--out", str(tmp_path)]
+    assert cli.main(["eval", "gqa", *told]) == 0
+    (run,) = tmp_path.iterdir()
+    assert run.name.startswith("gqa-consensusdrop-0.1-")
+    for line in (run / "answers.jsonl").read_text().splitlines():
+        said = json.loads(line)["metadata"]
+        assert said["share"] == 0.1 and said["budgets"] == [58] and said["after"] == 58 == said["account"]["tokens"]
+    assert json.loads((run / "metrics.json").read_text())["account"]["entering"] == 58
+
+
+def test_a_sweep_and_its_tables_go_from_many_tokens_to_small_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = make_place(tmp_path / "data")
+    full = config(data, data / "model", method="full")
+    grid = cells([full], [make("random")], cli.arguments.budgets("0.1 32 0.25"))
+    still = Execution(progress=False)
+    done = list(sweep(grid, tmp_path / "out", still, lambda *_: FakeHost()))
+    assert [cell.name for cell in done] == ["fake full all", *(f"fake random {one}" for one in (32, 0.25, 0.1))]
+    assert [cell.result.metrics["tokens"]["after"] for cell in done if cell.result] == [576, 32, 144, 58]
+    assert cli.main(["report", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(text) for text in ("Retain 32 tokens", "Retain 25 % of each", "Retain 10 % of each")]
+    assert places == sorted(places)
+
+
+@main_stack
+@pytest.mark.parametrize("name", ["consensusdrop", "random", "divprune", "fastv", "pyramiddrop"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_5_vl video"])
+def test_each_picture_of_a_batch_gets_its_own_share(family: str, name: str) -> None:
+    from hf_models import CASES, prompts
+
+    case = CASES[family]
+    model = case.build()
+    rows: list[list[Any]] = [
+        [1, 7, case.picture(0), 8, 9],
+        [1, case.picture(2), 5, 6, 7],
+        [2, case.picture(1), 3, case.picture(2), 4],
+    ]
+    told = dict(max_new_tokens=3, do_sample=False)
+    with attach(model, name, tokens=0.3) as attached:
+        together = model.generate(**prompts(*rows), **told)[:, -3:]
+        outcomes = attached.outcomes
+        singles = [model.generate(**prompts(row), **told)[:, -3:] for row in rows]
+    assert len({outcome.before for outcome in outcomes}) > 1, "pictures of one size show nothing"
+    if make(name).place.name != "DECODER":  # those have schedules of their own
+        assert [outcome.after for outcome in outcomes] == [Share(0.3).of(one.before).tokens for one in outcomes]
+    assert torch.equal(together, torch.cat(singles))
+
+
+@main_stack
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv"])
+def test_a_budget_above_all_tokens_of_one_row_leaves_that_row_whole(name: str) -> None:
+    from hf_models import CASES, prompts
+
+    case = CASES["qwen2_5_vl"]
+    model = case.build()
+    rows: list[list[Any]] = [[1, 7, case.picture(0), 8], [1, case.picture(2), 5]]  # 24 and 8 tokens
+    told = dict(max_new_tokens=3, do_sample=False)
+    plain = model.generate(**prompts(rows[1]), **told)[:, -3:]
+    with attach(model, name, tokens=10) as attached:
+        together = model.generate(**prompts(*rows), **told)[:, -3:]
+        assert [(one.before, one.after < one.before) for one in attached.outcomes] == [(24, True), (8, False)]
+        single = model.generate(**prompts(rows[0]), **told)[:, -3:]
+    assert torch.equal(together, torch.cat((single, plain)))
+
+
+@main_stack
+def test_a_share_of_a_tiled_picture_is_divided_over_its_own_tiles() -> None:
+    from hf_models import CASES, prompts
+
+    case = CASES["llava_next"]
+    model = case.build()
+    with attach(model, "consensusdrop", tokens=0.5) as attached:
+        model.generate(**prompts([1, case.picture(0), 3], [1, case.picture(2), 3]), max_new_tokens=2, do_sample=False)
+        assert [(one.before, one.after) for one in attached.outcomes] == [(80, 40), (48, 24)]

@@ -1,0 +1,66 @@
+"""The same weights on two hosts: the embedded model in official LLaVA and in transformers gives the same answers,
+counts, choices and caches with every method.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from llava_consensus import cli, hosts
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.benchmarks import make as make_benchmark
+from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.budget import Budget
+
+pytestmark = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need version 5.19 or later"
+)
+DATA = Path("playground/mini")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
+    assert cli.main(["convert", "checkpoints/llava-mini", str(out)]) == 0
+    loading = hosts.Loading("cpu", "float32")
+    return hosts.load("checkpoints/llava-mini", loading), hosts.load(str(out), loading)
+
+
+def answers(host: Any, name: str, budget: int = 64) -> list[Any]:
+    """Six questions about six pictures, one about two of them, and one about none."""
+    benchmark = make_benchmark("gqa")
+    questions = benchmark.load(DATA)[:60:10]
+    with host.attach(make(name), Budget(budget)):
+        folder = benchmark.place(DATA) / benchmark.images
+        pictures = host.encode([open_image(folder / question.images[0]) for question in questions])
+        seen = [*([picture] for picture in pictures), pictures[:2], []]
+        texts = [*(question.text for question in questions), "Which is larger?", "What is two plus two?"]
+        return host.answer(seen, [hosts.Prompt(text, None, 8) for text in texts])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_both_hosts_answer_alike_with_every_method(both: tuple[Any, Any], name: str) -> None:
+    official, own = (answers(host, name) for host in both)
+    for left, right in zip(official, own, strict=True):
+        assert (left.text, left[1:5], left.prefill) == (right.text, right[1:5], right.prefill)
+        for one, other in zip(left.outcomes, right.outcomes, strict=True):
+            assert one[:4] == other[:4] and one.entering == other.entering
+            for (_, chosen), (_, again) in zip(one.reductions, other.reductions, strict=True):
+                assert torch.equal(chosen.kept, again.kept) and torch.equal(chosen.owner, again.owner)
+
+
+def test_a_host_of_transformers_has_no_named_templates(both: tuple[Any, Any], tmp_path: Path) -> None:
+    path = Path(both[1].model.config._name_or_path)
+    assert hosts.check(str(path)) == {"conversation": "chat template of the model"}
+    with pytest.raises(OptionError, match="Leave --conversation out"):
+        hosts.check(str(path), "vicuna_v1")
+
+
+def test_sizes_are_the_same(both: tuple[Any, Any]) -> None:
+    left, right = (host.shape(40)._asdict() for host in both)
+    different = {name for name in left if left[name] != right[name]}
+    assert different <= {"vocabulary", "joint", "text_tower"}, "one word more; the text side is not looked for"

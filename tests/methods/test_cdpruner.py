@@ -1,0 +1,269 @@
+"""CDPruner, and the text tower it needs of a host: maths by hand, CLIP's own features as oracle, and the embedded model
+with a whole CLIP model for a tower.
+"""
+
+import logging
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from models import IMAGE, LENGTH, tiny_llava, write_clip
+from prompts import ANYRES, batch, row, tiles
+from units import unit
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Loading, Prompt, load
+from llava_consensus.methods import make
+from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
+
+ROOT = Path(__file__).parents[2]
+MINI = ROOT / "checkpoints" / "llava-mini"
+
+
+def kernel_of(degrees: list[float], weights: list[float]) -> torch.Tensor:
+    angles = torch.tensor(degrees, dtype=torch.float64) * math.pi / 180
+    points, weight = torch.stack((angles.cos(), angles.sin()), -1), torch.tensor(weights, dtype=torch.float64)
+    return (weight[:, None] * (points @ points.T) * weight)[None]
+
+
+# ---- maths
+
+
+def test_worked_example() -> None:
+    """What is left after the first pick is .0948, .0625, .3491."""
+    kernel = kernel_of([0, 20, 30, 100], [1, 0.9, 0.5, 0.6])
+    assert greedy_map(kernel, 2).tolist() == [[0, 3]]
+    assert torch.diagonal(kernel[0]).tolist() == pytest.approx([1, 0.81, 0.25, 0.36])
+    left = torch.diagonal(kernel[0]) - kernel[0, 0].square() / kernel[0, 0, 0]
+    assert left[1:].tolist() == pytest.approx([0.0948, 0.0625, 0.3491], abs=1e-4)
+
+
+def test_greedy_map_equals_the_largest_determinants() -> None:
+    """Each pick maximises the determinant of what is picked so far (the definition)."""
+    points = torch.randn(20, 12, generator=torch.Generator().manual_seed(4)).double()
+    kernel = points @ points.T
+    chosen: list[int] = []
+    for _ in range(10):
+        volume = [
+            -1.0 if j in chosen else float(torch.linalg.det(kernel[[*chosen, j]][:, [*chosen, j]])) for j in range(20)
+        ]
+        chosen.append(max(range(20), key=lambda j: volume[j]))
+    assert greedy_map(kernel[None], 10).tolist() == [chosen]
+
+
+def test_no_token_is_repeated_past_the_rank_of_the_kernel() -> None:
+    """The authors' loop divides by the root of a negative number here and repeats one index."""
+    tokens = unit(size=24)  # six channels: rank six
+    result = make("cdpruner").reduce(tokens, Budget(15))
+    assert all(len(set(kept)) == 15 for kept in result.kept.tolist()) and torch.isfinite(result.fused).all()
+    same = tokens._replace(projected=torch.ones(2, 24, 6), clip=tokens.clip._replace(patches=torch.ones(2, 24, 7)))
+    assert make("cdpruner").reduce(same, Budget(3)).kept.tolist() == [[0, 1, 2]] * 2
+
+
+def test_relevance_is_the_negated_cosine_scaled_over_the_tiles_of_a_picture() -> None:
+    patches = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [3.0, 4.0]], [[2.0, 0.0], [0.0, 5.0]]])
+    text = torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).expand(3, -1, -1)
+    real = torch.tensor([[True, False]]).expand(3, -1)  # the second segment is padding
+    whole = WholePictures(torch.tensor([7, 7, 8]), torch.ones(3, 2, dtype=torch.bool))
+    found = relevance(ClipSides(patches, text, real), whole)
+    expected = torch.tensor([[0.0, 0.5], [1.0, 0.2], [0.0, 1.0]])  # cosines 1 0 | -1 .6 of one picture, 1 0 of another
+    assert torch.allclose(found, expected, atol=2e-6) and (found > 0).all()
+    toward = relevance(ClipSides(patches, text, real), whole, negated=False)
+    assert torch.allclose(toward, 1 - expected, atol=2e-6) and (toward > 0).all()
+    cut = whole._replace(present=torch.tensor([[True, True], [False, True], [True, True]]))  # unpadding took the -1
+    assert torch.allclose(relevance(ClipSides(patches, text, real), cut)[:2, 1], torch.tensor([1.0, 0.4]), atol=2e-6)
+
+
+def tiled(pictures: int, tiles: int, seed: int = 0) -> VisualTokens:
+    """Units of one tile each, of pictures that share nothing but the question."""
+    tokens = unit(batch=pictures * tiles, seed=seed)
+    picture = torch.arange(pictures).repeat_interleave(tiles)
+    assert tokens.clip is not None and tokens.whole is not None
+    text = tokens.clip.text[:1].expand_as(tokens.clip.text)
+    return tokens._replace(
+        picture=picture,
+        prompt=torch.zeros_like(picture),
+        clip=tokens.clip._replace(text=text),
+        whole=tokens.whole._replace(picture=picture),
+    )
+
+
+def units_of(tokens: VisualTokens, index: list[int]) -> VisualTokens:
+    """Some units, with all tiles still there."""
+    return tokens._replace(
+        projected=tokens.projected[index],
+        tile=tokens.tile[index],
+        patch=tokens.patch[index],
+        picture=tokens.picture[index],
+        prompt=tokens.prompt[index],
+    )
+
+
+def test_frames_of_a_video_have_each_their_own_scale() -> None:
+    """All frames are asked about by one prompt; what one shows must not change the scale of another."""
+    tokens, method = tiled(3, 1), make("cdpruner")
+    together = method.reduce(tokens, Budget(5))
+    assert torch.allclose(together.fused.amax(1), torch.ones(3), atol=1e-5)
+    louder = tokens.clip.patches.clone()
+    louder[1] = tokens.clip.text[1, :1]  # one frame shows just what is asked for
+    other = method.reduce(tokens._replace(clip=tokens.clip._replace(patches=louder)), Budget(5))
+    assert torch.equal(other.fused[[0, 2]], together.fused[[0, 2]])
+    assert not torch.equal(other.fused[1], together.fused[1])
+
+
+def test_tiles_with_uneven_shares_have_one_scale() -> None:
+    """64 tokens for five tiles are 13, 13, 13, 13 and 12: two groups, reduced one after the other, of one picture."""
+    tokens, method = tiled(1, 5), make("cdpruner")
+    shares = [share.tokens for share in Budget(64).share(5)]
+    assert shares == [13, 13, 13, 13, 12]
+    parts = [
+        method.reduce(units_of(tokens, [0, 1, 2, 3]), Budget(13)),
+        method.reduce(units_of(tokens, [4]), Budget(12)),
+    ]
+    every = torch.cat([part.fused for part in parts])
+    assert torch.equal(every, method.reduce(tokens, Budget(13)).fused)
+    assert (every.amax(1) >= 1).sum() == 1 and sum(part.kept.numel() for part in parts) == 64
+
+
+def test_theta_moves_from_diversity_to_relevance() -> None:
+    tokens = unit(size=24)
+    blind = make("cdpruner", theta=0.0).reduce(tokens, Budget(5)).kept
+    other = tokens._replace(clip=unit(size=24, seed=8).clip)
+    assert torch.equal(make("cdpruner", theta=0.0).reduce(other, Budget(5)).kept, blind)
+    assert not torch.equal(make("cdpruner", theta=0.9).reduce(tokens, Budget(5)).kept, blind)
+    found = make("cdpruner", theta=0.999).reduce(tokens, Budget(1))
+    assert torch.equal(found.kept[:, 0], found.fused.argmax(1))
+    with pytest.raises(OptionError, match="theta=1"):
+        make("cdpruner", theta=1)
+    with pytest.raises(OptionError, match="relevance='both' must be one of negated, cosine"):
+        make("cdpruner", relevance="both")
+
+
+def test_the_sentence_about_short_answers_is_no_question() -> None:
+    assert make("cdpruner").query("What is red?" + SHORT_ANSWER) == "What is red?"
+
+
+# ---- hosts
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    from transformers import CLIPImageProcessor
+
+    folder = tmp_path_factory.mktemp("whole_clip")
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+    model = write_clip(folder, {**vision, "image_size": IMAGE, "patch_size": 14})
+    size = {"height": IMAGE, "width": IMAGE}
+    CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size=size).save_pretrained(folder)
+    return SimpleNamespace(folder=folder, clip=model)
+
+
+@torch.no_grad()
+def test_relevance_on_a_host_equals_clips_own_features(clip_folder: SimpleNamespace) -> None:
+    model, clip = tiny_llava(clip_folder.folder), clip_folder.clip
+    questions = ["what is red?", "is there a very long dog behind the second or the third tree?"]  # one and three
+    ids, mask = batch(row(5), row(6))
+    images = tiles(2)
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with attached.asking([questions[0] + SHORT_ANSWER, questions[1]]):
+            model(ids, images=images, attention_mask=mask)
+        found = [outcome.reductions[0][1] for outcome in attached.outcomes]
+    from transformers import AutoTokenizer, CLIPTextModelWithProjection
+
+    text_model = CLIPTextModelWithProjection.from_pretrained(clip_folder.folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(clip_folder.folder)
+    vision = clip.vision_model
+    hidden = vision(images, output_hidden_states=True).hidden_states[-2][:, 1:]
+    patches = clip.visual_projection(vision.post_layernorm(hidden))
+    for index, question in enumerate(questions):
+        numbers = tokenizer(question).input_ids
+        segments = [numbers[start : start + LENGTH] for start in range(0, len(numbers), LENGTH)]
+        assert len(segments) == (1, 3)[index]
+        embeds = []
+        for one in segments:
+            blank = [0] * (LENGTH - len(one))
+            given = dict(input_ids=torch.tensor([one + blank]), attention_mask=torch.tensor([[1] * len(one) + blank]))
+            embeds.append(text_model(**given).text_embeds[0])
+        cosine = torch.nn.functional.cosine_similarity(patches[index][:, None], torch.stack(embeds)[None], dim=-1)
+        raw = -cosine.mean(1)
+        expected = (raw - raw.min() + 1e-6) / (raw.max() - raw.min())
+        assert torch.allclose(found[index].fused[0], expected, atol=1e-4)
+        assert found[index].kept.shape == (1, 6)
+
+
+@pytest.mark.parametrize("tokens", [20, 64])  # four for each tile; 13, 13, 13, 13 and 12
+@torch.no_grad()
+def test_tiles_of_a_picture_share_one_scale_and_the_question_matters(clip_folder: SimpleNamespace, tokens: int) -> None:
+    model = tiny_llava(clip_folder.folder, **ANYRES, mm_patch_merge_type="spatial")
+    ids, _ = batch(row(5))
+    kept = []
+    for question in ("what?", "where is it?"):
+        with attach(model, "cdpruner", tokens=tokens) as attached:
+            with attached.asking([question]):
+                model(ids, images=[tiles(5)], image_sizes=[(100, 100)])
+            parts = [reduction for _, reduction in attached.outcomes[0].reductions]
+        every = torch.cat([part.fused for part in parts])
+        assert every.shape == (5, 16) and sum(float(part.fused.max()) >= 1 for part in parts) == 1
+        kept.append(every)
+    assert not torch.allclose(*kept)
+
+
+@torch.no_grad()
+def test_frames_of_a_video_are_scaled_as_if_each_were_alone(clip_folder: SimpleNamespace) -> None:
+    model, images = tiny_llava(clip_folder.folder), tiles(3)
+    (together, _), (single, _) = batch(row(5, images=3)), batch(row(5))
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with attached.asking(["where is it?"]):
+            model(together, images=images)
+        frames = [outcome.reductions[0][1] for outcome in attached.outcomes]
+        assert len(frames) == 3
+        for index, frame in enumerate(frames):
+            with attached.asking(["where is it?"]):
+                model(single, images=images[index : index + 1])
+            alone = attached.outcomes[0].reductions[0][1]
+            assert torch.allclose(frame.fused, alone.fused, atol=1e-5) and torch.equal(frame.kept, alone.kept)
+
+
+def test_what_it_needs_is_said_when_it_is_missing(tower_folder: Path, clip_folder: SimpleNamespace) -> None:
+    with pytest.raises(OptionError, match=r"is a vision model alone.*Use a checkpoint"):
+        attach(tiny_llava(tower_folder), "cdpruner", tokens=6)
+    model, (ids, _) = tiny_llava(clip_folder.folder), batch(row(5))
+    with attach(model, "cdpruner", tokens=6) as attached:
+        with pytest.raises(OptionError, match=r"reads the question: say it around the call.* 1 texts, one for each"):
+            model(ids, images=tiles(1))
+        with pytest.raises(OptionError, match="1 texts, one for each"), attached.asking(["one", "two"]):
+            model(ids, images=tiles(1))
+    dense = model(ids, images=tiles(1)).logits
+    with attach(model, "cdpruner", tokens=16):
+        assert torch.equal(model(ids, images=tiles(1)).logits, dense)  # the full model asks for no question
+
+
+def test_the_embedded_model_answers(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Its vision tower is a whole CLIP model: it runs as `--method cdpruner`, in every batch alike."""
+    import transformers
+    from PIL import Image
+
+    monkeypatch.chdir(MINI.parents[1])
+    transformers.logging.get_logger()  # sets its own level and propagation, so before the next lines
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")
+    host = load("checkpoints/llava-mini", Loading("cpu"))
+    assert "text_model" not in caplog.text  # weights that LLaVA has no place for are no news
+    pictures = [Image.effect_noise((192, 192), 90).convert("RGB") for _ in range(2)]
+    prompts = [Prompt("What color is the ball?", max_new_tokens=3), Prompt("Is there a cat?", max_new_tokens=3)]
+    with host.attach(make("cdpruner"), Budget(64)):
+        encoded = host.encode(pictures)
+        asked = [[encoded[0]], [encoded[0]], [encoded[1]], [encoded[0]]]
+        together = host.answer(asked, [prompts[0], prompts[1], prompts[0], prompts[0]])
+        alone = [host.answer([own], [prompt]) for own, prompt in zip(asked[:3], [*prompts, prompts[0]], strict=True)]
+    assert [(one.before, one.after) for one in together] == [(576, 64)] * 4
+    for index, (one,) in enumerate(alone):
+        mine, theirs = together[index].outcomes[0].reductions[0][1], one.outcomes[0].reductions[0][1]
+        assert one.text == together[index].text and torch.equal(mine.kept, theirs.kept)
+    kept = [answer.outcomes[0].reductions[0][1].kept for answer in together]
+    assert torch.equal(kept[0], kept[3]) and not torch.equal(kept[0], kept[1])

@@ -1,0 +1,167 @@
+"""Methods against arrays their authors' code produced (tests/golden/README.md says how): equal indices, equal tokens
+to 1e-5.
+
+`.venv/bin/python tests/test_golden_tower.py` prints the largest deviation of every case.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models import BareModel
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.methods import make
+from llava_consensus.methods.divprune import spread_out
+from llava_consensus.methods.tome_post import merged
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TOLERANCE = 1e-5
+TOME = ["576_192", "576_128", "576_64", "576_32", "2880_640", "2880_320", "225_33", "576_64_plain"]
+FLAT = [(576, 192), (576, 128), (576, 64), (576, 32), (2880, 640), (2880, 320), (333, 47)]
+
+
+def golden(name: str) -> dict[str, torch.Tensor]:
+    """The arrays of one file."""
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def clip_tower(arrays: dict[str, torch.Tensor], side: int) -> Any:
+    """A CLIP tower with the weights the authors' ViT ran with."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    weight = {name.removeprefix("weight_"): value for name, value in arrays.items() if name.startswith("weight_")}
+    depth, width = weight["q"].shape[:2]
+    sizes = dict(hidden_size=width, intermediate_size=weight["fc1"].shape[1], num_hidden_layers=depth)
+    config = CLIPVisionConfig(
+        **sizes, num_attention_heads=2, image_size=2 * side, patch_size=2, hidden_act="gelu", layer_norm_eps=1e-5
+    )
+    model = CLIPVisionModel(config).eval()
+    inner: Any = getattr(model, "vision_model", model)
+    values = {
+        "embeddings.class_embedding": weight["cls"],
+        "embeddings.patch_embedding.weight": weight["patch"],
+        "embeddings.position_embedding.weight": arrays[f"positions_{side}"],
+        "pre_layrnorm.weight": weight["pre"],
+        "pre_layrnorm.bias": weight["pre_bias"],
+    }
+    modules = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.out_proj"}
+    for layer in range(depth):
+        front = f"encoder.layers.{layer}."
+        for short, module in (modules | {"fc1": "mlp.fc1", "fc2": "mlp.fc2"}).items():
+            values |= {f"{front}{module}.weight": weight[short][layer]}
+            values |= {f"{front}{module}.bias": weight[f"{short}_bias"][layer]}
+        for number in range(2):
+            values |= {f"{front}layer_norm{number + 1}.weight": weight["ln"][layer, number]}
+            values |= {f"{front}layer_norm{number + 1}.bias": weight["ln_bias"][layer, number]}
+    missing = inner.load_state_dict(values, strict=False)
+    assert not missing.unexpected_keys and all("post_layernorm" in key or "ids" in key for key in missing.missing_keys)
+    return model
+
+
+@torch.no_grad()
+def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
+    """Largest deviation of the tower's tokens; every patch must be in the token where the authors have it."""
+    total, tokens = (int(part) for part in case.split("_")[:2])
+    side = 15 if total == 225 else 24
+    images = arrays[f"images_{side}"] if total == 2880 else arrays[f"images_{side}"][:1]
+    method = make("tome", proportional="plain" not in case)
+    budget = Budget(tokens // len(images))
+    with Attachment(BareModel(clip_tower(arrays, side), side), method, budget) as attached:
+        tiles = attached.encode(images, [1] * len(images))
+    spread, slot = (
+        torch.cat(values) for values in zip(*((one.projected, one.parts["slot"]) for one in tiles), strict=True)
+    )
+    assert torch.equal(slot, arrays[f"owner_{case}"].long())
+    theirs = arrays[f"tokens_{case}"].gather(1, slot[..., None].expand_as(spread))
+    unit = VisualTokens(
+        spread, torch.arange(len(slot))[:, None].expand_as(slot), torch.arange(slot.shape[1]).expand_as(slot), slot=slot
+    )
+    reduction = method.reduce(unit, budget)
+    assert reduction.tokens.shape[1] * len(images) == tokens
+    assert torch.equal(reduction.tokens, spread.gather(1, reduction.source[..., None].expand_as(reduction.tokens)))
+    return float((spread - theirs).abs().max())
+
+
+def post_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
+    """The same for merging behind the tower."""
+    bag = merged(arrays[f"values_{size}"], arrays[f"metric_{size}"], count)
+    assert torch.equal(bag.place, arrays[f"owner_{size}_{count}"].long())
+    return float((bag.values - arrays[f"tokens_{size}_{count}"]).abs().max())
+
+
+def divprune_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
+    """The same tokens in the same order of picking; what is kept stands in the picture's order in both."""
+    points = arrays[f"tokens_{size}"][None]
+    theirs = arrays[f"picks_{size}_{count}"].long()
+    assert torch.equal(spread_out(points, count)[0], theirs)
+    places = torch.arange(size)[None]
+    reduction = make("divprune").reduce(VisualTokens(points, torch.zeros_like(places), places), Budget(count))
+    return float((reduction.tokens[0] - points[0, theirs.sort().values]).abs().max())
+
+
+def cdpruner_deviation(arrays: dict[str, torch.Tensor], case: str, count: int) -> float:
+    """The same tokens of every tile of one picture."""
+    points, patches = arrays[f"tokens_{case}"].float(), arrays[f"patches_{case}"]
+    tile = torch.arange(len(points))
+    text = arrays[f"text_{case}"].expand(len(points), -1, -1)
+    unit = VisualTokens(
+        points,
+        tile[:, None].expand(points.shape[:2]),
+        torch.arange(points.shape[1]).expand(points.shape[:2]),
+        clip=ClipSides(patches, text, torch.ones(text.shape[:2], dtype=torch.bool)),
+        whole=WholePictures(torch.zeros_like(tile), torch.ones(points.shape[:2], dtype=torch.bool)),
+    )
+    theirs = arrays[f"kept_{case}_{count}"].long()
+    reduction = make("cdpruner").reduce(unit, Budget(theirs.shape[1]))
+    assert torch.equal(reduction.kept, theirs)
+    return float((reduction.tokens - points.gather(1, theirs[..., None].expand_as(reduction.tokens))).abs().max())
+
+
+@pytest.mark.parametrize("case", TOME)
+def test_tome(case: str) -> None:
+    """A ViT of timm with CLIP weights, patched by the authors; in 2880 five tiles as one batch. Ours stands in raster
+    order of first patches afterwards, theirs in the order merging leaves.
+    """
+    assert tome_deviation(golden("tome"), case) < TOLERANCE
+
+
+@pytest.mark.parametrize(("size", "count"), FLAT)
+def test_tome_post(size: int, count: int) -> None:
+    """The authors' matching without a class token, repeated; the repetition is ours (they publish none)."""
+    assert post_deviation(golden("tome_post"), size, count) < TOLERANCE
+
+
+@pytest.mark.parametrize(("size", "count"), FLAT)
+def test_divprune(size: int, count: int) -> None:
+    """Where tokens repeat, ours must differ: tests/test_divprune.py says how."""
+    assert divprune_deviation(golden("divprune"), size, count) == 0.0
+
+
+@pytest.mark.parametrize(("size", "count"), FLAT)
+def test_cdpruner(size: int, count: int) -> None:
+    """In 2880 five tiles of one picture share one scale of relevance, as in the authors' batch. Past the rank of the
+    kernel ours must differ: tests/test_cdpruner.py.
+    """
+    assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0
+
+
+def test_a_wrong_index_would_be_noticed() -> None:
+    arrays = golden("divprune")
+    arrays["picks_333_47"] = arrays["picks_333_47"].flip(0)
+    with pytest.raises(AssertionError):
+        divprune_deviation(arrays, 333, 47)
+
+
+if __name__ == "__main__":
+    for case in TOME:
+        print(f"tome {case}: {tome_deviation(golden('tome'), case):.1e}")
+    for size, count in FLAT:
+        print(f"tome_post {size}_{count}: {post_deviation(golden('tome_post'), size, count):.1e}")
+        print(f"cdpruner {size}_{count}: {cdpruner_deviation(golden('cdpruner'), str(size), count):.1e}")
+        print(f"divprune {size}_{count}: {divprune_deviation(golden('divprune'), size, count):.1e}")

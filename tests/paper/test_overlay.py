@@ -1,0 +1,190 @@
+"""The picture of what was kept: as it is where kept, pale and tinted where merged, nearly white where dropped; cropped
+as the original. The same of tiled pictures, clips and saliencies.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny_llava
+from PIL import Image
+from prompts import ANYRES, batch, row, tiles
+
+from llava_consensus import attach
+from llava_consensus.evaluation.report.overlay import fates, heat, overlap, overlay, picture, selection, tint, view
+from llava_consensus.evaluation.report.sheet import contact_sheet
+from llava_consensus.hosts.sequence.patches import patches
+
+GRAY = 160
+
+
+def middle(picture: Image.Image, row: int, column: int, grid: int, size: tuple[int, int]) -> np.ndarray:
+    """Mean colour inside one patch of the padded square, in the cropped picture."""
+    scale = picture.width / size[0]
+    side = max(size)
+    left = (column + 0.5) * side / grid - (side - size[0]) // 2
+    top = (row + 0.5) * side / grid - (side - size[1]) // 2
+    x, y, reach = round(left * scale), round(top * scale), 4
+    return np.asarray(picture, dtype=float)[y - reach : y + reach, x - reach : x + reach].mean((0, 1))
+
+
+@pytest.mark.parametrize("size", [(240, 240), (240, 120), (120, 240), (240, 90)])
+def test_patches_look_like_what_happened_to_them(size: tuple[int, int]) -> None:
+    image = Image.new("RGB", size, (GRAY, GRAY, GRAY))
+    grid = 8
+    owner = np.full(64, -1)
+    row = 4  # within the picture in every shape
+    at = [row * grid + column for column in range(3, 6)]
+    owner[at[0]], owner[at[1]], owner[at[1] - grid], owner[at[2]] = 0, 1, 1, -1
+    picture = overlay(image, [at[0]], [at[1]], owner, grid)
+    assert picture.width / picture.height == pytest.approx(size[0] / size[1], rel=0.02)
+    assert np.allclose(middle(picture, row, 3, grid, size), GRAY, atol=2)
+    dropped = middle(picture, row, 5, grid, size)
+    assert dropped.min() > 230 and np.ptp(dropped) < 3
+    merged = middle(picture, row - 1, 4, grid, size)
+    assert np.ptp(merged) > 20 and merged.mean() < dropped.mean() - 20
+    assert np.ptp(middle(picture, row, 4, grid, size)) > np.ptp(merged)  # the anchor's dot
+
+
+def test_two_anchors_have_two_colours() -> None:
+    owner = np.repeat([0, 1], 32)
+    picture = overlay(Image.new("RGB", (80, 80), "white"), [], [0, 63], owner, 8)
+    upper, lower = (middle(picture, row, 4, 8, (80, 80)) for row in (2, 5))
+    assert np.abs(upper - lower).max() > 30
+
+
+def test_all_kept_is_the_picture_itself() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (768, 768, 3), dtype=np.uint8))
+    assert np.array_equal(overlay(image, np.arange(576), [], np.arange(576), 24), image)
+
+
+def test_tokens_merged_into_kept_patches_are_tinted_by_them() -> None:
+    owner = np.zeros(16, dtype=int)
+    picture = overlay(Image.new("RGB", (64, 64), "gray"), [5], [], owner, 4)
+    assert np.ptp(middle(picture, 3, 3, 4, (64, 64))) > 20
+
+
+def test_kept_and_merged_patches_may_be_shown_alone() -> None:
+    image, owner = Image.new("RGB", (64, 64), (200, 40, 40)), np.array([0, 1, 1, -1])
+    seen, known = view(image, (2, 2)), fates([0], [1], owner)
+    alone = {name: selection(seen, known, (name,)) for name in ("kept", "merged")}
+    assert np.allclose(middle(alone["kept"], 0, 0, 2, (64, 64)), (200, 40, 40), atol=2)
+    assert middle(alone["kept"], 1, 0, 2, (64, 64)).min() > 230
+    assert middle(alone["merged"], 0, 0, 2, (64, 64)).min() > 230
+    assert np.ptp(middle(alone["merged"], 1, 0, 2, (64, 64))) > 20
+
+
+def test_kept_merged_and_dropped_differ_in_lightness_alone() -> None:
+    """So that nobody needs colours, whatever the tint of the merged token is."""
+    for number in range(21):
+        owner = np.array([*range(1, number + 2), 0, -1] + [-1] * (64 - number - 3))
+        owner[40 : 40 + number + 1] = owner[: number + 1]
+        drawn = selection(view(Image.new("RGB", (640, 640), (90, 90, 90)), (8, 8)),
+                          fates([number + 1], range(number + 1), owner))  # fmt: skip
+        kept, merged, dropped = (
+            middle(drawn, *divmod(place, 8), 8, (640, 640)) @ (0.299, 0.587, 0.114) for place in (number + 1, 40, 63)
+        )
+        assert kept + 25 < merged < dropped - 25, f"tint {number}"
+
+
+def test_tints_are_pale_and_differ() -> None:
+    tints = [tint(number) for number in range(21)]
+    assert len(set(tints)) == 21 and all(np.mean(one) > 110 for one in tints)
+
+
+def test_a_heat_map_is_bright_where_a_saliency_is() -> None:
+    pytest.importorskip("matplotlib")
+    seen = view(Image.new("RGB", (64, 32), "gray"), (4, 4))
+    drawn = heat(seen, [0.0] * 6 + [1.0] + [float("nan")] * 9)
+    assert drawn.size == picture(seen).size
+    assert middle(drawn, 1, 2, 4, (64, 32)).sum() > middle(drawn, 2, 2, 4, (64, 32)).sum() + 100
+    flat = heat(seen, [0.5] * 16)
+    assert flat.size == drawn.size
+
+
+def test_patches_in_both_sets_have_a_colour_of_their_own() -> None:
+    seen = view(Image.new("RGB", (64, 64), "white"), (2, 2))
+    drawn = overlap(seen, {(0, 158, 115): [0, 1], (0, 114, 178): [1, 2]}, (230, 159, 0), [], (0, 0, 0))
+    found = [tuple(middle(drawn, *divmod(place, 2), 2, (64, 64))) for place in range(4)]
+    assert len(set(found)) == 4 and found[1][0] > found[0][0] and found[1][0] > found[2][0]
+
+
+def test_the_grid_must_fit() -> None:
+    with pytest.raises(ValueError, match="grid is 3 x 3"):
+        overlay(Image.new("RGB", (9, 9)), [0], [], np.zeros(8), 3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 900), st.integers(1, 900)),
+    grid=st.tuples(st.integers(1, 27), st.integers(1, 27)),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_works(size: tuple[int, int], grid: tuple[int, int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count = grid[0] * grid[1]
+    kept, anchors = np.split(random.permutation(count)[: max(1, count // 3)], [max(1, count // 4)])
+    owner = random.integers(-1, kept.size + anchors.size, count)
+    owner[kept], owner[anchors] = np.arange(kept.size), kept.size + np.arange(anchors.size)
+    picture = overlay(Image.new("RGB", size), kept, anchors, owner, grid)
+    assert picture.mode == "RGB" and min(picture.size) >= 1 and max(picture.size) <= 1200
+
+
+def test_contact_sheet_lays_out_rows_and_wraps_captions() -> None:
+    panels = [(f"panel {number}, with a caption that is long enough for two lines", Image.new("RGB", (40, 30), "red"))
+              for number in range(3)]  # fmt: skip
+    two, three = contact_sheet(panels, 2), contact_sheet(panels, 3)
+    assert two.height > three.height and two.width < three.width
+    assert contact_sheet(panels, 3, legend=False).height < three.height
+    assert contact_sheet(panels[:1], 4).width < two.width
+    with pytest.raises(ValueError, match="panels"):
+        contact_sheet([], 2)
+
+
+def test_a_tiled_picture_is_drawn_whole_and_in_tiles() -> None:
+    """A wide picture in 1 x 2 tiles of 4 x 4 patches: one patch of each view kept, one anchor for patches of both."""
+    owner = np.full(16 + 32, -1)
+    kept, anchor = [5, 16 + 2 * 8 + 6], 16 + 1 * 8 + 1
+    owner[kept], owner[[0, anchor]] = [0, 1], 2
+    known, picture = fates(kept, [anchor], owner), Image.new("RGB", (400, 200), (GRAY,) * 3)
+    whole, grid = (
+        selection(view(picture.resize((200, 200)), (4, 4)), known),
+        selection(view(picture, (4, 8), 16), known),
+    )
+    assert whole.width == whole.height and grid.width == 2 * grid.height
+
+    def seen(picture: Image.Image, line: int, column: int, cells: tuple[int, int]) -> np.ndarray:
+        x, y = (round((place + 0.5) * size) for place, size in
+                ((column, picture.width / cells[1]), (line, picture.height / cells[0])))  # fmt: skip
+        return np.asarray(picture, dtype=float)[y - 3 : y + 3, x - 3 : x + 3].mean((0, 1))
+
+    assert np.allclose(seen(whole, 1, 1, (4, 4)), GRAY, atol=2) and np.allclose(seen(grid, 2, 6, (4, 8)), GRAY, atol=2)
+    assert seen(whole, 3, 3, (4, 4)).min() > 230 and seen(grid, 3, 3, (4, 8)).min() > 230
+    dot, tint = seen(grid, 1, 1, (4, 8)), seen(whole, 0, 0, (4, 4))
+    assert np.ptp(dot) > np.ptp(tint) > 20 and dot.argmax() == tint.argmax()
+
+
+@pytest.mark.parametrize("tile_budget", ["per_tile", "global"])
+@torch.no_grad()
+def test_patches_are_numbered_as_the_views_lie(tower_folder: Path, tile_budget: str) -> None:
+    """Of a picture that unpadding cuts rows from: every kept place is a token of its view."""
+    model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial_unpad")
+    ids, _ = batch(row(5))
+    with attach(model, "consensusdrop", 20, order="raster", merged=5, tile_budget=tile_budget) as attached:
+        model(ids, images=[tiles(5)], image_sizes=[(100, 60)])
+    (outcome,) = attached.outcomes
+    found = patches(outcome, 4, 2)
+    owner = np.array(found.owner)
+    assert len(found.owner) == 16 + 64 and (owner[:16] >= 0).all()
+    grid = owner[16:].reshape(8, 8)
+    assert (grid[2:6] >= 0).all() and (grid[[0, 1, 6, 7]] == -1).all(), "the outer rows are padding"
+    assert len(found.kept) + len(found.anchors) == 20 == len(set(owner[owner >= 0].tolist()))
+    tile, token = (part.numpy() for part in outcome.origin)
+    for place in found.kept:
+        view, cell = divmod(place - 16, 64) if place >= 16 else (-1, place)
+        line, column = divmod(cell, 8 if view == 0 else 4)
+        number = 0 if view < 0 else 1 + line // 4 * 2 + column // 4
+        assert ((tile == number) & (token == line % 4 * 4 + column % 4)).sum() == 1

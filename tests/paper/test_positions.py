@@ -1,0 +1,128 @@
+"""Kept and closed-up positions: the study's method beside those that act behind the tower, the attention that is read,
+and the command. Run: `pytest tests/test_positions.py`.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models import tiny_llava
+from PIL import Image
+from prompts import batch, row, tiles
+
+from llava_consensus import attach, cli, hosts
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Prompt
+from llava_consensus.methods import make
+from llava_consensus.paper.study.positions import ClosedFrom, attention_by_place
+from llava_consensus.reduction.budget import Budget
+
+TOKENS = 6
+ROOT = Path(__file__).parents[2]
+QUESTION = Prompt("Is there a dog?")
+needs_5 = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5, reason="transformers 4 does not advance given positions"
+)
+
+
+@pytest.fixture(scope="module")
+def mini() -> Any:
+    return hosts.load(str(ROOT / "checkpoints/llava-mini"))
+
+
+@pytest.fixture(scope="module")
+def scene() -> Image.Image:
+    return Image.open(sorted((ROOT / "playground/mini/eval/gqa/data/images").glob("*.jpg"))[0]).convert("RGB")
+
+
+def logits(model: Any, prompt: SimpleNamespace) -> torch.Tensor:
+    mask = torch.ones_like(prompt.ids)
+    found: torch.Tensor = model(prompt.ids, images=prompt.images, attention_mask=mask, use_cache=False).logits[0, -1]
+    return found
+
+
+@needs_5
+@torch.no_grad()
+@pytest.mark.parametrize("closed_from, positions", [(0, "renumber"), (None, "keep")])
+def test_from_the_first_layer_on_it_is_the_policy_of_a_method_behind_the_tower(
+    llava_model: Any, prompt: SimpleNamespace, closed_from: int | None, positions: str
+) -> None:
+    with hosts.wrap(llava_model).attach(ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
+        inside = logits(llava_model, prompt)
+    with attach(llava_model, tokens=TOKENS, alpha=1.0, merged=0, positions=positions):
+        behind = logits(llava_model, prompt)
+    assert torch.allclose(inside, behind, atol=1e-4)
+
+
+@needs_5
+@torch.no_grad()
+def test_a_later_layer_lies_between_the_two(llava_model: Any, prompt: SimpleNamespace) -> None:
+    found = {}
+    for layer in (None, 0, 1):
+        with hosts.wrap(llava_model).attach(ClosedFrom(closed_from=layer), Budget(TOKENS)):
+            found[layer] = logits(llava_model, prompt)
+    assert not torch.allclose(found[1], found[None], atol=1e-4) and not torch.allclose(found[1], found[0], atol=1e-4)
+
+
+@needs_5
+@torch.no_grad()
+@pytest.mark.parametrize("closed_from", [None, 0, 1])
+def test_batches_of_different_prompts_answer_as_single_ones(tower_folder: Path, closed_from: int | None) -> None:
+    """The cache of the first layer is shorter than the prompt, and still every step finds its columns."""
+    model = tiny_llava(tower_folder, tokenizer_padding_side="left")
+    rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2)]
+    images = tiles(3)
+    ids, mask = batch(*rows, left=True)
+    with hosts.wrap(model).attach(ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
+        together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        for index, one in enumerate(rows):
+            alone = model.generate(
+                torch.tensor([one]), images=images[index : index + 1], max_new_tokens=6, do_sample=False
+            )
+            assert together[index].tolist() == alone[0].tolist()
+
+
+def test_a_layer_the_model_does_not_have_is_refused(llava_model: Any, prompt: SimpleNamespace) -> None:
+    host = hosts.wrap(llava_model)
+    nine = pytest.raises(OptionError, match=r"closed_from=9 must be in 0\.\.")
+    with nine, host.attach(ClosedFrom(closed_from=9), Budget(TOKENS)):
+        logits(llava_model, prompt)
+    with pytest.raises(OptionError, match="closed_from"):
+        ClosedFrom(closed_from=1.5)  # type: ignore[arg-type]
+
+
+def test_attention_falls_on_the_tokens_that_stay(mini: Any, scene: Any) -> None:
+    """With as many stretches as patches, only those of kept tokens have any; nothing is more than all attention."""
+    shares = attention_by_place(mini, make("vispruner"), 64, [lambda: (mini.encode([scene]), QUESTION)], 576)
+    found = torch.tensor(shares)
+    assert found.shape == (4, 576) and ((found > 0).sum(1) == 64).all() and (found.sum(1) < 1).all()
+    shares = attention_by_place(mini, make("full"), 576, [lambda: (mini.encode([scene]), QUESTION)], 576)
+    full = torch.tensor(shares)
+    assert ((full > 0).sum(1) == 576).all()
+
+
+@needs_5
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["positions", "--limit", "2", "--look", "1", "--out", str(tmp_path), "--device", "cpu", "--no-progress"]
+    assert cli.main(given) == 0
+    said = capsys.readouterr().out
+    assert "closed up from layer 4 on" in said and "**layer 4**" in said
+    content = json.loads((tmp_path / "positions.json").read_text())
+    assert [one["closed_from"] for one in content["layers"]] == ["full", None, 0, 1, 2, 3]
+    assert len(content["attention"]) == 3 * 4 and len(content["attention"][0]["stretches"]) == 24
+    assert cli.main([*given, "--workers", "2"]) == 2
+
+
+@torch.no_grad()
+def test_older_versions_refuse_to_drop_before_the_first_layer(
+    llava_model: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = SimpleNamespace(__version__="4.37.2")
+    monkeypatch.setattr("llava_consensus.hosts.decoder.forwards.transformers", older)
+    refused = pytest.raises(OptionError, match="needs transformers >= 5")
+    with hosts.wrap(llava_model).attach(ClosedFrom(), Budget(TOKENS)), refused:
+        logits(llava_model, prompt)

@@ -1,0 +1,200 @@
+"""The controlled study: the worked example, both sides inside the language model on tiny models of several hosts, every
+layer's attention beside SCAP, and what the study's files say.
+"""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hf_models
+import pytest
+import torch
+import transformers
+from fakes import Fake, FakeHost, make_data, make_model
+from models import PATCHES
+from run_folders import store
+from units import WATCH, seen, view_of
+
+from llava_consensus import attach, cli, hosts
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.benchmarks import BENCHMARKS
+from llava_consensus.paper import study_tables as report
+from llava_consensus.paper.study import results
+from llava_consensus.paper.study.format import STRETCHES
+from llava_consensus.paper.study.layers import LayerProbe, by_position, rank_correlation
+from llava_consensus.paper.study.selection import Selection
+from llava_consensus.reduction.budget import Budget
+
+S_V = [0.10, 0.40, 0.05, 0.20, 0.05, 0.20]
+S_C = [0.27, 0.045, 0.225, 0.09, 0.225, 0.045]
+MAIN = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 19)
+
+
+def choose(kept: int, **options: Any) -> Any:
+    view = view_of(S_C, kept, tower=seen(S_V, None, [0.0] * 6))
+    return Selection(**options).select(view, WATCH)
+
+
+def test_worked_example() -> None:
+    chosen = choose(4, scores="recovery", student="vision", rate=0.5)
+    assert chosen.kept.tolist() == [[0, 1, 2, 3]]
+    assert chosen.measures["agreement"].tolist() == [0.5] and chosen.measures["correction"].tolist() == [1.0]
+    assert choose(4, scores="vision").kept.tolist() == [[0, 1, 3, 5]]
+    assert choose(4, scores="cross").kept.tolist() == [[0, 2, 3, 4]]
+    assert set(choose(4, scores="cross").measures) == {"agreement"}
+
+
+@pytest.mark.parametrize("options", [{"scores": "both"}, {"student": "text"}, {"rate": 1.5}, {"layer": "two"}])
+def test_a_selection_out_of_bounds_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Selection(**options)
+
+
+def test_the_cut_is_after_layer_2_counted_from_1() -> None:
+    assert Selection().entering(Budget(144), 576, 32) == [576] * 2 + [144] * 30
+    assert Selection(layer=1).entering(Budget(144), 576, 32) == [576] + [144] * 31
+
+
+def by(attached: Any) -> list[list[int]]:
+    return [outcome.reductions[0][1].kept[0].tolist() for outcome in attached.outcomes]
+
+
+@torch.no_grad()
+def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model: Any, prompt: SimpleNamespace) -> None:
+    """The vision side ranks as a method behind the tower does, the cross-modal side as FastV in the same layer."""
+    tokens = 6
+    same = {}
+    for name, options in (("consensusdrop", {"alpha": 1.0, "merged": 0}), ("fastv", {"layer": 2})):
+        with attach(llava_model, name, tokens=tokens, **options) as attached:
+            llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
+            same[name] = by(attached)
+    for scores, name in (("vision", "consensusdrop"), ("cross", "fastv")):
+        with hosts.wrap(llava_model).attach(Selection(scores=scores, layer=2), Budget(tokens)) as attached:
+            llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
+            assert by(attached) == same[name]
+            measured = attached.outcomes[0].reductions[0][1].measures["agreement"]
+    shared = set(same["consensusdrop"][0]) & set(same["fastv"][0])
+    assert measured.tolist() == [[pytest.approx(len(shared) / tokens)]]
+
+
+@pytest.mark.skipif(not MAIN, reason="models of transformers need version 5.19 or later")
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
+@torch.no_grad()
+def test_both_sides_inside_models_of_transformers(name: str) -> None:
+    case = hf_models.CASES[name]
+    model = case.build()
+    inputs = hf_models.prompts([1, 5, 6, case.picture(0), 7, 8], [1, case.picture(1), 7, 8, 9])
+    with attach(model, "consensusdrop", case.tokens, merged=0, alpha=1.0, tile_budget="global") as attached:
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        vision = by(attached)
+    with hosts.wrap(model).attach(Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
+        model.generate(**inputs, max_new_tokens=2, do_sample=False)
+        assert by(attached) == vision
+
+
+@torch.no_grad()
+def test_looking_at_every_layer_changes_no_answer_and_layer_1_is_scap(
+    llava_model: Any, prompt: SimpleNamespace
+) -> None:
+    plain = llava_model(prompt.ids, images=prompt.images).logits
+    with hosts.wrap(llava_model).attach(LayerProbe(), Budget(4)) as attached:
+        logits = llava_model(prompt.ids, images=prompt.images).logits
+        measures = attached.outcomes[0].reductions[0][1].measures
+    assert torch.allclose(logits, plain, atol=1e-5) and attached.outcomes[0].after == PATCHES
+    for aggregate in ("all", "last", "max"):
+        correlation, overlap = (measures[f"{what}_{aggregate}"][0] for what in ("correlation", "overlap"))
+        assert correlation.shape == overlap.shape == (3,)
+        assert correlation[0] == overlap[0] == 1.0 and (correlation[1:] < 1).all()
+    for rope, name in ((True, "rotated"), (False, "plain")):
+        with attach(llava_model, tokens=4, scap_rope=rope) as attached:
+            llava_model(prompt.ids, images=prompt.images)
+            scap = attached.outcomes[0].reductions[0][1].cross
+        assert torch.allclose(measures[name][0, 0], by_position(scap)[0], atol=1e-4)
+
+
+def test_rank_correlation_and_stretches() -> None:
+    rising = torch.arange(48.0)[None]
+    assert rank_correlation(rising, rising**2).tolist() == [1.0]
+    assert rank_correlation(rising, -rising).tolist() == [-1.0]
+    found = by_position(rising)
+    assert found.shape == (1, STRETCHES) and found.mean() == pytest.approx(1.0) and found[0, 0] < found[0, -1]
+
+
+# ---- files
+
+
+def run_of(out: Path, scores: str, right: list[float], picture: dict[str, Any] | None, **options: Any) -> Path:
+    """A run of the study as the harness leaves it."""
+    chosen = {"scores": scores, "student": "vision", "rate": 0.1, "layer": None, **options}
+    folder = store(out, right, method="Selection", tokens=0.25, options=chosen, changed=chosen)
+    lines = [json.dumps({"metadata": {"measures": [picture]} if picture else {}}) for _ in right]
+    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    wrong, right = [0.0] * 40 + [1.0] * 60, [1.0] * 40 + [1.0] * 60
+    return [
+        store(tmp_path, right, method="full", tokens=None, options={}),
+        run_of(tmp_path, "vision", wrong, {"agreement": [0.75]}),
+        run_of(tmp_path, "recovery", right, {"agreement": [0.75], "correction": [0.5]}, rate=0.3),
+    ]
+
+
+def test_rows_of_the_study(folders: list[Path]) -> None:
+    content = results.study(folders)
+    full, vision, recovery = content["rows"]
+    assert (full["scores"], full["retention"], full["agreement"], full["gain"]) == ("full", 1.0, None, None)
+    assert (vision["scores"], vision["retention"], vision["rate"], vision["student"]) == ("vision", 0.25, None, None)
+    assert vision["disagreement"] == 0.25 and vision["correction"] is None and vision["accuracy"] == 60.0
+    assert (recovery["student"], recovery["rate"], recovery["correction"]) == ("vision", 0.3, 0.5)
+    assert recovery["gain"] == pytest.approx(40.0) and recovery["p"] < 0.001
+    assert recovery["gain_interval"][0] > 25 and content["description"]["layer"] is None
+
+
+def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
+    accuracy, gain, disagreement = report.tables(results.study(folders))
+    assert [group.heading for group in accuracy.groups] == ["Retain 100 % of the tokens", "Retain 25 % of the tokens"]
+    ((name, cell),) = gain.groups[0].lines
+    assert name == "recovery, vision student, r = 0.3" and cell.startswith("+40.0 (") and cell.endswith("‡")
+    assert disagreement.groups[0].lines[0][1] == "25.0 / 50.0"
+
+
+def test_a_probe_that_compared_nothing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no picture"):
+        results.scap(run_of(tmp_path, "vision", [1.0], None))
+
+
+def test_scap_of_recorded_layers(tmp_path: Path) -> None:
+    values = {f"{what}_{name}": [1.0, 0.5] for what in ("correlation", "overlap") for name in ("all", "last", "max")}
+    picture = {**values, "rotated": [[2.0, 0.0]], "plain": [[1.0, 1.0]]}
+    content = results.scap(run_of(tmp_path, "vision", [1.0, 0.0], picture))
+    assert content["layers"][1] == {"layer": 2, "aggregate": "all", "correlation": 0.5, "overlap": 0.5}
+    assert content["positions"] == [
+        {"rotated": True, "saliency": [2.0, 0.0]},
+        {"rotated": False, "saliency": [1.0, 1.0]},
+    ]
+    layers, positions = report.scap_tables(content)
+    assert len(layers.groups[0].lines) == 2 and positions.groups[0].lines[0] == ("1", "2.00", "1.00")
+
+
+def test_the_command_runs_goes_on_and_leaves_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(BENCHMARKS, "fake", Fake)
+    loads: list[FakeHost] = []
+    monkeypatch.setattr(hosts, "load", lambda *_: loads.append(FakeHost()) or loads[-1])
+    make_model(tmp_path / "model")
+    data, out = make_data(tmp_path / "data"), tmp_path / "out"
+    place = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]
+    line = ["study", "--bench", "fake", "--rates", "0.1", "--scap-bench", "none", *place, "--out", str(out)]
+    assert cli.main(line) == 0 == cli.main(line)
+    assert len(loads) == 1, "the model is loaded once, and not at all for what is complete"
+    rows = json.loads((out / "study.json").read_text())["rows"]
+    assert [row["scores"] for row in rows].count("recovery") == 4 and len(rows) == 9
+    assert {path.name for path in out.glob("study.*")} == {"study.json", "study.md", "study.tex", "study.csv"}
+    assert len(list(out.glob("*/config.json"))) == 1, "selections stand apart from runs of methods"
+    assert cli.main([*line, "--rates", "many"]) == 2 and "numbers from 0 to 1" in capsys.readouterr().err
+    assert cli.main([*line, "--retention", "144"]) == 2 and "shares of the tokens" in capsys.readouterr().err

@@ -1,0 +1,158 @@
+"""Imports point one way (docs/design.md), nothing heavy happens at import, and the prose names what exists."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from units import work
+
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.costs import SHAPES
+
+PACKAGE = Path(__file__).parents[2] / "llava_consensus"
+MAY_IMPORT = {  # layer of the package -> layers it may import, beside itself
+    "errors": set(),
+    "reduction": {"errors"},
+    "methods": {"reduction", "errors"},
+    "hosts": {"methods", "reduction", "errors"},
+    "evaluation": {"hosts", "methods", "reduction", "errors"},
+    "paper": {"evaluation", "hosts", "methods", "reduction", "errors"},
+    "training": {"evaluation", "hosts", "methods", "reduction", "errors"},
+    "demo": {"evaluation", "hosts", "methods", "reduction", "errors"},
+}
+FREE = {"cli", "__init__"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def part(path: Path) -> str:
+    """The room a file belongs to: its folder, or its own name."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of everything a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = part(path)
+    if own in FREE:
+        return
+    assert own in MAY_IMPORT, f"{own} is new: say in this test and in docs/design.md what it may import"
+    used = {name.split(".")[1] for name in imported(path) if name.startswith("llava_consensus.")} - {own}
+    assert used <= MAY_IMPORT[own], f"{own} must not import {sorted(used - MAY_IMPORT[own])}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_alone(path: Path) -> None:
+    outside = {name.split(".")[0] for name in imported(path)}
+    if part(path) not in {"hosts", "training"}:
+        assert not outside & {"llava", "transformers"}
+    if part(path) in {"reduction", "methods"}:
+        assert outside - set(sys.stdlib_module_names) <= {"torch", "llava_consensus"}
+    if part(path) == "report":
+        assert "torch" not in outside
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def at_once(path: Path, names: set[str]) -> set[str]:
+    """Modules of the package that a file imports when it is imported, not later and not for types alone."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            whole = f"{node.module}.{alias.name}"
+            found.add(whole if whole in names else str(node.module))
+    return found & names
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    names = {module_name(path) for path in MODULES}
+    needs = {module_name(path): at_once(path, names) for path in MODULES}
+    while free := {name for name, needed in needs.items() if not needed & needs.keys() - {name}}:
+        needs = {name: needed for name, needed in needs.items() if name not in free}
+    assert not needs, f"these import each other: {sorted(needs)}"
+
+
+def test_importing_the_package_and_its_command_line_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, llava_consensus, llava_consensus.cli;"
+        "print(sorted({'torch', 'transformers', 'llava', 'PIL'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+ON_THE_CPU_ALONE = {"_halve_long"}  # functions that say so and are called there alone: nobody waits there
+
+
+def test_no_tensor_is_read_in_the_reduction_path() -> None:
+    files = [path for path in MODULES if part(path) in {"reduction", "methods"}]
+    calls = [
+        f"{path.name}:{node.lineno}"
+        for path in files
+        for function in ast.parse(path.read_text()).body
+        if getattr(function, "name", "") not in ON_THE_CPU_ALONE
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "cpu", "numpy", "nonzero")
+    ]
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_no_method_waits_for_the_device(name: str) -> None:
+    """Tensors on the device "meta" have no numbers, so `int(tensor)`, `float(tensor)`, `bool(tensor)`, `if tensor`,
+    `.item()`, `.tolist()`, `.cpu()` and `nonzero` are errors, wherever they stand. The one check that is meant to wait,
+    `ensure_finite` on the CPU, is queued on every other device, so it is passed here too.
+    """
+    work(make(name), SHAPES["llava-1.5-7b"], 64)
+
+
+@pytest.mark.parametrize("options", [("prumerge", "budget", "adaptive"), ("sparsevlm", "version", "1.0")])
+@torch.no_grad()
+def test_only_adaptive_methods_wait(options: tuple[str, str, str]) -> None:
+    """They say so: how many tokens they leave is read from the data."""
+    name, option, value = options
+    method = make(name, **{option: value})
+    assert method.adaptive and not make(name).adaptive
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        work(method, SHAPES["llava-1.5-7b"], 64)
+
+
+WAITING: list[Callable[[torch.Tensor], object]] = [
+    lambda tensor: int(tensor),
+    lambda tensor: float(tensor),
+    lambda tensor: bool(tensor),
+    lambda tensor: 1 if tensor else 0,
+    lambda tensor: tensor.item(),
+    lambda tensor: tensor[None].tolist(),
+    lambda tensor: tensor.cpu(),
+    lambda tensor: torch.equal(tensor, tensor + 1),
+    lambda tensor: torch.ones(3, device="meta")[tensor[None] > 0],
+    lambda tensor: tensor[None].nonzero(),
+]
+
+
+@pytest.mark.parametrize("read", WAITING)
+def test_every_way_of_waiting_is_noticed(read: Callable[[torch.Tensor], object]) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        read(torch.empty((), device="meta"))

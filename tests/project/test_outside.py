@@ -1,0 +1,137 @@
+"""Question files and videos of strangers lead nowhere else, and large pictures are few at a time.
+
+Run: `pytest tests/test_outside.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeHost, config, make_place
+from PIL import Image
+
+from llava_consensus import cli, hosts
+from llava_consensus.errors import DataError, ImageError
+from llava_consensus.evaluation.runs import encodings, loop
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image
+from llava_consensus.evaluation.runs.videos import read_frames
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    Image.new("RGB", (4, 4)).save(tmp_path / "secret.png")
+    return make_place(tmp_path / "data")
+
+
+def name_pictures(data: Path, name: str) -> None:
+    path = data / "eval" / "fake" / "questions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[7]["image"] = name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def go(data: Path, out: Path, loaded: list[str], **changes: Any) -> loop.RunResult:
+    def load(*_: str) -> FakeHost:
+        loaded.append("host")
+        return FakeHost()
+
+    return loop.run(config(data, data / "model"), out, Execution(2, progress=False, **changes), load)
+
+
+@pytest.mark.parametrize("kind", ["absolute", "climbing", "hidden climb", "link", "link to a folder", "parent"])
+def test_a_name_that_leads_outside_is_refused_before_anything_is_loaded(data: Path, tmp_path: Path, kind: str) -> None:
+    images = data / "eval" / "fake" / "images"
+    (images / "link.png").symlink_to(tmp_path / "secret.png")
+    (images / "folder").symlink_to(tmp_path)
+    names = {
+        "absolute": str(tmp_path / "secret.png"),
+        "climbing": "../../../../secret.png",
+        "hidden climb": f"folder/../{tmp_path.name}/./secret.png",
+        "link": "link.png",
+        "link to a folder": "folder/secret.png",
+        "parent": "..",
+    }
+    name_pictures(data, names[kind])
+    loaded: list[str] = []
+    with pytest.raises(DataError, match=r"leads out of .*--allow-outside"):
+        go(data, tmp_path / "out", loaded)
+    assert not loaded and not (tmp_path / "out").exists()
+    if kind != "parent":
+        assert go(data, tmp_path / "out", loaded, allow_outside=True).metrics["answered"] == 20
+
+
+@pytest.mark.parametrize("name", ["sub/../1.png", "./1.png", "1.png", "inner.png"])
+def test_a_name_that_stays_inside_is_none_of_it(data: Path, tmp_path: Path, name: str) -> None:
+    images = data / "eval" / "fake" / "images"
+    (images / "sub").mkdir()
+    (images / "inner.png").symlink_to("1.png")
+    name_pictures(data, name)
+    images.rename(tmp_path / "elsewhere")
+    images.symlink_to(tmp_path / "elsewhere")  # the folder itself may be anywhere
+    assert go(data, tmp_path / "out", []).metrics["answered"] == 20
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 300])
+def test_an_impossible_name_is_an_error_of_its_question(data: Path, tmp_path: Path, name: str) -> None:
+    name_pictures(data, name)
+    assert go(data, tmp_path / "out", []).metrics["errors"] == 1
+
+
+def test_the_command_line_has_the_option(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).parents[2]
+    place = root / "playground" / "mini" / "eval" / "gqa"
+    monkeypatch.setattr(hosts, "load", lambda *_, **__: FakeHost())
+    own = tmp_path / "eval" / "gqa"
+    own.mkdir(parents=True)
+    file = "llava_gqa_testdev_balanced.jsonl"
+    (own / "data").symlink_to(place / "data")
+    rows = [json.loads(line) for line in (place / file).read_text().splitlines()[:4]]
+    rows[2]["image"] = str(tmp_path / "secret.png")
+    (own / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["eval", "gqa", "--model", str(root / "checkpoints/llava-mini"), "--data", str(tmp_path), "--device", "cpu"]
+    given += ["--no-progress", "--out", str(tmp_path / "out")]
+    assert cli.main(given) == 3 and "--allow-outside" in capsys.readouterr().err
+    assert cli.main([*given, "--allow-outside"]) == 0
+
+
+LISTS = {
+    "concat": "ffconcat version 1.0\nfile real.mp4\n",
+    "playlist": "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:9,\nreal.ts\n#EXT-X-ENDLIST\n",
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_list_of_other_files_is_no_video(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("av")
+    from test_video import write_mp4
+
+    write_mp4(tmp_path / "real.mp4", 4)
+    (tmp_path / "list.mp4").write_text(LISTS[kind])
+    assert len(read_frames(tmp_path / "real.mp4", 8)) == 8
+    with pytest.raises(ImageError, match="not a video"):
+        read_frames(tmp_path / "list.mp4", 8)
+
+
+def test_a_picture_that_would_need_gigabytes_when_padded_is_refused(tmp_path: Path) -> None:
+    Image.new("L", (MAX_SIDE + 1, 8)).save(tmp_path / "thin.png")
+    with pytest.raises(ImageError, match="8,192 on a side"):
+        open_image(tmp_path / "thin.png")
+
+
+def test_only_so_many_pixels_are_opened_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "AT_ONCE", 20)  # a picture has 16 pixels
+
+    class Counted(FakeHost):
+        most = 0
+
+        def encode(self, images: list[Image.Image]) -> list[Any]:
+            self.most = max(self.most, len(images))
+            return super().encode(images)
+
+    host = Counted()
+    loop.run(config(data, data / "model"), tmp_path, Execution(20, progress=False), lambda *_: host)
+    assert host.most == 2 and sorted(host.encoded) == [0, 1, 2, 3]

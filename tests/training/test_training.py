@@ -1,0 +1,168 @@
+"""Trainings of the embedded model: what comes out, and what survives a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from training_data import MINI, changed, plan, scenes, tensors, trained
+
+from llava_consensus import hosts
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.hosts import Loading, Prompt
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.training import loop
+from llava_consensus.training.state import FOLDER
+
+ROOT = Path(__file__).parents[2]
+needs_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="hosts of transformers need >= 5")
+needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+FULL: dict[str, Any] = {"tune": "full", "learning_rate": 3e-4}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scenes(tmp_path_factory.mktemp("scenes"))
+
+
+@pytest.fixture(scope="module")
+def projector(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with its projector adapted in four steps."""
+    out = tmp_path_factory.mktemp("out") / "llava-projector"
+    trained(data, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def full(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with everything but its tower adapted in six steps, undisturbed."""
+    out = tmp_path_factory.mktemp("out") / "llava-full"
+    trained(data, out, steps=6, **FULL)
+    return out
+
+
+def test_the_projector_alone_is_trained_and_the_folder_says_what_was_done(projector: Path) -> None:
+    assert changed(projector) == {f"model.mm_projector.{n}.{part}" for n in (0, 2) for part in ("weight", "bias")}
+    said = json.loads((projector / "training.json").read_text())
+    assert said["method"] == "consensusdrop" and said["budgets"] == [64, 32] and said["seed"] == 0
+    assert said["steps_done"] == 4 == len(said["losses"]) and said["data"]["conversations"] == 12
+    assert len(said["data"]["fingerprint"]) == 64 and said["model"]["host"] == "llava"
+    assert (projector / FOLDER / "mm_projector.bin").is_file()
+    assert json.loads((projector / "config.json").read_text()) == json.loads((MINI / "config.json").read_text())
+
+
+def test_what_was_trained_loads_and_answers(projector: Path, data: Path) -> None:
+    host: Any = hosts.load(str(projector), Loading("cpu"))
+    picture = host.encode([_picture(data)])
+    assert host.answer([picture], [Prompt("Is there a dog in the picture?", max_new_tokens=4)])[0].text
+
+
+@needs_5
+def test_what_was_trained_is_converted(projector: Path, tmp_path: Path) -> None:
+    from llava_consensus.hosts.convert import convert
+
+    convert(projector, tmp_path / "llava-hf")
+    ours, theirs = tensors(projector), tensors(tmp_path / "llava-hf")
+    assert torch.equal(ours["model.mm_projector.0.weight"], theirs["multi_modal_projector.linear_1.weight"])
+
+
+def test_a_finished_training_is_not_done_again_and_another_plan_is_refused(projector: Path, data: Path) -> None:
+    before = (projector / "model.safetensors").stat().st_mtime_ns
+    assert trained(data, projector)["steps_done"] == 4
+    assert (projector / "model.safetensors").stat().st_mtime_ns == before
+    with pytest.raises(DataError, match=r"another plan.*seed: 0 there, 1 now"):
+        trained(data, projector, seed=1)
+
+
+def test_everything_but_the_tower_is_trained(full: Path) -> None:
+    assert not any("vision_tower" in name for name in changed(full))
+    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"} <= changed(full)
+
+
+def test_a_killed_training_goes_on_to_the_same_weights(full: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "llava-killed"
+    command = [sys.executable, "-m", "llava_consensus.cli", "train", "--model", str(MINI), "--device", "cpu"]
+    command += ["--data-path", str(data / "conversations.json"), "--images", str(data / "images"), "--out", str(out)]
+    command += ["--tokens", "64 32", "--tune", "full", "--learning-rate", "3e-4", "--steps", "6", "--batch", "2"]
+    command += ["--save-every", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until = time.monotonic() + 600
+    while not list((out / FOLDER).glob("checkpoint-*/complete")) and process.poll() is None:
+        assert time.monotonic() < until, "no state was stored in ten minutes"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said.decode()
+    assert not (out / "training.json").exists()
+    result = trained(data, out, steps=6, **FULL)
+    undisturbed = json.loads((full / "training.json").read_text())
+    assert result["losses"] == undisturbed["losses"] and len(result["losses"]) == 6
+    assert all(value.equal(tensors(full)[name]) for name, value in tensors(out).items())
+
+
+@needs_5
+def test_a_model_of_transformers_takes_the_same_first_steps(full: Path, data: Path, tmp_path: Path) -> None:
+    from llava_consensus.hosts.convert import convert
+
+    convert(MINI, tmp_path / "llava-mini-hf")
+    out = tmp_path / "llava-hf-full"
+    result = trained(data, out, model=str(tmp_path / "llava-mini-hf"), steps=2, **FULL)
+    official = json.loads((full / "training.json").read_text())
+    first, second = result["losses"]
+    assert first == pytest.approx(official["losses"][0], abs=1e-4)
+    assert second == pytest.approx(official["losses"][1], rel=0.02)  # Adam's first step is the sign of the gradient
+    assert set(tensors(out)) == set(tensors(tmp_path / "llava-mini-hf"))
+    host: Any = hosts.load(str(out), Loading("cpu"))
+    assert host.answer([host.encode([_picture(data)])], [Prompt("What is there?", max_new_tokens=4)])[0].text
+
+
+@needs_peft
+def test_adapters_are_merged_into_the_checkpoint(data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "llava-adapted", tune="lora", steps=2, arguments=("--lora_r", "8"))
+    names = changed(tmp_path / "llava-adapted")
+    assert "model.layers.3.mlp.down_proj.weight" in names and "model.mm_projector.0.weight" in names
+    assert "model.embed_tokens.weight" not in names
+    assert (tmp_path / "llava-adapted" / FOLDER / "adapter_config.json").is_file()
+
+
+def test_layers_computed_again_and_passes_added_up_change_nothing(data: Path, tmp_path: Path) -> None:
+    one = trained(data, tmp_path / "llava-one", steps=2, batch=4)
+    again = trained(data, tmp_path / "llava-again", steps=2, batch=4, checkpointing=True)
+    assert again["losses"] == pytest.approx(one["losses"], abs=1e-5)
+    added = trained(data, tmp_path / "llava-added", steps=2, batch=2, accumulate=2)
+    assert added["losses"][0] == pytest.approx(one["losses"][0], rel=0.5) and added["steps_done"] == 2
+
+
+def test_bfloat16_and_a_method_between_layers(data: Path, tmp_path: Path) -> None:
+    result = trained(data, tmp_path / "llava-half", "fastv", steps=2, precision="bfloat16")
+    assert all(0 < loss < 10 for loss in result["losses"])
+
+
+def test_data_without_an_answer_left_is_refused_at_the_first_batch(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of a batch has an answer left"):
+        trained(data, tmp_path / "llava-x", arguments=("--model_max_length", "40"))
+
+
+def test_an_argument_llava_does_not_know_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"behind `--`.*nonsense"):
+        trained(data, tmp_path / "llava-x", arguments=("--nonsense", "1"))
+
+
+def test_what_a_plan_needs_is_checked_before_weights(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="tokens=600"):
+        loop.prepare(plan(data, tmp_path / "llava-x", budgets=(Budget(600),)), "consensusdrop")
+
+
+def _picture(data: Path) -> Any:
+    from PIL import Image
+
+    return Image.open(next((data / "images").glob("*.png"))).convert("RGB")
