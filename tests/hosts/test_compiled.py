@@ -1,5 +1,7 @@
-"""The recipe of docs/efficiency.md for `torch.compile` with a static cache, run as printed. On a CPU `generate` compiles
-a step only on request, and the backend `eager` traces as the default one does without compiling C++ for half a minute.
+"""The recipe of docs/efficiency.md for `torch.compile` with a static cache, run as printed.
+
+On a CPU `generate` compiles a step only on request, and the backend `eager` traces as the default one does without
+compiling C++ for half a minute.
 """
 
 import re
