@@ -41,7 +41,7 @@ def add(command: Command) -> None:
 
 def convert(given: argparse.Namespace) -> Iterator[str]:
     """Says how many tensors were written and read back."""
-    from llava_consensus.hosts.convert import convert as write
+    from llava_consensus.evaluation.models.convert import convert as write
 
     yield write(given.source.expanduser(), given.out.expanduser())
 

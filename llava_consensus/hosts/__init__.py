@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
 from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.catalogue import CLIPS, HOSTS, HostEntry, adapting, classes, tower_named
-from llava_consensus.hosts.checkpoints import Checkpoint, find
 from llava_consensus.hosts.loading import Loading
 
 if TYPE_CHECKING:

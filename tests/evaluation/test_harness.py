@@ -18,6 +18,7 @@ from fakes import FakeHost, config, make_model, make_place
 
 from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation.files import read_answers, read_lines
+from llava_consensus.evaluation.models.checkpoint import check_checkpoint
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.encodings import EncodingCache
@@ -25,7 +26,6 @@ from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.evaluation.runs.store import open_run, run_name
-from llava_consensus.hosts.checkpoints import check_checkpoint
 from llava_consensus.methods import make
 
 FORK = multiprocessing.get_context("fork")  # a child that has imported everything dies in the loop, not in its imports

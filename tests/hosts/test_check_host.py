@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus import hosts
 from llava_consensus.cli import main
+from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.convert import convert
 from llava_consensus.hosts.loading import Loading
 from llava_consensus.hosts.probe.checks import CHECKS, Finding, probe
 from llava_consensus.hosts.remote import cogvlm, seam

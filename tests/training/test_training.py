@@ -67,7 +67,7 @@ def test_what_was_trained_loads_and_answers(projector: Path, data: Path) -> None
 
 @needs_5
 def test_what_was_trained_is_converted(projector: Path, tmp_path: Path) -> None:
-    from llava_consensus.hosts.convert import convert
+    from llava_consensus.evaluation.models.convert import convert
 
     convert(projector, tmp_path / "llava-hf")
     ours, theirs = tensors(projector), tensors(tmp_path / "llava-hf")
@@ -111,7 +111,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(full: Path, data: Path, t
 
 @needs_5
 def test_a_model_of_transformers_takes_the_same_first_steps(full: Path, data: Path, tmp_path: Path) -> None:
-    from llava_consensus.hosts.convert import convert
+    from llava_consensus.evaluation.models.convert import convert
 
     convert(MINI, tmp_path / "llava-mini-hf")
     out = tmp_path / "llava-hf-full"

@@ -7,11 +7,11 @@ from typing import Any
 import transformers
 
 from llava_consensus.errors import DataError, MissingDependency, missing_extra
+from llava_consensus.evaluation.models.weights import refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.hf.checks import check_version
 from llava_consensus.hosts.hf.harness import ProcessorHost
 from llava_consensus.hosts.hf.host import view_of
 from llava_consensus.hosts.loading import Loading
-from llava_consensus.hosts.weights import Loaded, refuse_incomplete, refuse_not_finite
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> ProcessorHost:
@@ -38,7 +38,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    refuse_incomplete(path, [Loaded.of(cls, info)])
+    refuse_incomplete(path, cls, info)
     refuse_not_finite(path, model)
     text_side = next(Path(path).glob("official/*/config.json"), None)
     if text_side is not None:  # the CLIP model that `convert` has put beside the weights

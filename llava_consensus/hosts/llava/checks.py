@@ -6,8 +6,7 @@ from typing import Any
 
 from llava_consensus.errors import DataError, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
-from llava_consensus.hosts import hub
-from llava_consensus.hosts.checkpoints import Checkpoint, find
+from llava_consensus.evaluation.models.checkpoint import HUB_NAME, Checkpoint, find
 from llava_consensus.hosts.layouts import STOCK
 
 CONVERSATION = "vicuna_v1"  # the template of LLaVA-1.5, where nobody names another
@@ -74,7 +73,7 @@ def tower_beside(path: str) -> dict[str, str]:
 def tower_of_hub(path: str) -> Checkpoint | None:
     """The vision tower of a checkpoint that names one of the hub; None for one in a folder."""
     name = _config(Path(path)).get("mm_vision_tower")
-    if not isinstance(name, str) or Path(name).exists() or tower_beside(path) or not hub.NAME.fullmatch(name):
+    if not isinstance(name, str) or Path(name).exists() or tower_beside(path) or not HUB_NAME.fullmatch(name):
         return None
     return find(name)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError
-from llava_consensus.hosts import hub
-from llava_consensus.hosts.checkpoints import without_unused_report
+from llava_consensus.evaluation.models.checkpoint import hub_name
+from llava_consensus.evaluation.models.weights import incomplete_refused, refuse_not_finite
 from llava_consensus.hosts.llava.checks import check_sizes, tower_beside, tower_of_hub
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.own_tower import FLAG, load_own_tower, trains_tower
 from llava_consensus.hosts.loading import Loading
-from llava_consensus.hosts.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
+from llava_consensus.hosts.tower.clip_text import without_unused_report
 
 
 def load(path: str, loading: Loading, options: Mapping[str, str]) -> LlavaHost:
@@ -47,7 +47,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
         raise MissingDependency(
             f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
         ) from error
-    named = hub.name_of(Path(path)) or path
+    named = hub_name(Path(path)) or path
     name = get_model_name_from_path(named)
     if "llava" not in name.lower() or "lora" in name.lower():
         raise OptionError(
@@ -57,9 +57,8 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     check_sizes(path)
     own_tower = trains_tower(path)
     changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {}), **_told(loading)}
-    with tensors_recorded() as loaded:
+    with incomplete_refused():
         model, tokenizer, processor = _load(path, name, "cuda" if loading.device_map else loading.device, changes)
-    refuse_incomplete(path, loaded)
     if own_tower:
         load_own_tower(path, model)
     loading.cast(model)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import transformers
 
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.models.weights import refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.loading import Loading
 from llava_consensus.hosts.remote.host import RemoteHost, view_of
-from llava_consensus.hosts.weights import Loaded, refuse_incomplete, refuse_not_finite
 
 
 def load(path: str, loading: Loading, view: str, options: Mapping[str, str] | None = None) -> RemoteHost:
@@ -35,7 +35,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str] | No
             "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
             "lmsys/vicuna-7b-v1.5 beside it"
         ) from error
-    refuse_incomplete(path, [Loaded.of(type(model), info)])
+    refuse_incomplete(path, type(model), info)
     if loading.device_map is None and loading.bits is None:
         model.to(loading.device)
     refuse_not_finite(path, model)

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.models.weights import incomplete_refused, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Encoded, Prompt
 from llava_consensus.hosts.llava.adapter import LlavaModel
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.prepare import PREPARE, generate
 from llava_consensus.hosts.loading import Loading
-from llava_consensus.hosts.weights import refuse_incomplete, refuse_not_finite, tensors_recorded
 from llava_consensus.reduction.method import Method, Place
 
 
@@ -92,13 +92,14 @@ def loaded_by(load_pretrained_model: Any, name_of: Any, path: str, loading: Load
     """
     bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
     try:
-        with tensors_recorded() as loaded:
+        with incomplete_refused():
             tokenizer, model, processors, _ = load_pretrained_model(
                 path, None, name_of(path), device=loading.device, **bits
             )
+    except DataError:
+        raise
     except Exception as error:  # foreign code breaks in any way
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    refuse_incomplete(path, loaded)
     loading.cast(model)
     refuse_not_finite(path, model)
     return model.eval(), tokenizer, processors

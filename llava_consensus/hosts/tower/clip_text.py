@@ -4,6 +4,9 @@ LLaVA keeps only the vision tower; its text tower is in the same folder or hub n
 is loaded from there for methods that need `question`. Checked when a method is attached, before anything is asked.
 """
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +16,6 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.checkpoints import without_unused_report
 from llava_consensus.reduction.tokens import ClipSides
 
 
@@ -68,6 +70,26 @@ class ClipText:
         real = [torch.ones(len(text), dtype=torch.bool, device=text.device) for text in texts]
         pad = torch.nn.utils.rnn.pad_sequence
         return ClipSides(patches, pad(texts, batch_first=True), pad(real, batch_first=True))
+
+
+@contextmanager
+def without_unused_report() -> Iterator[None]:
+    """Keeps transformers from listing weights a model has no place for, as of a whole CLIP model where only one side is
+    wanted. A report of missing or misshapen weights is shown.
+    """
+
+    def needs_reading(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if "were not used when initializing" in text:  # transformers 4, which reports missing weights apart
+            return False
+        return "UNEXPECTED" not in text or any(word in text for word in ("MISSING", "MISMATCH", "CONVERSION"))
+
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(needs_reading)
+    try:
+        yield
+    finally:
+        log.removeFilter(needs_reading)
 
 
 @lru_cache(maxsize=1)

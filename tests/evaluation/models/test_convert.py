@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from llava_consensus import cli, hosts
 from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.models.convert import EMBEDDING, HEAD
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Prompt
-from llava_consensus.hosts.convert import EMBEDDING, HEAD
 
 pytestmark = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5,

@@ -1,5 +1,5 @@
 """A checkpoint whose weights are not those of its config.json is refused with the names of the tensors, never filled
-with random numbers. Run: `pytest tests/test_damaged_checkpoints.py`.
+with random numbers. Run: `pytest tests/evaluation/models/test_damaged_checkpoints.py`.
 """
 
 import json
@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.models.weights import refuse_not_finite
 from llava_consensus.hosts import Loading, check
 from llava_consensus.hosts.llava.checks import check_sizes
 from llava_consensus.hosts.llava.loading import load_official
-from llava_consensus.hosts.weights import refuse_not_finite
 
-MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
+MINI = Path(__file__).parents[3] / "checkpoints" / "llava-mini"
 Tensors = dict[str, torch.Tensor]
 
 

@@ -19,9 +19,10 @@ from fakes import config, make_place
 
 from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.models import checkpoint
+from llava_consensus.evaluation.models.checkpoint import check_checkpoint, hub_name
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.hosts import Loading, hub
-from llava_consensus.hosts.checkpoints import check_checkpoint
+from llava_consensus.hosts import Loading
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SECONDS = 60.0  # the start of Python on a busy machine is most of them
@@ -83,7 +84,6 @@ def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
     index = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
     files = {**LLAVA, "model.safetensors.index.json": index, "model-1.safetensors": "half"}
     snapshot = lay_out(cache, "owner/llava-half", files)
-    assert not hub.is_whole(snapshot)
     with pytest.raises(DataError, match="lacks weight files"):
         hosts.find("owner/llava-half").files()
     (snapshot / "model-2.safetensors").write_text("half")
@@ -167,9 +167,9 @@ def test_a_dead_hub_is_asked_once_and_not_waited_for(cache: Path, monkeypatch: p
 def test_a_silent_hub_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr(hub, "PATIENCE", 0.2)
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "does not answer" in hub._silence(f"http://127.0.0.1:{silent.getsockname()[1]}", False)
+        assert "does not answer" in checkpoint._silence(f"http://127.0.0.1:{silent.getsockname()[1]}", False)
 
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
 
 
 def test_the_name_of_a_snapshot(cache: Path) -> None:
-    assert hub.name_of(lay_out(cache, "liuhaotian/llava-v1.5-7b", LLAVA)) == "liuhaotian/llava-v1.5-7b"
-    assert hub.name_of(Path("checkpoints/llava-mini")) == ""
+    assert hub_name(lay_out(cache, "liuhaotian/llava-v1.5-7b", LLAVA)) == "liuhaotian/llava-v1.5-7b"
+    assert hub_name(Path("checkpoints/llava-mini")) == ""
 
 
 def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Models as the evaluation gets them: where their files are, whether their weights are whole, other layouts."""

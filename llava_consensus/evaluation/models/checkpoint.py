@@ -1,0 +1,142 @@
+"""What a user may name as a model, and where its files are: `find("owner/name")`.
+
+A model of the hub is its snapshot in huggingface_hub's cache, pinned by commit. The hub is asked once whether it
+answers, because its own library repeats a request for minutes; where it does not, what the cache holds is used.
+"""
+
+import re
+import urllib.error
+import urllib.request
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.files import read_json
+
+SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
+FETCH = "llava-consensus fetch-mini puts the embedded model there"
+OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PATIENCE = 5.0  # seconds until a hub that does not answer is given up
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
+
+
+class Checkpoint(NamedTuple):
+    """Where a model's files are."""
+
+    name: str  # as the user named it
+    folder: Path
+    commit: str | None = None  # of a model of the hub
+
+    def files(self) -> list[Path]:
+        """What can change answers, downloaded where it is not here; a vision tower in a folder below included.
+
+        Raises:
+            DataError: for a model of the hub whose weights cannot be had, or not all of them.
+        """
+        if self.commit is None:
+            found = (*self.folder.glob("[!.]*"), *self.folder.glob("[!.]*/[!.]*"))
+            return sorted(path for path in found if path.suffix in SUFFIXES)
+        from huggingface_hub import snapshot_download
+
+        for pattern in WEIGHTS:
+            wanted = [*SMALL, pattern]
+            # folders below a model of the hub hold other formats
+            _ask_hub(snapshot_download, self.name, self.commit, allow_patterns=wanted, ignore_patterns=["*/*"])
+            indexes = self.folder.glob(f"{pattern}.index.json")
+            maps = [read_json(index, "Download the model again", dict).get("weight_map", {}) for index in indexes]
+            named = {name for one in maps for name in one.values()}
+            if named or any(self.folder.glob(pattern)):
+                if all((self.folder / name).is_file() for name in named):
+                    return sorted(path for kind in wanted for path in self.folder.glob(kind))
+                break  # loaders take this format where there is anything of it
+        raise DataError(
+            f"model {self.name!r}: {self.folder} lacks weight files ({', '.join(WEIGHTS)}). Download the model again"
+        )
+
+
+def find(model: str, revision: str | None = None) -> Checkpoint:
+    """A model's folder with its configuration; of a model of the hub no weights are downloaded yet.
+
+    Args:
+        model: folder, or `owner/name` of the hub.
+        revision: branch, tag or commit of a model of the hub; None is its main branch.
+    Raises:
+        DataError: for a model or a revision that is not there, or not open to this user.
+        OptionError: for a revision of a folder.
+    """
+    check_checkpoint(model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise OptionError(f"revision={revision!r}: {model} is a folder, and only models of the hub have revisions")
+        return Checkpoint(model, folder)
+    from huggingface_hub import hf_hub_download
+
+    folder = Path(_ask_hub(hf_hub_download, model, revision, filename="config.json")).parent
+    return Checkpoint(model, folder, folder.name)
+
+
+def check_checkpoint(model: str) -> None:
+    """Raises DataError for a local folder that is no checkpoint; a name of the form owner/name is left to the hub."""
+    folder = Path(model).expanduser()
+    local = model.startswith((".", "/", "~", f"{OWN}/")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return
+        problem, hint = "the folder has no config.json, so it is no checkpoint.", ""
+    elif folder.exists() or local or not HUB_NAME.fullmatch(model):
+        problem, hint = "no such folder.", " A model of the hub is named owner/name"
+    else:
+        return
+    here = sorted(str(path.parent) for path in Path(OWN).glob("*/config.json"))
+    instead = f"Here are: {', '.join(here)}." if here else f"There are none in {OWN}/ either: {FETCH}."
+    raise DataError(f"model {model!r}: {problem} {instead}{hint}")
+
+
+def hub_name(folder: Path) -> str:
+    """The name on the hub of the model whose snapshot a folder is; nothing for any other folder."""
+    repository = folder.parents[1].name if folder.parent.name == "snapshots" else ""
+    return repository.removeprefix("models--").replace("--", "/") if repository.startswith("models--") else ""
+
+
+def _ask_hub(function: Any, model: str, revision: str | None, **arguments: Any) -> str:
+    """The path that a function of huggingface_hub returns, its errors as what the user can mend."""
+    from huggingface_hub import constants, errors
+
+    silence = _silence(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
+    page = f"{constants.ENDPOINT}/{model}"
+    try:
+        return str(function(model, revision=revision, **arguments, local_files_only=bool(silence)))
+    except errors.GatedRepoError:
+        problem = f"gated. Ask for access at {page}, then type: hf auth login"
+    except errors.RevisionNotFoundError:
+        problem = f"{page} has no revision {revision!r}"
+    except errors.RepositoryNotFoundError:
+        problem = f"{page} does not exist, or is private: type hf auth login"
+    except errors.LocalEntryNotFoundError as error:
+        problem = (
+            f"not in the cache ({constants.HF_HUB_CACHE}), and not to be had from the hub: "
+            f"{silence or str(error).splitlines()[0]}. Go online once, or give --model the folder of a checkpoint"
+        )
+    except errors.EntryNotFoundError:
+        problem = f"{page} has no config.json, so it is no checkpoint"
+    except (errors.HfHubHTTPError, OSError) as error:
+        problem = f"{page}: {str(error).splitlines()[0]}"
+    raise DataError(f"model {model!r}: {problem}")
+
+
+@cache
+def _silence(endpoint: str, offline: bool) -> str:
+    """Why the hub does not answer; nothing where it does. It is asked once."""
+    if offline:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PATIENCE).close()
+    except urllib.error.HTTPError:
+        return ""  # it answers, if only with an error
+    except (OSError, ValueError) as error:
+        return f"{endpoint} does not answer ({getattr(error, 'reason', None) or type(error).__name__})"
+    return ""

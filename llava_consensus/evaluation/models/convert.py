@@ -1,0 +1,293 @@
+"""A LLaVA checkpoint in the layout of Hugging Face, and back: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
+`LlavaNextForConditionalGeneration`.
+
+    llava-consensus convert checkpoints/llava-mini OUT
+
+transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names are
+here. Tensors are read one at a time and written shard by shard; each is read back from the file that was written. The
+Hugging Face layout has one word more, `<image>`, which stands for a visual token and is never generated. The prompt's
+template is taken from the official package. The small files of the official checkpoint go along in a folder `official`,
+by which it comes back; a tower that is a whole CLIP model goes along whole, for methods that read the question by its
+text side, and so does one in whose place the checkpoint has a tower of its own.
+"""
+
+import ast
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import read_json, write_json
+from llava_consensus.hosts.llava.checks import CONVERSATION, tower_beside
+from llava_consensus.hosts.llava.own_tower import FLAG
+
+MEND = "Fetch the checkpoint again"
+SHARD = 4 << 30  # bytes of one file of weights
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+NAMES = (  # how names of tensors begin in the official layout and in Hugging Face's; the first that fits
+    ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
+    ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
+    ("model.vision_tower.vision_tower.", "vision_tower."),
+    ("model.image_newline", "image_newline"),
+    ("model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+)
+SIGHT = "vision_model."  # how names of the vision side of a CLIP model begin
+OFFICIAL = "official"  # folder of what the official layout needs to come back
+IMAGE = "<image>"
+SQUARE, TILED = "LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"  # classes of LLaVA 1.5 and 1.6
+Rename = Callable[[str, Tensor], tuple[str, Tensor]]  # name and values as read -> as written; no name: left out
+
+
+def convert(source: Path, out: Path) -> str:
+    """Writes the checkpoint of one layout in the other; returns a line about what was written.
+
+    Args:
+        source: folder of an official LLaVA checkpoint, or of one that this function wrote.
+        out: folder that is not there yet.
+    Raises:
+        DataError: for a folder that is neither, an `out` that exists, or a tensor that was not written as it was read.
+    """
+    file = source / "config.json"
+    if not file.is_file():
+        raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
+    if out.exists():
+        raise DataError(f"{out}: is there already. Give a folder that is not")
+    config = read_json(file, MEND, dict)
+    made_by = config.get("architectures", [])
+    back = bool({SQUARE, TILED} & set(made_by))
+    if not back and not any(name.startswith("LlavaLlama") for name in made_by):
+        raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
+    for name, known in (("mm_projector_type", "mlp2x_gelu"), ("mm_patch_merge_type", "spatial_unpad")):
+        if not back and config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
+            raise DataError(f"{source}: {name}={config.get(name)!r} must be {known!r}, as in LLaVA 1.5 and 1.6")
+    written = _to_official(source, out) if back else _to_hugging_face(source, out, config)
+    return f"{written} tensors, every one read back and equal: {out}"
+
+
+def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
+    """Language model, projector and tower in one set of files; how many tensors."""
+    tower = Path(tower_beside(str(source)).get("mm_vision_tower", ""))
+    if not (tower / "config.json").is_file():
+        raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
+    own_tower = bool(config.get(FLAG))
+
+    def of_model(name: str, values: Tensor) -> tuple[str, Tensor]:
+        if name in (EMBEDDING, HEAD):  # one word more, which is never read or generated
+            values = torch.cat((values, values.new_zeros(1, values.shape[1])))
+        return _renamed(name), values
+
+    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return (f"vision_tower.{name}" if name.startswith(SIGHT) else ""), values
+
+    weights: list[tuple[Path, Rename]] = [(path, of_model) for path in _weight_files(source)]
+    weights += [] if own_tower else [(path, of_tower) for path in _weight_files(tower)]
+    written = _write(weights, out)
+    tower_config = read_json(tower / "config.json", MEND, dict)
+    image_id = _write_processor(source, tower, out, config)
+    write_json(out / "config.json", _configuration(config, tower_config, image_id))
+    settings = source / "generation_config.json"
+    generation = read_json(settings, MEND, dict) if settings.is_file() else {}
+    write_json(out / "generation_config.json", generation | {"suppress_tokens": [image_id]})
+    _copy_small_files(source, out / OFFICIAL)
+    _copy_small_files(tower, out / OFFICIAL / tower.name)
+    if own_tower or "text_config" in tower_config:
+        for path in _weight_files(tower):
+            shutil.copyfile(path, out / OFFICIAL / tower.name / path.name)
+    return written
+
+
+def _to_official(source: Path, out: Path) -> int:
+    """Language model and projector in one set of files, the tower in a folder below; how many tensors."""
+    official = source / OFFICIAL
+    if not (official / "config.json").is_file():
+        raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
+    config = read_json(official / "config.json", MEND, dict)
+    tower, own_tower = out / Path(config["mm_vision_tower"]).name, bool(config.get(FLAG))
+
+    def of_model(name: str, values: Tensor) -> tuple[str, Tensor]:
+        name = "" if name.startswith("vision_tower.") and not own_tower else _renamed(name, back=True)
+        return name, values[: config["vocab_size"]] if name in (EMBEDDING, HEAD) else values
+
+    def of_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return (name.removeprefix("vision_tower.") if name.startswith(f"vision_tower.{SIGHT}") else ""), values
+
+    def of_whole_tower(name: str, values: Tensor) -> tuple[str, Tensor]:
+        return ("" if name.startswith(SIGHT) and not own_tower else name), values
+
+    files = _weight_files(source)
+    sides: list[tuple[Path, Rename]] = [] if own_tower else [(path, of_tower) for path in files]
+    sides += [(path, of_whole_tower) for path in sorted((official / tower.name).glob("*.safetensors"))]
+    _copy_small_files(official, out)
+    _copy_small_files(official / tower.name, tower)
+    return _write([(path, of_model) for path in files], out) + _write(sides, tower)
+
+
+def _renamed(name: str, back: bool = False) -> str:
+    for official, other in NAMES:
+        before, after = (other, official) if back else (official, other)
+        if name.startswith(before):
+            return after + name.removeprefix(before)
+    return name
+
+
+def _copy_small_files(source: Path, out: Path) -> None:
+    """Configurations and tokenizer, everything but weights."""
+    out.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file() and path.suffix in (".json", ".model", ".txt") and "index" not in path.name:
+            shutil.copyfile(path, out / path.name)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder}: no *.safetensors in it")
+    return files
+
+
+def _tensors(weights: list[tuple[Path, Rename]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of all files under their new names, one at a time, without those that have none."""
+    for path, rename in weights:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                new_name, values = rename(name, file.get_tensor(name))
+                if new_name:
+                    yield new_name, values.contiguous()
+
+
+def _write(weights: list[tuple[Path, Rename]], out: Path) -> int:
+    """Writes shards and their index, reads every tensor back; how many there are."""
+    out.mkdir(parents=True, exist_ok=True)
+    places: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        save_file(shard, out / file, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, values in _tensors(weights):
+        if shard and sum(one.nbytes for one in shard.values()) + values.nbytes > SHARD:
+            flush()
+        shard[name] = values
+        total += values.nbytes
+    flush()
+    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+    for name, values in _tensors(weights):
+        with safe_open(out / places[name], "pt") as file:
+            written = file.get_tensor(name)
+        same_kind = (written.dtype, written.shape) == (values.dtype, values.shape)
+        if not same_kind or not torch.equal(_raw(written), _raw(values)):
+            raise DataError(f"{out}: {name} was not written as it was read. Is the disk full?")
+    return len(places)
+
+
+def _raw(values: Tensor) -> Tensor:
+    return values.reshape(-1).view(torch.uint8)  # as bytes, so that NaN equals itself
+
+
+def _is_tiled(config: dict[str, Any]) -> bool:
+    return config.get("image_aspect_ratio") == "anyres"
+
+
+def _grids(config: dict[str, Any]) -> list[list[int]]:
+    """Grids as height and width, which the official package has as width and height, in a list or its text."""
+    grids = config["image_grid_pinpoints"]
+    return [[height, width] for width, height in (ast.literal_eval(grids) if isinstance(grids, str) else grids)]
+
+
+def _configuration(config: dict[str, Any], tower: dict[str, Any], image_id: int) -> dict[str, Any]:
+    """The configuration of the whole model, from those of the language model and the tower.
+
+    Args:
+        image_id: of the word `<image>` in the tokenizer.
+    """
+    vision = dict(tower.get("vision_config", tower), model_type="clip_vision_model")
+    words = config["vocab_size"] + 1
+    language = {
+        name: value for name, value in config.items() if not name.startswith(("mm_", "image_", "tune_", "freeze_"))
+    }
+    tiled = {"image_grid_pinpoints": _grids(config)} if _is_tiled(config) else {}
+    return {
+        "architectures": [TILED if tiled else SQUARE],
+        "model_type": "llava_next" if tiled else "llava",
+        **tiled,
+        "image_token_index": image_id,
+        "image_seq_length": (vision["image_size"] // vision["patch_size"]) ** 2,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": config["mm_vision_select_layer"],
+        "vision_feature_select_strategy": "default" if config["mm_vision_select_feature"] == "patch" else "full",
+        "tie_word_embeddings": config.get("tie_word_embeddings", False),
+        "torch_dtype": config.get("torch_dtype", "float32"),
+        "text_config": language | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": words},
+        "vision_config": vision,
+    }
+
+
+def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any]) -> int:
+    """Tokenizer with `<image>`, image processor that pads as LLaVA does, and the template of its prompts. Returns
+    the id of `<image>`: the first that the tokenizer has free, which a model may have rows for already.
+    """
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
+    settings = read_json(tower / "preprocessor_config.json", MEND, dict)
+    keys = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")
+    known = {name: settings[name] for name in keys if name in settings}
+    if _is_tiled(config):
+        make_processor = transformers.LlavaNextProcessor
+        images = transformers.LlavaNextImageProcessor(**known, image_grid_pinpoints=_grids(config))
+    else:
+        make_processor = transformers.LlavaProcessor
+        images = transformers.LlavaImageProcessor(**known, do_pad=config.get("image_aspect_ratio") == "pad")
+    make_processor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=read_json(tower / "config.json", MEND, dict).get("vision_config", {}).get("patch_size", 14),
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token=IMAGE,
+        chat_template=chat_template(),
+    ).save_pretrained(out)
+    image_id: int = tokenizer.convert_tokens_to_ids(IMAGE)
+    return image_id
+
+
+# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line.
+TEMPLATE = """
+{{ FRONT }}
+{%- for message in messages -%}
+{%- set pictures = message['content'] | selectattr('type', 'equalto', 'image') | list -%}
+{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
+{%- if message['role'] == 'user' -%}
+{{ USER + ': ' + IMAGE * (pictures | length) + ('\\n' if pictures else '') + texts + AFTER_USER }}
+{%- else -%}
+{{ ASSISTANT + ': ' + texts + AFTER_ANSWER }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ ASSISTANT + ':' }}{%- endif -%}
+"""
+
+
+def chat_template() -> str:
+    """The template of LLaVA-1.5's prompts for Hugging Face's processors, with the words of the official package."""
+    from llava.conversation import conv_templates
+
+    turns = conv_templates[CONVERSATION]
+    words = {"AFTER_ANSWER": turns.sep2, "AFTER_USER": turns.sep, "FRONT": turns.system + turns.sep}
+    words |= {"ASSISTANT": turns.roles[1], "USER": turns.roles[0], "IMAGE": IMAGE}
+    template = TEMPLATE.strip()
+    for name, text in words.items():  # longer names that hold shorter ones come first
+        template = template.replace(name, json.dumps(text))
+    return template
