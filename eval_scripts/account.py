@@ -20,7 +20,7 @@ from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 PAPER = Path(__file__).parents[1] / "llava_consensus" / "evaluation" / "report" / "paper.json"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."

@@ -22,7 +22,7 @@ from llava_consensus.hosts import Loading
 from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill, Tiles
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 FILES = (DataFile("questions.jsonl", "tests/fakes.py"),)
 

@@ -8,10 +8,15 @@ import torch
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Cut, DecoderView
 from llava_consensus.reduction.merging import fresh
-from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import ClipSides, TextProbe, VisionAttention, VisualTokens, WholePictures
+from llava_consensus.reduction.method import Place, Shape
+from llava_consensus.reduction.tokens import (
+    ClipSides,
+    Stopwatch,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+    WholePictures,
+)
 
 WATCH = Stopwatch(torch.device("cpu"))
 

@@ -27,7 +27,7 @@ API = {  # sections of the page, and what is shown in each
     "Budgets": ("reduction.budget.Budget", "reduction.budget.Share", "reduction.costs.account"),
     "Methods": ("methods.make", "reduction.method", "reduction.decoder.InDecoder"),
     "What a method reads and returns": ("reduction.tokens",),
-    "Parts of ConsensusDrop": ("reduction.saliency", "reduction.scap", "reduction.fusers", "reduction.egtm"),
+    "Parts of ConsensusDrop": ("reduction.saliency", "reduction.selection", "reduction.merging"),
     "Models, for new hosts": ("hosts.base.Model", "hosts.base.Tower", "hosts.base.Decoder"),
     "Benchmarks and runs": (
         "benchmarks.make",

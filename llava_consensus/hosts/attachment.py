@@ -45,8 +45,7 @@ from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fing
 from llava_consensus.hosts.tower.unread import skip_unread
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens
 
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
 STRUCTURES = 64  # of prompts, that are remembered

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need, Reduction
 
 if TYPE_CHECKING:

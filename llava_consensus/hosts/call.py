@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.decoder.cache import CachedLayer

@@ -1,9 +1,9 @@
 """ConsensusDrop: keep the tokens on which the vision tower and the question agree, merge the rest (paper section 3).
 
-The vision tower says how salient each patch is to itself (`saliency.py`), a probe of the language model's first layer
-how much the question's words look at it (`scap.py`, SCAP). A fuser makes one saliency of both (`fusers.py`); the best K
-tokens stay as they are, and the others are folded into M (`egtm.py`, EGTM). A prompt without text after its picture
-asks nothing, so the vision side decides alone.
+The vision tower says how salient each patch is to itself, a probe of the language model's first layer (SCAP) how much
+the question's words look at it (`saliency.py`). A fuser makes one saliency of both (`selection.py`); the best K tokens
+stay as they are, and the others are folded into M (EGTM, `merging.py`). A prompt without text after its picture asks
+nothing, so the vision side decides alone.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction import egtm, fusers, saliency, scap
+from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, checked_together, choose, within
-from llava_consensus.reduction.diversity import diverse
-from llava_consensus.reduction.method import ReadsTower
-from llava_consensus.reduction.output import Folded, assemble, left_over, pick
-from llava_consensus.reduction.ranking import divide
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Need, Reduction, TextProbe, VisualTokens
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.output import Folded, assemble
+from llava_consensus.reduction.selection import diverse, left_over, pick, split_best
+from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, TextProbe, VisualTokens
 
 FUSED = (("select", "diverse"), ("fps_start", "salient"))
 
@@ -77,10 +74,10 @@ class ConsensusDrop(ReadsTower):
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("vision_score", self.vision_score, ("class", "tokens"))
-        choose("aggregate", self.aggregate, scap.AGGREGATES)
+        choose("aggregate", self.aggregate, saliency.AGGREGATES)
         choose("fuser", self.fuser, ("convex", "recovery"))
         choose("student", self.student, ("vision", "cross"))
-        choose("fps_start", self.fps_start, egtm.STARTS)
+        choose("fps_start", self.fps_start, merging.STARTS)
         choose("select", self.select, ("top", "diverse"))
         within("quality", self.quality, 0.0, float("inf"))
         boolean("answer_rows", self.answer_rows)
@@ -139,9 +136,9 @@ class ConsensusDrop(ReadsTower):
         if self.fuser == "recovery":
             return Saliencies(vision, cross, None)
         with watch.time("fusion"):
-            side_v = fusers.temperature(vision, self.tau_vision)
-            side_c = side_v if cross is None else fusers.temperature(cross, self.tau_cross)
-            fused = fusers.convex(side_v, side_c, self.alpha)  # finite where both sides are
+            side_v = selection.temperature(vision, self.tau_vision)
+            side_c = side_v if cross is None else selection.temperature(cross, self.tau_cross)
+            fused = selection.convex(side_v, side_c, self.alpha)  # finite where both sides are
         return Saliencies(vision, cross, fused)
 
     def _vision(self, tokens: VisualTokens) -> Tensor:
@@ -158,11 +155,11 @@ class ConsensusDrop(ReadsTower):
         if not probe.rows.shape[1]:
             return None
         assert tokens.prompt is not None and tokens.columns is not None  # they come with the probe
-        attention = scap.text_attention(probe, self.scap_rope)
+        attention = saliency.text_attention(probe, self.scap_rope)
         if not len(attention) == len(tokens.columns) == 1:  # one prompt about one unit is not copied
             attention = attention[tokens.prompt]
         rows = probe.row_mask[tokens.prompt] if probe.padded else None
-        return scap.cross_saliency(attention, rows, tokens.columns, self.aggregate)
+        return saliency.cross_saliency(attention, rows, tokens.columns, self.aggregate)
 
     def _choose(self, tokens: VisualTokens, saliencies: Saliencies, count: int) -> tuple[Tensor, Tensor]:
         """The K kept tokens and the others, both in ascending index order: [B, K], [B, N - K]."""
@@ -171,9 +168,9 @@ class ConsensusDrop(ReadsTower):
             kept = diverse(fused, tokens.of_tiles(tokens.needed(Need.FEATURES)), count, self.quality)
         elif fused is None and cross is not None:  # the student's best, and among them what the teacher would miss
             student, teacher = (vision, cross) if self.student == "vision" else (cross, vision)
-            kept = fusers.recover(student, teacher, count, self.rate)
+            kept = selection.recover(student, teacher, count, self.rate)
         else:
-            return divide(vision if fused is None else fused, count)
+            return split_best(vision if fused is None else fused, count)
         return kept, left_over(kept, vision.shape[1])
 
     def _fold(self, tokens: VisualTokens, fused: Tensor | None, rest: Tensor, count: int) -> Folded:
@@ -183,6 +180,6 @@ class ConsensusDrop(ReadsTower):
             left = fused.gather(1, rest) if self.fps_start == "salient" and fused is not None else None
             keys = others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
             features = others.of_tiles(tokens.needed(Need.FEATURES))
-            anchors, group = egtm.group(features, keys, count, self.fps_start, left)
-        merged = egtm.merge(pick(tokens.projected, rest), group, count)
+            anchors, group = merging.group(features, keys, count, self.fps_start, left)
+        merged = merging.group_means(pick(tokens.projected, rest), group, count)
         return Folded(merged, rest.gather(1, anchors), rest, group)

@@ -18,12 +18,10 @@ from torch import Tensor
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, ensure_finite, whole_or_none
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, only_cut
-from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.output import pick
-from llava_consensus.reduction.ranking import rank
-from llava_consensus.reduction.scap import rotate
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.selection import pick, rank, top
+from llava_consensus.reduction.tokens import Stopwatch
 
 PIVOTS = 4  # of each kind
 

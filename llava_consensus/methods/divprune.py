@@ -14,9 +14,8 @@ from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite
-from llava_consensus.reduction.method import Tiled
+from llava_consensus.reduction.method import Shape, Tiled
 from llava_consensus.reduction.output import assemble
-from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 

@@ -5,12 +5,11 @@ interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or o
 128, 64 and 32 give 182, 121, 64 and 30, never more than T, and it is these that are counted.
 """
 
+import math
 from dataclasses import dataclass
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import near_square
-from llava_consensus.reduction.method import AtPicture
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import AtPicture, Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +37,11 @@ class Downsample(AtPicture):
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Nothing: resizing the pixels is no matrix product."""
         return 0.0
+
+
+def near_square(count: int) -> tuple[int, int]:
+    """Rows and columns of the largest grid of at most `count` cells that is a square or one column more: 64 -> 8 x 8,
+    192 -> 13 x 14.
+    """
+    rows = math.isqrt(count)
+    return rows, rows + (rows * (rows + 1) <= count)

@@ -14,8 +14,8 @@ from typing import ClassVar
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.checks import choose, whole_or_none
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
-from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.selection import top
+from llava_consensus.reduction.tokens import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from llava_consensus.reduction import egtm
+from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
-from llava_consensus.reduction.method import AfterTower
+from llava_consensus.reduction.method import AfterTower, Shape
 from llava_consensus.reduction.output import Folded, assemble
-from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
@@ -32,6 +31,6 @@ class Pool(AfterTower):
         count = min(budget.tokens, size)
         cells = divide(tokens, count)
         places = torch.arange(size, device=cells.group.device).expand_as(cells.group)
-        merged = egtm.merge(tokens.projected, cells.group, count)
+        merged = merging.group_means(tokens.projected, cells.group, count)
         folded = Folded(merged, cells.centre, places, cells.group)
         return assemble(tokens.projected, cells.centre[:, :0], self.order, folded)

@@ -19,10 +19,9 @@ from torch.nn.functional import normalize
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.method import ReadsTower
-from llava_consensus.reduction.output import Folded, arrange, left_over, pick
-from llava_consensus.reduction.ranking import rank
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.output import Folded, arrange
+from llava_consensus.reduction.selection import left_over, pick, rank
 from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from llava_consensus.methods.prumerge import PruMerge, outliers
 from llava_consensus.reduction.checks import choose
-from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.selection import rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import ClassVar
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.checks import choose, numbers
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, scaled
-from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.selection import top
+from llava_consensus.reduction.tokens import Stopwatch
 
 CUTS = (8, 16, 24)  # of 32 layers
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.method import Tiled
+from llava_consensus.reduction.method import Shape, Tiled
 from llava_consensus.reduction.output import assemble
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 

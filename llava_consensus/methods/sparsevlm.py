@@ -22,13 +22,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite, within
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
-from llava_consensus.reduction.output import pick
-from llava_consensus.reduction.peaks import average, cluster
-from llava_consensus.reduction.ranking import rank
-from llava_consensus.reduction.scap import rotate
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import TextProbe
+from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.selection import pick, rank
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe
 
 CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
 PATCHES = 576  # the published schedules are for this many tokens
@@ -186,3 +183,37 @@ def best_heads(attention: Tensor, is_rater: Tensor) -> Tensor:
     mass = (attention * is_rater[:, None, :, None]).sum((2, 3))  # [P, H]
     index = rank(mass)[:, :HEADS]
     return attention.gather(1, index[..., None, None].expand(-1, -1, *attention.shape[2:]))
+
+
+def cluster(states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Density-peak clusters: a centre is dense and far from anything denser. Equal densities rank by index.
+
+    Args:
+        states: [P, m, D].
+        count: clusters.
+    Returns:
+        Cluster of every state [P, m], and centres [P, count], best first.
+    """
+    states = states.float()
+    distance = torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist") / states.shape[-1] ** 0.5
+    density = densities(distance, count)
+    place = torch.arange(states.shape[1], device=states.device)
+    equal = density[:, None] == density[..., None]
+    denser = (density[:, None] > density[..., None]) | (equal & (place < place[:, None]))  # [P, m, of which]
+    widest = distance.flatten(1).amax(1)[:, None, None]
+    gap = torch.where(denser, distance, widest).amin(-1)
+    centres = rank(gap * density)[:, :count]
+    group = distance.gather(2, centres[:, None].expand(-1, states.shape[1], -1)).argmin(-1)
+    cluster_index = torch.arange(count, device=states.device).expand_as(centres)
+    return group.scatter(1, centres, cluster_index), centres
+
+
+def densities(distance: Tensor, count: int) -> Tensor:
+    """How near the `count` nearest states, itself included, are to each: [P, m, m] -> [P, m]."""
+    return torch.exp(-distance.topk(count, dim=-1, largest=False).values.square().mean(-1))
+
+
+def average(states: Tensor, group: Tensor, count: int) -> Tensor:
+    """Mean of every cluster: [P, m, D] -> [P, count, D]."""
+    share = torch.nn.functional.one_hot(group, count).transpose(1, 2).to(states.dtype)
+    return (share @ states) / share.sum(-1, keepdim=True)

@@ -15,8 +15,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, choose
 from llava_consensus.reduction.merging import Bag, merge, pair
-from llava_consensus.reduction.method import InTower
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import InTower, Shape
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from torch import Tensor
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
-from llava_consensus.reduction.method import ReadsTower
+from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.output import regroup
-from llava_consensus.reduction.shape import Shape
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from llava_consensus.reduction import egtm
+from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, choose, ensure_finite
-from llava_consensus.reduction.fusers import top
-from llava_consensus.reduction.method import ReadsTower
-from llava_consensus.reduction.output import Folded, arrange, left_over, pick
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.output import Folded, arrange
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.selection import left_over, pick, top
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens
 
 
@@ -94,7 +93,7 @@ class VisionZip(ReadsTower):
         step = max(1, rest.shape[1] // count)
         places = torch.arange(0, rest.shape[1], step, device=rest.device)[:count].expand(len(rest), -1)
         keys = tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
-        group = egtm.assign(pick(keys, rest), places)
+        group = merging.nearest(pick(keys, rest), places)
         joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
         joined_count, target_features = joined.sum(-1, keepdim=True), pick(features, places)
         if self.contextual == "mean":

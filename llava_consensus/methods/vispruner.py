@@ -18,11 +18,10 @@ from torch.nn.functional import embedding_bag, normalize
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite, within
-from llava_consensus.reduction.method import ReadsTower
-from llava_consensus.reduction.output import assemble, pick
-from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.output import assemble
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.selection import pick, rank
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 ROUND = 8  # tokens that leave in one round

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 MATCHES = ("kept", "entering", "average", "flops")
 

@@ -17,11 +17,9 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, choose, ensure_finite
-from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.scap import rotate
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import TextProbe, VisualTokens
+from llava_consensus.reduction.method import Method, Place, Shape
+from llava_consensus.reduction.saliency import rotate
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe, VisualTokens
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
 

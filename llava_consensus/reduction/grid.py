@@ -5,7 +5,6 @@ exactly T cells, as square and as equal as T allows: 64 of 24 x 24 are cells of 
 cells. Integer arithmetic on the device; nothing waits for it.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -56,11 +55,3 @@ def _middle(cell: Tensor, cells: Tensor, length: Tensor) -> Tensor:
     """The middle of one of the equal `cells` of a row or column; the lower one of two."""
     start, stop = ((edge * length + cells - 1) // cells for edge in (cell, cell + 1))
     return (start + stop - 1) // 2
-
-
-def near_square(count: int) -> tuple[int, int]:
-    """Rows and columns of the largest grid of at most `count` cells that is a square or one column more: 64 -> 8 x 8,
-    192 -> 13 x 14.
-    """
-    rows = math.isqrt(count)
-    return rows, rows + (rows * (rows + 1) <= count)

@@ -1,19 +1,95 @@
-"""Bipartite soft matching: merge tokens two by two, again and again, each a mean weighted by the patches it stands for
-(ToMe: Bolya et al., ICLR 2023, section 3).
+"""Tokens made of several: EGTM, the encoder-guided token merge of ConsensusDrop (paper section 3.4), and bipartite soft
+matching (ToMe: Bolya et al., ICLR 2023, section 3).
 
-The tokens at even places are matched with those at odd places by the cosine of given points; the closest pairs become
-one token. Nothing is drawn at random and nothing waits for the device. Pure maths: which points, how many and where is
-the method's business.
+EGTM folds what was not kept into M tokens: anchors are spread by farthest point sampling on the tower's features, every
+other token joins the anchor whose attention key is nearest, and a merged token is the plain mean of the projected
+tokens of its group. Its only loop is over the M sampling steps, four operations each: an anchor depends on those before
+it, and all distances at once would be N x N.
+
+Soft matching merges tokens two by two, again and again, each a mean weighted by the patches it stands for: the tokens
+at even places are matched with those at odd places by the cosine of given points, and the closest pairs become one
+token. Nothing is drawn at random and nothing waits for the device; which points, how many and where is the method's
+business.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import embedding, normalize, one_hot
 
-from llava_consensus.reduction.checks import ensure_finite
-from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.selection import indices, membership, pick, rank
+
+STARTS = ("first", "salient", "mean")
+EXACT = "donot_use_mm_for_euclid_dist"  # equal points have equal distances, 0 to each other, in every batch
+
+
+def group(
+    features: Tensor, keys: Tensor, count: int, start: str = "first", saliency: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """EGTM's anchors, by farthest point sampling on l2-normalised features, and which of them each token joins.
+
+    Args:
+        features: [B, R, D_v] of the tokens not kept, in ascending index order.
+        keys: [B, R, d_k] of the same tokens, mean over heads.
+        count: M, from 1 to R.
+        start: `first` | `salient` (highest saliency, which must then be given) | `mean` (farthest from the mean
+            feature).
+        saliency: [B, R] fused saliency of the same tokens.
+    Returns:
+        Anchors [B, M], places among the R, ascending, and the anchor 0..M-1 of each token [B, R], as `nearest` says.
+        Ties go to the lower place.
+    """
+    choose("fps_start", start, STARTS)
+    points = directions(ensure_finite("features of the vision tower", features.float()))  # [B, R, D_v]
+    keys = ensure_finite("keys of the vision tower", keys.float())
+    rows, chosen = points.flatten(0, 1), [_first_anchor(points, start, saliency)]  # [B, 1] each
+    offset = torch.arange(0, len(rows), points.shape[1], device=points.device)[:, None] if len(points) > 1 else None
+    distance: Tensor | None = None  # [B, R, 1] to the nearest anchor so far
+    while len(chosen) < count:
+        anchor = embedding(chosen[-1] if offset is None else chosen[-1] + offset, rows)  # [B, 1, D_v]
+        to_anchor = torch.cdist(points, anchor, compute_mode=EXACT)
+        distance = to_anchor if distance is None else torch.minimum(distance, to_anchor)
+        chosen.append(distance.argmax(1))
+    # An anchor is at distance 0 from itself, so it is chosen again only where all points left equal an anchor. These
+    # tie, and the lowest places among them take the seats that are still free.
+    member = membership(torch.cat(chosen, dim=1), points.shape[1])
+    missing = count - member.sum(1, keepdim=True)
+    anchors = indices(member | ((~member).cumsum(1) <= missing), count)
+    return anchors, nearest(keys, anchors)
+
+
+def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
+    """The anchor each token joins, by cosine of its key: [B, R, d_k] float32, [B, M] -> [B, R] in 0..M-1. An anchor
+    joins itself; ties go to the lower anchor.
+    """
+    direction = directions(keys)
+    joined = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)
+    return joined.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
+
+
+def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
+    """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
+    member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
+    total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 where nobody joined
+    return (member @ projected.float() / total).to(projected.dtype)
+
+
+def directions(values: Tensor) -> Tensor:
+    """Vectors [B, R, D] of length 1; a zero stays zero."""
+    return values / torch.linalg.vector_norm(values, dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def _first_anchor(points: Tensor, start: str, saliency: Tensor | None) -> Tensor:
+    """Where sampling starts: [B, 1]."""
+    if start == "first":
+        return torch.zeros(len(points), 1, dtype=torch.long, device=points.device)
+    if start == "mean":
+        return (points - points.mean(1, keepdim=True)).square().sum(-1).argmax(1, keepdim=True)
+    if saliency is None:
+        raise ValueError("fps_start='salient' needs the saliency of the tokens")
+    return saliency.argmax(1, keepdim=True)
 
 
 class Bag(NamedTuple):

@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
-from llava_consensus.reduction.ranking import indices, membership
+from llava_consensus.reduction.selection import indices, membership, pick
 from llava_consensus.reduction.tokens import Reduction
 
 
@@ -78,15 +77,3 @@ def regroup(projected: Tensor, slot: Tensor, count: int, order: str) -> Reductio
     leader = torch.where(membership(chosen, slot.shape[1]), places, first)
     folded = Folded(pick(projected, chosen), chosen, places, torch.searchsorted(chosen, leader))
     return assemble(projected, chosen[:, :0], order, folded)
-
-
-def left_over(kept: Tensor, size: int) -> Tensor:
-    """The tokens of 0..size-1 that are not kept, ascending: [B, K] -> [B, size - K]."""
-    return indices(~membership(kept, size), size - kept.shape[1])
-
-
-def pick(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of [B, N, D] named by an index [B, K]: [B, K, D]."""
-    if len(values) == 1:  # fewer operations
-        return embedding(index, values[0])
-    return values[torch.arange(len(values), device=index.device)[:, None], index]  # whole rows, unlike `gather`

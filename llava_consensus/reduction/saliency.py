@@ -1,15 +1,19 @@
-"""Vision-side saliency s_v: how much attention a patch gets inside the vision tower (paper section 3.1).
+"""How much attention a token gets: inside the vision tower (s_v, paper section 3.1), and from the words of the question
+in the language model's first layer (s_c: SCAP, the static cross-attention probe, section 3.2).
 
-Reads the query and key of one block, which a host takes with hooks, so that the tower keeps its fast attention kernel.
-Float32 throughout.
+A host takes queries and keys of one vision block with hooks, so that the tower keeps its fast attention kernel; for the
+probe it projects the queries of the text rows and the keys of the whole sequence with layer 0's own modules, before the
+language model runs. Never more than L x S numbers per head are held. Float32 throughout.
 """
 
 import torch
 from torch import Tensor
 
-from llava_consensus.reduction.checks import ensure_finite
-from llava_consensus.reduction.tokens import VisionAttention
+from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.reduction.tokens import Sight, TextProbe, VisionAttention
 
+EPSILON = 1e-6
+AGGREGATES = ("all", "last", "max")
 QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
 
 
@@ -61,3 +65,97 @@ def _attend(attention: VisionAttention, rows: slice) -> Tensor:
     """Softmax rows of the block's attention in float32: [U, H, rows, C + N]."""
     query, key = attention.query[:, :, rows].float(), attention.key.float()
     return torch.softmax(query @ key.transpose(-1, -2) * attention.scale, dim=-1)
+
+
+def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
+    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others.
+    Rows that are padding are zero.
+    """
+    sight = sight_of(probe, rope) if probe.sight is None else probe.sight
+    prompts, heads, rows, width = probe.query.shape
+    kv_heads, size = probe.key.shape[1:3]
+    front = probe.front
+    asked = heads // kv_heads * rows  # rows of all query heads that share a key head
+    states = torch.cat((probe.query.reshape(prompts, kv_heads, asked, width), probe.key), dim=2).float()
+    if rope and sight.cos is not None and sight.sin is not None:
+        states = states * sight.cos + states.roll(width // 2, -1) * sight.sin  # `rotate`, bit for bit
+    query, key = states.split((asked, size), dim=2)
+    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(sight.hidden, -torch.inf)  # [I, H_kv, groups L, S]
+    if front is not None:
+        shared = front.key.float()
+        shared = rotate(shared, front.cos.float(), front.sin.float()) if rope else shared  # once for each front
+        logits = torch.cat((_products(query, shared, front.which) * probe.scale, logits), dim=-1)
+    weights = torch.softmax(logits, dim=-1)
+    weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
+    return weights * probe.row_mask[..., None] if sight.padded else weights
+
+
+def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
+    """Each prompt's queries [I, H_kv, n, d] times the keys of its front, of [F, H_kv, m, d]: [I, H_kv, n, m]."""
+    if len(shared) > 1:
+        return query @ shared.transpose(2, 3).contiguous()[which]  # or the copies would be copied once more
+    asked = query.transpose(0, 1)  # no copy of the one front for each prompt
+    return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
+
+
+def sight_of(probe: TextProbe, rope: bool = True, padded: bool = True) -> Sight:
+    """What of a probe follows from rows, masks and angles alone.
+
+    Args:
+        rope: whether angles are wanted.
+        padded: whether there may be padding among the text rows.
+    """
+    groups = probe.query.shape[1] // probe.key.shape[1]
+    place = torch.arange(probe.key.shape[2], device=probe.key.device)
+    visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
+    # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
+    hidden = ~(visible | ~probe.row_mask[..., None])[:, None].repeat(1, 1, groups, 1)
+    if not rope:
+        return Sight(None, None, hidden, padded)
+    places = torch.cat((probe.rows.repeat(1, groups), place.expand(len(probe.rows), -1)), dim=1)  # [I, groups L + S]
+    at_places = places[..., None].expand(-1, -1, probe.cos.shape[-1])
+    cos, sin = (angle.float().gather(1, at_places)[:, None] for angle in (probe.cos, probe.sin))
+    first, second = sin.chunk(2, dim=-1)
+    return Sight(cos, torch.cat((-first, second), dim=-1), hidden, padded)
+
+
+def cross_saliency(attention: Tensor, row_mask: Tensor | None, columns: Tensor, aggregate: str = "all") -> Tensor:
+    """Saliency of the visual tokens in the text rows' attention.
+
+    Args:
+        attention: [B, L, S] rows of `text_attention`, one prompt per unit.
+        row_mask: [B, L] true where a row is real, the real ones first; None where all are.
+        columns: [B, N] places of the visual tokens in the sequence.
+        aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
+    Returns:
+        [B, N]; all zero where a prompt has no text row.
+    """
+    choose("aggregate", aggregate, AGGREGATES)
+    if attention.shape[1] == 0:
+        return attention.new_zeros(columns.shape)
+    if len(columns) == 1:  # fewer operations
+        visual = attention.index_select(2, columns[0])
+    else:
+        visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]
+    count = None if row_mask is None else row_mask.sum(1, keepdim=True)
+    if aggregate == "max":
+        saliency = _norm(visual.amax(1))
+    elif aggregate == "all":
+        saliency = _norm(visual).mean(1) if count is None else _norm(visual).sum(1) / count.clamp_min(1)
+    elif count is None:
+        saliency = _norm(visual[:, -1])
+    else:
+        row = (count - 1).clamp_min(0)[..., None].expand(-1, 1, visual.shape[2])
+        saliency = _norm(visual.gather(1, row)[:, 0])
+    return ensure_finite("cross-modal saliency (SCAP)", saliency)
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, the two halves of a head being the pairs: states [I, H, T, d], angles [I, T, d]."""
+    first, second = states.chunk(2, dim=-1)
+    return states * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
+
+
+def _norm(rows: Tensor) -> Tensor:
+    """Each row divided by its sum plus epsilon; a row without visual mass stays zero."""
+    return rows / (rows.sum(-1, keepdim=True) + EPSILON)

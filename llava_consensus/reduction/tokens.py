@@ -5,15 +5,16 @@ U distinct tiles seen by the vision tower, n rows a tile has in a vision block (
 of several), I prompts that were probed, L text rows, S length of the full input sequence, H heads, D width. Torch only.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from llava_consensus.reduction.stopwatch import Stopwatch
 
 
 class Need(Enum):
@@ -158,6 +159,38 @@ class VisualTokens(NamedTuple):
     def only(self, index: Tensor) -> "VisualTokens":
         """The same units, of whose tokens `of_tiles` gives those named by `index` [B, R] alone."""
         return self._replace(tile=self.tile.gather(1, index), patch=self.patch.gather(1, index))
+
+
+@dataclass
+class Stopwatch:
+    """Wall time of named stages. On CUDA it records events and waits for nothing until it is read."""
+
+    device: torch.device
+    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Times the body under `name`."""
+        start = self._now()
+        yield
+        self.marks.append((name, start, self._now()))
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time of each stage in milliseconds, summed over calls. Waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        total: dict[str, float] = {}
+        for name, start, end in self.marks:
+            spent = start.elapsed_time(end) if isinstance(start, torch.cuda.Event) else (end - start) * 1e3
+            total[name] = total.get(name, 0.0) + spent
+        return total
 
 
 class Reduction(NamedTuple):

@@ -32,8 +32,7 @@ from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Place, Shape
 
 ROOT = Path(__file__).parents[2]
 PAPER = json.loads((ROOT / "llava_consensus" / "evaluation" / "report" / "paper.json").read_text())["tables"]

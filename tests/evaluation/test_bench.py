@@ -28,7 +28,7 @@ from llava_consensus.evaluation.bench.timing import Sample, answer_once, first_t
 from llava_consensus.hosts import Host, Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 MINI = str(Path(__file__).parents[2] / "checkpoints" / "llava-mini")
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])

@@ -19,8 +19,7 @@ from llava_consensus.hosts.hf.arguments import takes_features
 from llava_consensus.hosts.hf.host import check_version
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency
-from llava_consensus.reduction.scap import text_attention
+from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])

@@ -21,8 +21,7 @@ from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.sequence.layout import Layout, Picture, RowKinds
 from llava_consensus.hosts.sequence.probe import probe_text
 from llava_consensus.hosts.sequence.splice import Sequence
-from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.scap import text_attention
+from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 
 MAJOR = int(transformers.__version__.split(".")[0])

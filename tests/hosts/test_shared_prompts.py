@@ -19,7 +19,7 @@ from llava_consensus.hosts.llava.shared import padding_behind
 from llava_consensus.hosts.sequence import probe
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.scap import sight_of, text_attention
+from llava_consensus.reduction.saliency import sight_of, text_attention
 from llava_consensus.reduction.tokens import FrontKeys, TextProbe
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")

@@ -14,7 +14,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make, sparsevlm
 from llava_consensus.methods.fastv import FastV
-from llava_consensus.reduction import peaks
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, attention_rows, scaled
 
@@ -144,10 +143,10 @@ def test_equal_densities_rank_by_index_so_that_twins_give_one_centre() -> None:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, 16, 8, generator=generator) * 3
     states[0, 5] = states[0, 11] + 0.01
-    group, centres = peaks.cluster(states, 2)
+    group, centres = sparsevlm.cluster(states, 2)
     assert len({5, 11} & set(centres[0].tolist())) <= 1 and group[0, 5] == group[0, 11]
     assert group.unique().tolist() == [0, 1] and group[0, centres[0]].tolist() == [0, 1]
-    same, middle = peaks.cluster(torch.ones(1, 6, 4), 1)
+    same, middle = sparsevlm.cluster(torch.ones(1, 6, 4), 1)
     assert same.tolist() == [[0] * 6] and middle.tolist() == [[0]]
 
 

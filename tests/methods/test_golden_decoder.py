@@ -81,14 +81,14 @@ def test_sparsevlm_equals_the_authors_code(model: Any, monkeypatch: pytest.Monke
     """With their own noise in the densities, which decides ties; their schedules are applied to any n, ours to 576."""
     version, visual, tokens, seed = case.split("_")
     kept, logits = golden("sparsevlm", case)
-    stored, cluster = np.load(GOLDEN / "sparsevlm.npz"), sparsevlm.cluster
+    stored, densities = np.load(GOLDEN / "sparsevlm.npz"), sparsevlm.densities
     noise = [torch.from_numpy(stored[f"{case}_noise{n}"]) for n in range(3) if f"{case}_noise{n}" in stored]
 
-    def noisy(states: torch.Tensor, count: int) -> Any:
-        return cluster(states, count, noise.pop(0)[None] * 1e-6)
+    def noisy(distance: torch.Tensor, count: int) -> torch.Tensor:
+        return densities(distance, count) + noise.pop(0)[None] * 1e-6
 
     monkeypatch.setattr(sparsevlm, "PATCHES", int(visual))
-    monkeypatch.setattr(sparsevlm, "cluster", noisy)
+    monkeypatch.setattr(sparsevlm, "densities", noisy)
     cuts, ours = run(model, make("sparsevlm", version=version), int(visual), int(tokens), int(seed))
     assert [cut.kept[0].tolist() for cut in cuts] == kept and not noise
     assert torch.allclose(ours, logits, rtol=0, atol=TOLERANCE)

@@ -17,7 +17,7 @@ from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.reduction import costs
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 SEVEN = SHAPES["llava-1.5-7b"]
 NOTHING = ("full", "random", "uniform_grid", "downsample")

@@ -12,8 +12,8 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.hosts.llava.adapter import LlavaTower
+from llava_consensus.methods.downsample import near_square
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.grid import near_square
 
 INSIDE = ("tome", "downsample")
 ALL = ("uniform_grid", "pool", "downsample", "divprune", "tome", "tome_post")

@@ -8,7 +8,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.diversity import diverse
+from llava_consensus.reduction.selection import diverse
 
 
 def test_diverse_selection_by_hand() -> None:

@@ -14,9 +14,10 @@ from units import rectangle
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
+from llava_consensus.methods.downsample import near_square
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.reduction.grid import divide, near_square
+from llava_consensus.reduction.grid import divide
 from llava_consensus.reduction.tokens import VisualTokens
 
 MAJOR = int(transformers.__version__.split(".")[0])

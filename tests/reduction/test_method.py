@@ -12,11 +12,11 @@ from units import of_batch, unit, without_question
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.methods.random import draw
-from llava_consensus.reduction import egtm, fusers, saliency, scap
+from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import NonFiniteError, checked_together, ensure_finite
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.ranking import rank
+from llava_consensus.reduction.selection import rank
 from llava_consensus.reduction.tokens import Need, TextProbe, VisionAttention, VisualTokens
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
@@ -25,26 +25,25 @@ AFTER_TOWER = [name for name, one in METHODS.items() if one.place is Place.TOKEN
 
 
 def test_worked_example_fusion_and_selection() -> None:
-    fused = fusers.convex(fusers.temperature(S_V), fusers.temperature(S_C), 0.7)
+    fused = selection.convex(selection.temperature(S_V), selection.temperature(S_C), 0.7)
     assert torch.allclose(fused, torch.tensor([[0.160, 0.295, 0.110, 0.170, 0.110, 0.155]]))
-    assert fusers.top(fused, 2).tolist() == [[1, 3]]
+    assert selection.top(fused, 2).tolist() == [[1, 3]]
 
 
 def test_worked_example_recovery() -> None:
-    assert fusers.recover(S_V, S_C, 4, 0.5).tolist() == [[0, 1, 2, 3]]
-    assert fusers.agreement(S_V, S_C, 4).tolist() == [0.5]
-    assert fusers.correction_factor(S_V, S_C, 4, 0.5).tolist() == [1.0]
+    assert selection.recover(S_V, S_C, 4, 0.5).tolist() == [[0, 1, 2, 3]]
+    assert selection.agreement(S_V, S_C, 4).tolist() == [0.5]
+    assert selection.correction_factor(S_V, S_C, 4, 0.5).tolist() == [1.0]
 
 
 def test_worked_example_merge() -> None:
     angles = torch.tensor([0.0, 10, 170, 80]) * math.pi / 180  # of the tokens 0, 2, 4, 5
     features = torch.stack((angles.cos(), angles.sin()), -1)[None]
-    anchors = egtm.sample_anchors(features, 2)
+    anchors, group = merging.group(features, features, 2)
     assert anchors.tolist() == [[0, 2]]  # tokens 0 and 4
-    group = egtm.assign(features, anchors)
     assert group.tolist() == [[0, 0, 1, 0]]
     projected = torch.tensor([[[0.0], [2.0], [4.0], [5.0]]])
-    assert torch.allclose(egtm.merge(projected, group, 2), torch.tensor([[[7 / 3], [4.0]]]))
+    assert torch.allclose(merging.group_means(projected, group, 2), torch.tensor([[[7 / 3], [4.0]]]))
 
 
 def worked_tokens() -> VisualTokens:
@@ -99,15 +98,15 @@ def test_temperatures_and_cross_saliency_by_hand() -> None:
     """Temperatures and the two-row cross saliency."""
     s_v = torch.tensor([[0.36, 0.09, 0.18, 0.09, 0.09, 0.09]])
     rows = torch.tensor([[[0.02, 0.02, 0.02, 0.10, 0.02, 0.02], [0.03, 0.03, 0.03, 0.15, 0.03, 0.03]]])
-    s_c = scap.cross_saliency(rows, torch.ones(1, 2, dtype=torch.bool), torch.arange(6)[None])
+    s_c = saliency.cross_saliency(rows, torch.ones(1, 2, dtype=torch.bool), torch.arange(6)[None])
     assert torch.allclose(s_c, torch.tensor([[0.1, 0.1, 0.1, 0.5, 0.1, 0.1]]), atol=1e-4)
-    fused = fusers.convex(fusers.temperature(s_v), fusers.temperature(s_c), 0.7)
+    fused = selection.convex(selection.temperature(s_v), selection.temperature(s_c), 0.7)
     assert torch.allclose(fused, torch.tensor([[0.31, 0.10, 0.17, 0.22, 0.10, 0.10]]), atol=1e-4)
     assert torch.allclose(
-        fusers.temperature(s_v, 0.5), torch.tensor([[0.6667, 0.0417, 0.1667, 0.0417, 0.0417, 0.0417]]), atol=1e-4
+        selection.temperature(s_v, 0.5), torch.tensor([[0.6667, 0.0417, 0.1667, 0.0417, 0.0417, 0.0417]]), atol=1e-4
     )
     assert torch.allclose(
-        fusers.temperature(s_v, 2.0), torch.tensor([[0.2698, 0.1349, 0.1907, 0.1349, 0.1349, 0.1349]]), atol=1e-4
+        selection.temperature(s_v, 2.0), torch.tensor([[0.2698, 0.1349, 0.1907, 0.1349, 0.1349, 0.1349]]), atol=1e-4
     )
 
 
@@ -177,8 +176,8 @@ def test_invariants_of_a_reduction(data: st.DataObject) -> None:
 def test_scaling_a_saliency_changes_nothing(seed: int, factor: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     vision, cross = torch.rand(1, 30, generator=generator), torch.rand(1, 30, generator=generator)
-    one = fusers.convex(fusers.temperature(vision), fusers.temperature(cross), 0.7)
-    other = fusers.convex(fusers.temperature(vision * factor), fusers.temperature(cross), 0.7)
+    one = selection.convex(selection.temperature(vision), selection.temperature(cross), 0.7)
+    other = selection.convex(selection.temperature(vision * factor), selection.temperature(cross), 0.7)
     assert torch.allclose(one, other, atol=1e-6)
 
 
@@ -194,8 +193,8 @@ def test_alpha_one_ignores_the_question_and_alpha_zero_the_picture() -> None:
 
 
 def test_recovery_at_rate_zero_is_the_student_and_at_one_the_teacher() -> None:
-    assert torch.equal(fusers.recover(S_V, S_C, 3, 0.0), fusers.top(S_V, 3))
-    assert torch.equal(fusers.recover(S_V, S_C, 3, 1.0), fusers.top(S_C, 3))
+    assert torch.equal(selection.recover(S_V, S_C, 3, 0.0), selection.top(S_V, 3))
+    assert torch.equal(selection.recover(S_V, S_C, 3, 1.0), selection.top(S_C, 3))
 
 
 @pytest.mark.parametrize("name", AFTER_TOWER)
@@ -210,11 +209,10 @@ def test_batch_equals_singles(name: str) -> None:
 
 def test_ties_go_to_the_lower_index() -> None:
     assert rank(torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0]])).tolist() == [[1, 2, 4, 0, 3]]
-    assert fusers.top(torch.zeros(1, 8), 3).tolist() == [[0, 1, 2]]
+    assert selection.top(torch.zeros(1, 8), 3).tolist() == [[0, 1, 2]]
     same = torch.ones(1, 5, 2)
-    assert egtm.sample_anchors(same, 2).tolist() == [[0, 1]] and egtm.assign(same, torch.tensor([[1, 3]])).tolist() == [
-        [0, 0, 0, 1, 0]
-    ]
+    assert merging.group(same, same, 2)[0].tolist() == [[0, 1]]
+    assert merging.nearest(same, torch.tensor([[1, 3]])).tolist() == [[0, 0, 0, 1, 0]]
 
 
 def test_merging_identical_tokens_gives_that_token() -> None:
@@ -223,9 +221,9 @@ def test_merging_identical_tokens_gives_that_token() -> None:
 
 
 def test_temperature_edge_cases() -> None:
-    assert fusers.temperature(torch.zeros(1, 4)).tolist() == [[0.25] * 4]
-    assert fusers.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.1)[0, 0] == 0.0
-    assert torch.isfinite(fusers.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.05)).all()
+    assert selection.temperature(torch.zeros(1, 4)).tolist() == [[0.25] * 4]
+    assert selection.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.1)[0, 0] == 0.0
+    assert torch.isfinite(selection.temperature(torch.tensor([[0.0, 1e-30, 2e-30]]), 0.05)).all()
 
 
 def test_received_saliency_equals_the_definition() -> None:
@@ -457,7 +455,7 @@ def test_tiles_pool_to_their_share() -> None:
     assert torch.allclose(pooled, torch.tensor([[0.1875, 0.1875, 0.375, 0.25]]))
 
 
-@pytest.mark.parametrize("aggregate", scap.AGGREGATES)
+@pytest.mark.parametrize("aggregate", saliency.AGGREGATES)
 def test_aggregates_by_hand(aggregate: str) -> None:
     rows = torch.tensor([[[0.1, 0.1, 0.2], [0.4, 0.1, 0.0], [9.0, 9.0, 9.0]]])  # the last row is padding
     mask = torch.tensor([[True, True, False]])
@@ -467,5 +465,5 @@ def test_aggregates_by_hand(aggregate: str) -> None:
         "last": [0.8, 0.2, 0.0],
         "max": [4 / 7, 1 / 7, 2 / 7],
     }
-    found = scap.cross_saliency(rows, mask, torch.arange(3)[None], aggregate)
+    found = saliency.cross_saliency(rows, mask, torch.arange(3)[None], aggregate)
     assert torch.allclose(found, torch.tensor([expected[aggregate]]), atol=1e-4)

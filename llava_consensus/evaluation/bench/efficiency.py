@@ -31,8 +31,7 @@ from llava_consensus.hosts.base import Answer, Host, Prompt
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, match
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from llava_consensus.evaluation.bench.timing import Side
 from llava_consensus.evaluation.files import Record
 from llava_consensus.reduction.costs import account, kv_bytes, paper_flops
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 PAPER_TEXT = 50  # rows of text in the paper's efficiency tables
 TIMES = ("ttft_ms", "tpot_ms", "generation_ms")

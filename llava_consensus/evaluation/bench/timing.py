@@ -21,7 +21,7 @@ from llava_consensus.evaluation.files import Record
 from llava_consensus.hosts.base import Clip, Host, Prompt
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Stopwatch
 
 Side = tuple[Method, Budget | Share]
 Shown = Image | Clip | list[Image | Clip]  # several are the frames of one video

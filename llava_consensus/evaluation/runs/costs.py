@@ -14,8 +14,7 @@ from llava_consensus.evaluation.files import Record
 from llava_consensus.hosts.base import Prefill
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 COUNTS = ("entering", "kept", "average")
 PARTS = ("llm", "vision", "method", "total")

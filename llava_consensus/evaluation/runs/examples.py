@@ -18,8 +18,8 @@ from llava_consensus.evaluation.runs.configuration import Plan
 from llava_consensus.evaluation.runs.encodings import EncodingCache, reader
 from llava_consensus.hosts import Answer, Host
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.fusers import top
 from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Reduction
 
 HALF = 0.5  # of a question's credit: from here on an answer counts as right

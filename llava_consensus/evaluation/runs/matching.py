@@ -13,8 +13,7 @@ from llava_consensus.evaluation.runs.configuration import Plan
 from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import match
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from llava_consensus.hosts.decoder.forwards import Armed, CutCache, CutForward, 
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.hosts.uncompiled import uncompiled
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment

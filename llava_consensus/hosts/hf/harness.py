@@ -20,7 +20,7 @@ from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.prompts import Processed, Prompts
 from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.hosts.hf.shape import read_shape
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encode
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES
 from llava_consensus.hosts.tower.taps import fingerprint
-from llava_consensus.reduction.scap import rotate
+from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:

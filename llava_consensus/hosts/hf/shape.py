@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.hf.model import HfModel

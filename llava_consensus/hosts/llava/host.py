@@ -26,8 +26,7 @@ from llava_consensus.hosts.llava.prompts import image_place, text_rows, to_ids
 from llava_consensus.hosts.llava.shape import read_shape
 from llava_consensus.hosts.llava.shared import REPEATS, ask_behind_pictures, ask_behind_words
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Place, Shape
 
 SAVED = 2  # pictures that need not be read again: from so many on it pays to read pictures apart from questions
 LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}

@@ -19,8 +19,7 @@ from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_l
 from llava_consensus.hosts.tower.inside import acts_inside
 from llava_consensus.hosts.uncompiled import uncompiled
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.reduction.tokens import Need, Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment

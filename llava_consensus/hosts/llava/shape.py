@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 
 def read_shape(model: Any, text: int = 0) -> Shape:

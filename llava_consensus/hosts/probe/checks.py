@@ -15,8 +15,7 @@ from llava_consensus.hosts.probe.trial import Trial
 from llava_consensus.hosts.probe.watch import watching
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.scap import text_attention
+from llava_consensus.reduction.saliency import class_saliency, text_attention
 
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # by the numbers a model computes with
 HIDDEN = "the model's attention kernel does not show its weights: load it with --attn sdpa or eager"

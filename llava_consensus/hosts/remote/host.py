@@ -19,8 +19,7 @@ from llava_consensus.hosts.decoder.cache import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.remote.model import RemoteModel
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 
 
 class RemoteHost(HarnessHost):

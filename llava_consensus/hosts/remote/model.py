@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.hosts.attachment import Attachment
-    from llava_consensus.reduction.shape import Shape
+    from llava_consensus.reduction.method import Shape
 
 
 class RemoteModel:

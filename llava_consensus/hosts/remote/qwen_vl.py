@@ -24,8 +24,7 @@ from llava_consensus.hosts.remote.shape import read_qwen_vl
 from llava_consensus.hosts.sequence.layout import RowKinds
 from llava_consensus.hosts.sequence.splice import Sequence
 from llava_consensus.hosts.tower.taps import split_heads
-from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 
 def read_qwen_vl(model: Any, text: int) -> Shape:

@@ -9,7 +9,7 @@ from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles
 from llava_consensus.hosts.sequence.gather import same_pictures
 from llava_consensus.hosts.sequence.layout import Layout
 from llava_consensus.hosts.sequence.splice import Sequence
-from llava_consensus.reduction.scap import sight_of
+from llava_consensus.reduction.saliency import sight_of
 from llava_consensus.reduction.tokens import FrontKeys, Sight, TextProbe
 
 

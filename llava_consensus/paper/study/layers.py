@@ -1,8 +1,9 @@
 """SCAP beside the true attention of every decoder layer, and where in the picture it looks whatever is there.
 
 SCAP is the attention of the words behind the picture in the first layer, computed before the language model runs
-(`reduction/scap.py`). This method drops nothing: it stops before every layer, computes that layer's attention of the
-same words from the layer's own queries and keys, and records how its ranking of the visual tokens compares with SCAP's.
+(`reduction/saliency.py`). This method drops nothing: it stops before every layer, computes that layer's attention of
+the same words from the layer's own queries and keys, and records how its ranking of the visual tokens compares with
+SCAP's.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,10 @@ import torch
 from torch import Tensor
 
 from llava_consensus.paper.study.format import STRETCHES
-from llava_consensus.reduction import scap
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
-from llava_consensus.reduction.fusers import agreement
-from llava_consensus.reduction.ranking import rank
-from llava_consensus.reduction.stopwatch import Stopwatch
+from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
+from llava_consensus.reduction.selection import agreement, rank
+from llava_consensus.reduction.tokens import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +57,9 @@ class LayerProbe(InDecoder):
 
 def saliencies(view: DecoderView, rope: bool) -> dict[str, Tensor]:
     """The attention of the text rows over the visual tokens, [P, v], for each way to aggregate the rows."""
-    attention = scap.text_attention(view.probe, rope)
+    attention = text_attention(view.probe, rope)
     return {
-        aggregate: scap.cross_saliency(attention, view.probe.row_mask, view.columns, aggregate)
-        for aggregate in scap.AGGREGATES
+        aggregate: cross_saliency(attention, view.probe.row_mask, view.columns, aggregate) for aggregate in AGGREGATES
     }
 
 

@@ -18,13 +18,12 @@ from llava_consensus.hosts import Encoded, Host, Prompt
 from llava_consensus.hosts.base import Answer
 from llava_consensus.hosts.probe.watch import watching
 from llava_consensus.paper.study.selection import vision_saliency
-from llava_consensus.reduction import fusers
+from llava_consensus.reduction import selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import whole_or_none
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Need
+from llava_consensus.reduction.tokens import Need, Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class ClosedFrom(InDecoder):
         """The T best patches at the first stop, all of them at the second."""
         if view.columns.shape[1] > view.cut.kept:
             with watch.time("selection"), torch.no_grad():
-                return Chosen(fusers.top(vision_saliency(view.tower), view.cut.kept))
+                return Chosen(selection.top(vision_saliency(view.tower), view.cut.kept))
         everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
         return Chosen(everything)
 

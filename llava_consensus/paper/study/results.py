@@ -14,7 +14,7 @@ from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
 from llava_consensus.evaluation.report.stats import compare, draws, interval
 from llava_consensus.paper.study.selection import PUBLISHED_LAYER, RECOVERY
 from llava_consensus.reduction.decoder import only_cut
-from llava_consensus.reduction.scap import AGGREGATES
+from llava_consensus.reduction.saliency import AGGREGATES
 
 
 def study(folders: Sequence[Path]) -> Record:

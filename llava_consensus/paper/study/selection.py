@@ -4,7 +4,7 @@ controlled study of the paper's section 3.
 Pruning is FastV's: after decoder layer 2 (counted from 1) the best tokens of a score stay. The vision side is the
 attention of the tower's class token, the cross-modal side that of the prompt's last token in that layer, head means
 both. Every choice is recorded with how far the two sides agree on the K best tokens, and, for recovery, with the
-correction factor (`reduction/fusers.py`).
+correction factor (`reduction/selection.py`).
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction import fusers, saliency
+from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, whole_or_none, within
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
-from llava_consensus.reduction.shape import Shape
-from llava_consensus.reduction.stopwatch import Stopwatch
-from llava_consensus.reduction.tokens import Need, VisualTokens
+from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
 
 SIDES = ("vision", "cross")
 RECOVERY = "recovery"
@@ -72,12 +71,12 @@ class Selection(InDecoder):
         with watch.time("saliency"), torch.no_grad():
             sides = {"vision": vision_saliency(view.tower), "cross": last_row_saliency(view, "the study")}
         with watch.time("selection"):
-            measures = {"agreement": fusers.agreement(sides["vision"], sides["cross"], count)}
+            measures = {"agreement": selection.agreement(sides["vision"], sides["cross"], count)}
             if self.scores != RECOVERY:
-                return Chosen(fusers.top(sides[self.scores], count), measures=measures)
+                return Chosen(selection.top(sides[self.scores], count), measures=measures)
             student, teacher = (sides[side] for side in (self.student, other(self.student)))
-            measures["correction"] = fusers.correction_factor(student, teacher, count, self.rate)
-            return Chosen(fusers.recover(student, teacher, count, self.rate), measures=measures)
+            measures["correction"] = selection.correction_factor(student, teacher, count, self.rate)
+            return Chosen(selection.recover(student, teacher, count, self.rate), measures=measures)
 
 
 def other(side: str) -> str:

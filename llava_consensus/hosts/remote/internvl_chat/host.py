@@ -9,7 +9,7 @@ from PIL import Image
 from llava_consensus.hosts.base import Prompt
 from llava_consensus.hosts.remote.internvl_chat.adapter import InternVLChat
 from llava_consensus.hosts.remote.older_llava import OlderLlavaHost
-from llava_consensus.reduction.shape import Shape
+from llava_consensus.reduction.method import Shape
 
 
 class InternVLChatHost(OlderLlavaHost):
