@@ -10,10 +10,9 @@ import torch
 import transformers
 
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
-from llava_consensus.hosts.sequence.layout import RowKinds
-from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
-from llava_consensus.hosts.tower.taps import attending_block, chosen_block
+from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.layout import RowKinds
+from llava_consensus.hosts.towers import ClipBlocks, attending_block, chosen_block, hidden_state_block
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place

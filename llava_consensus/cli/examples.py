@@ -192,7 +192,7 @@ def _example(
 
 def selection(host: "Host", answer: "Answer", tokens: int, right: bool | None = None) -> "Selection":
     """What was kept and merged for an answer about one square picture."""
-    from llava_consensus.hosts.sequence.patches import patches
+    from llava_consensus.hosts.patches import patches
     from llava_consensus.paper.examples import Selection
 
     found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)

@@ -14,7 +14,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report.overlay import SIDE, Fates, View, fates, view
 from llava_consensus.hosts import Answer, Encoded, Host
 from llava_consensus.hosts.base import Clip, PictureOutcome
-from llava_consensus.hosts.sequence.patches import Patches, patches
+from llava_consensus.hosts.patches import Patches, patches
 
 SALIENCIES = ("vision", "cross", "fused")
 NOT_DRAWN = (

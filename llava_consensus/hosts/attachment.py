@@ -21,28 +21,27 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Model, Tiles, Tower
+from llava_consensus.hosts.cache import cached_layers
 from llava_consensus.hosts.call import Call, Caller
-from llava_consensus.hosts.decoder.cache import cached_layers
-from llava_consensus.hosts.decoder.hooks import DecoderHooks
-from llava_consensus.hosts.remembered import Remembered
-from llava_consensus.hosts.sequence.gather import Source
-from llava_consensus.hosts.sequence.insert import (
+from llava_consensus.hosts.cuts import DecoderHooks
+from llava_consensus.hosts.inside import acts_inside, check_inside, install_inside, run_inside
+from llava_consensus.hosts.layout import Layout, RowKinds, Shares, content, copied, read_layout
+from llava_consensus.hosts.reduce import (
     Group,
+    Source,
     counted,
     inserts,
     outcomes,
     picture_rows,
     planned,
+    probe_text,
+    shared_fronts,
     with_pictures,
 )
-from llava_consensus.hosts.sequence.layout import Layout, RowKinds, content, copied, read_layout
-from llava_consensus.hosts.sequence.probe import probe_text, shared_fronts
-from llava_consensus.hosts.sequence.splice import Rule, Sequence, cut, splice
+from llava_consensus.hosts.remembered import Remembered
+from llava_consensus.hosts.sequence import Rule, Sequence, cut, splice
 from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.hosts.shares import Shares
-from llava_consensus.hosts.tower.inside import acts_inside, check_inside, install_inside, run_inside
-from llava_consensus.hosts.tower.taps import attending_block, chosen_block, fingerprint, install_taps
-from llava_consensus.hosts.tower.unread import skip_unread
+from llava_consensus.hosts.towers import attending_block, chosen_block, fingerprint, install_taps, skip_unread
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens

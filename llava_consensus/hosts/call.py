@@ -16,8 +16,8 @@ from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.decoder.cache import CachedLayer
-    from llava_consensus.hosts.decoder.forwards import Armed, CutForward, Step
+    from llava_consensus.hosts.cache import CachedLayer
+    from llava_consensus.hosts.forwards import Armed, CutForward, Step
 
 
 @dataclass(eq=False)

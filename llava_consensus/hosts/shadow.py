@@ -1,6 +1,15 @@
-"""Replaces an attribute of one instance, and puts back what stood there. The class is never touched."""
+"""Functions of a model that are replaced on one instance and put back (the class is never touched), and functions that
+`torch.compile` leaves alone.
+"""
 
-from typing import Any
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
 
 _ABSENT = ...  # survives a deep copy as the same object
 
@@ -20,3 +29,20 @@ class Shadow:
                 object.__delattr__(self.target, self.name)
             else:
                 object.__setattr__(self.target, self.name, self.before)
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """As `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there is
+    nothing to leave alone. The compiler is not imported here, since that takes seconds.
+    """
+    made: list[Callable[..., Result]] = []
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*args, **kwargs)
+
+    return run

@@ -15,9 +15,9 @@ from typing import Any
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
+from llava_consensus.hosts.clip_text import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
 from llava_consensus.hosts.llava.own_tower import FLAG, trains_tower
-from llava_consensus.hosts.tower.clip_text import without_unused_report
 from llava_consensus.training.names import accelerator, command_line, named
 from llava_consensus.training.plan import LORA, PROJECTOR, Plan
 from llava_consensus.training.steps import Session, Steps, inner

@@ -25,7 +25,7 @@ from llava_consensus.errors import ConsensusError, MissingDependency, OptionErro
 from llava_consensus.evaluation.report.overlay import view
 from llava_consensus.hosts import wrap
 from llava_consensus.hosts.base import Clip, Encoded, PictureOutcome, Tiles
-from llava_consensus.hosts.sequence.patches import Patches
+from llava_consensus.hosts.patches import Patches
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Reduction

@@ -102,7 +102,7 @@ def test_a_tiny_qwen_passes(method: str, tmp_path: Path) -> None:
 
 
 def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from llava_consensus.hosts.tower.clip import ClipBlocks
+    from llava_consensus.hosts.towers import ClipBlocks
 
     monkeypatch.setattr(ClipBlocks, "scale", lambda self, block: 1.0)
     assert main(["check-host", MINI, "--device", "cpu"]) == 7

@@ -16,11 +16,11 @@ from prompts import ANYRES, CASES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.layout import Layout, Picture, RowKinds
 from llava_consensus.hosts.llava.prepare import PREPARE
-from llava_consensus.hosts.sequence.layout import Layout, Picture, RowKinds
-from llava_consensus.hosts.sequence.probe import probe_text
-from llava_consensus.hosts.sequence.splice import Sequence
+from llava_consensus.hosts.reduce import probe_text
+from llava_consensus.hosts.sequence import Sequence
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 

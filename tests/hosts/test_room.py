@@ -7,7 +7,7 @@ import pytest
 import torch
 
 room = pytest.importorskip(
-    "llava_consensus.hosts.decoder.room", reason="only transformers 5 has these caches", exc_type=ImportError
+    "llava_consensus.hosts.room", reason="only transformers 5 has these caches", exc_type=ImportError
 )
 DynamicCache = pytest.importorskip("transformers").DynamicCache
 

@@ -12,11 +12,11 @@ import torch
 import transformers
 from models import IMAGE, tiny_llava
 
+from llava_consensus.hosts import reduce as probe
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.shared import padding_behind
-from llava_consensus.hosts.sequence import probe
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.saliency import sight_of, text_attention

@@ -122,7 +122,7 @@ def test_older_versions_refuse_to_drop_before_the_first_layer(
     llava_model: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = SimpleNamespace(__version__="4.37.2")
-    monkeypatch.setattr("llava_consensus.hosts.decoder.forwards.transformers", older)
+    monkeypatch.setattr("llava_consensus.hosts.forwards.transformers", older)
     refused = pytest.raises(OptionError, match="needs transformers >= 5")
     with hosts.wrap(llava_model).attach(ClosedFrom(), Budget(TOKENS)), refused:
         logits(llava_model, prompt)

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.sequence.splice import Sequence
+from llava_consensus.hosts.sequence import Sequence
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment

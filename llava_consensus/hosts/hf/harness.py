@@ -13,7 +13,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Clip, Encoded, Prompt
-from llava_consensus.hosts.decoder.cache import prefills
+from llava_consensus.hosts.cache import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.hf.host import HfHost
 from llava_consensus.hosts.hf.model import Features, HfModel

@@ -11,8 +11,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
 from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import ShuffledTower
-from llava_consensus.hosts.tower.clip import hidden_state_block
-from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.hosts.towers import fingerprint, hidden_state_block
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:

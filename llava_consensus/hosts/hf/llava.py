@@ -8,8 +8,8 @@ from torch import Tensor
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
-from llava_consensus.hosts.tower.inside import acts_inside
-from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.hosts.inside import acts_inside
+from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:

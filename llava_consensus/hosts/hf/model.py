@@ -13,10 +13,10 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.clip_text import ClipText, load_clip_text
+from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.rows import Rows
-from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
 from llava_consensus.reduction.method import Method
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap, Tiles
-from llava_consensus.hosts.decoder.mrope import MRopeDecoder
+from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES
-from llava_consensus.hosts.tower.taps import fingerprint
+from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.sequence.layout import RowKinds
+from llava_consensus.hosts.layout import RowKinds
 
 STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
 

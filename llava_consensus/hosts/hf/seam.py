@@ -16,9 +16,9 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.arguments import TYPES, contained, reduced_arguments
 from llava_consensus.hosts.hf.rows import Placed, row_kinds, without_dropped
-from llava_consensus.hosts.sequence.layout import fingerprints
-from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
-from llava_consensus.hosts.uncompiled import uncompiled
+from llava_consensus.hosts.layout import fingerprints
+from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.shadow import uncompiled
 from llava_consensus.reduction.method import Place
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import ShuffledTower

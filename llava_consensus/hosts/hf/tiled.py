@@ -18,8 +18,8 @@ from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import squares
+from llava_consensus.hosts.inside import acts_inside
 from llava_consensus.hosts.layouts import STOCK, check_tiles, fixed_grid
-from llava_consensus.hosts.tower.inside import acts_inside
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment

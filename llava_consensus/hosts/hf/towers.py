@@ -1,4 +1,4 @@
-"""Vision towers of Hugging Face models, as methods read them; CLIP towers are in `hosts/tower/clip.py`."""
+"""Vision towers of Hugging Face models, as methods read them; CLIP towers are in `hosts/towers.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
-from llava_consensus.hosts.tower.taps import split_heads
+from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
 from llava_consensus.reduction.tokens import Need
 
 PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers

@@ -12,7 +12,7 @@ from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
 from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
-from llava_consensus.hosts.tower.two import TwoTowers
+from llava_consensus.hosts.towers import TwoTowers
 from llava_consensus.reduction.method import Method, Place
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.clip_text import ClipText, load_clip_text
+from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layouts import STOCK, fixed_grid
 from llava_consensus.hosts.llava.checks import check_layout
 from llava_consensus.hosts.llava.prepare import PREPARE, changed, generate, prepare
 from llava_consensus.hosts.llava.shape import most_tiles
 from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
-from llava_consensus.hosts.tower.clip import ClipBlocks, hidden_state_block
-from llava_consensus.hosts.tower.clip_text import ClipText, load_clip_text
+from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
 
 

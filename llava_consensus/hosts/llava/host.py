@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
-from llava_consensus.hosts.decoder.cache import prefills
+from llava_consensus.hosts.cache import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of, last_row_alone
 from llava_consensus.hosts.layouts import STOCK
 from llava_consensus.hosts.llava.adapter import LlavaModel

@@ -9,11 +9,11 @@ from typing import Any
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError
 from llava_consensus.evaluation.models.checkpoint import hub_name
 from llava_consensus.evaluation.models.weights import incomplete_refused, refuse_not_finite
+from llava_consensus.hosts.clip_text import without_unused_report
 from llava_consensus.hosts.llava.checks import check_sizes, tower_beside, tower_of_hub
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.own_tower import FLAG, load_own_tower, trains_tower
 from llava_consensus.hosts.loading import Loading
-from llava_consensus.hosts.tower.clip_text import without_unused_report
 
 
 def load(path: str, loading: Loading, options: Mapping[str, str]) -> LlavaHost:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.inside import acts_inside
+from llava_consensus.hosts.layout import Layout, fingerprints
 from llava_consensus.hosts.layouts import STOCK, check_tiles
 from llava_consensus.hosts.llava.structure import IGNORE, Arguments, Official, Structure, structure_key
-from llava_consensus.hosts.sequence.layout import Layout, fingerprints
-from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
-from llava_consensus.hosts.tower.inside import acts_inside
-from llava_consensus.hosts.uncompiled import uncompiled
+from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.shadow import uncompiled
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
 

@@ -74,7 +74,7 @@ def ask_behind_pictures(
 
 def spread(cache: Any, owners: list[int]) -> None:
     """Makes the cache of several sequences one of prompts that go on from them."""
-    from llava_consensus.hosts.decoder import room  # only transformers 5 has such caches
+    from llava_consensus.hosts import room
 
     room.spread(cache, owners)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.sequence.layout import RowKinds
+from llava_consensus.hosts.layout import RowKinds
 
 IGNORE = -100  # label of rows without a target
 NEWLINE = -1  # the number of a newline; patches are numbered up from 1, and padding is 0

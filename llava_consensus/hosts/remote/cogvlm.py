@@ -18,14 +18,14 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import EXPERTS, Prompt, Tap, Tiles
-from llava_consensus.hosts.decoder.llama import LlamaDecoder
+from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.remote import seam
 from llava_consensus.hosts.remote.checks import OWN
 from llava_consensus.hosts.remote.model import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.remote.shape import read_cogvlm
-from llava_consensus.hosts.sequence.layout import RowKinds
-from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence
-from llava_consensus.hosts.tower.taps import split_heads
+from llava_consensus.hosts.sequence import Channel, Rule, Sequence
+from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.tokens import Need
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Prompt, Tiles
+from llava_consensus.hosts.clip_text import ClipText
+from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.remote import seam
-from llava_consensus.hosts.sequence.layout import RowKinds
-from llava_consensus.hosts.sequence.splice import Sequence
-from llava_consensus.hosts.tower.clip_text import ClipText
+from llava_consensus.hosts.sequence import Sequence
 from llava_consensus.reduction.method import Method, Place
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Prompt, Tap, Tiles
+from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.llava.prepare import View
 from llava_consensus.hosts.remote import seam
 from llava_consensus.hosts.remote.model import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.remote.shape import read_qwen_vl
-from llava_consensus.hosts.sequence.layout import RowKinds
-from llava_consensus.hosts.sequence.splice import Sequence
-from llava_consensus.hosts.tower.taps import split_heads
+from llava_consensus.hosts.sequence import Sequence
+from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.tokens import Need
 

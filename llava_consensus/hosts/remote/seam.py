@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.sequence.layout import fingerprints
-from llava_consensus.hosts.sequence.splice import Channel, Rule, Sequence, pad_left
-from llava_consensus.hosts.uncompiled import uncompiled
+from llava_consensus.hosts.layout import fingerprints
+from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.shadow import uncompiled
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment

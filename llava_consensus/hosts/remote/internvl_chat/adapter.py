@@ -14,13 +14,12 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap
+from llava_consensus.hosts.clip_text import ClipText
 from llava_consensus.hosts.llava.adapter import Projected
 from llava_consensus.hosts.llava.prepare import PREPARE, prepared
 from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
 from llava_consensus.hosts.remote.older_llava import OlderLlava
-from llava_consensus.hosts.tower.clip import hidden_state_block
-from llava_consensus.hosts.tower.clip_text import ClipText
-from llava_consensus.hosts.tower.taps import split_heads
+from llava_consensus.hosts.towers import hidden_state_block, split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 

@@ -22,10 +22,9 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
 from llava_consensus.hosts.call import Call
-from llava_consensus.hosts.decoder.forwards import Armed, CutCache, CutForward, Step, fits
-from llava_consensus.hosts.sequence.layout import Layout
-from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.hosts.uncompiled import uncompiled
+from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, Step, fits
+from llava_consensus.hosts.layout import Layout
+from llava_consensus.hosts.shadow import Shadow, uncompiled
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:

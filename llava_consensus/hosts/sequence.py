@@ -1,8 +1,8 @@
-"""Rows in, rows out: takes the rows of dropped visual tokens out of assembled sequences, puts the reduced tokens in,
-and pads again.
+"""Assembled sequences of a batch, and the one edit there is: rows leave, others take their places, padding is put
+right.
 
-Everything is one gather over the whole batch. Where rows may come from is known beforehand (`slots.py`), so nothing
-waits for the device.
+Everything is one gather over the whole batch. Where rows may come from is known beforehand, so nothing waits for the
+device.
 """
 
 from dataclasses import dataclass, field, replace

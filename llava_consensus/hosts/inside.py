@@ -6,6 +6,7 @@ the method's `reduce` picks one row for each token afterwards. `forward` of the 
 shadowed once, when the method is attached, and does what it always did unless a call is at work.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,14 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tower
 from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.hosts.tower.clip import BlockParts
-from llava_consensus.hosts.tower.small_picture import shrunk_picture
+from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
 
@@ -178,3 +179,27 @@ def _spread(side: int, rows: int, columns: int, device: torch.device) -> Tensor:
     """The cell of a grid of rows x columns that each patch of side x side lies in: [N]."""
     place = torch.arange(side, device=device)
     return ((place * rows // side)[:, None] * columns + place * columns // side).flatten()
+
+
+def shrunk_picture(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:
+    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP tower: [T, 3, h, w] ->
+    [T, 1 + rows x columns, D_v].
+    """
+    patch = embeddings.patch_size
+    small = shrink(pixels, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
+    patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)
+    front = embeddings.class_embedding.expand(len(patches), 1, -1)
+    return torch.cat((front, patches), dim=1) + positions(embeddings.position_embedding.weight, rows, columns)
+
+
+def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Pictures [T, 3, h, w] resized, in float32."""
+    return interpolate(pixels.float(), size=(height, width), mode="bicubic", antialias=True, align_corners=False)
+
+
+def positions(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """Position embeddings [1 + side^2, D_v] interpolated to another grid: [1 + rows x columns, D_v]."""
+    side = math.isqrt(len(weight) - 1)
+    grid = weight[1:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
+    small = interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)[0]
+    return torch.cat((weight[:1], small.flatten(1).T.to(weight.dtype)))

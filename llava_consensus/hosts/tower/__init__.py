@@ -1,1 +1,0 @@
-"""Vision towers: taking what a method needs, and methods that act inside."""

@@ -1,0 +1,214 @@
+"""Vision towers: hooks that take what a method reads and change nothing (the tower keeps its attention kernel; no
+attention map is ever asked for), CLIP towers in every place where transformers has kept their parts, and blocks that
+nobody reads.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.base import Tap, Tower
+from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.reduction.tokens import Need
+
+
+def chosen_block(tower: Tower, option: int | None) -> int:
+    """The block that is read: the one whose output feeds the projector, or the one the option names.
+
+    Raises:
+        OptionError: for an index the tower does not have.
+    """
+    if option is None:
+        return tower.feature_block
+    count = len(tower.blocks)
+    if not -count <= option < count:
+        raise OptionError(f"vision_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    return option % count
+
+
+def attending_block(tower: Tower, features: int, ahead: int) -> int:
+    """The block whose attention is read: `ahead` blocks behind the one that gives the features.
+
+    Raises:
+        OptionError: for a tower that ends before it.
+    """
+    count = len(tower.blocks)
+    if features + ahead >= count:
+        raise OptionError(
+            f"this method reads the attention of the block after the features' own, which is the last of {count}: "
+            f"give vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
+        )
+    return features + ahead
+
+
+def install_taps(attachment: Any, tower: Tower) -> list[Any]:
+    """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
+    method = attachment.method
+    features = chosen_block(tower, method.vision_layer)
+    taps = tower.taps(method.needs, features, attending_block(tower, features, method.blocks_ahead))
+    return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
+
+
+def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
+    call = calls.current(attachment)
+    if call is None or call.parts is None:
+        return
+    parts = tap.read(output)
+    if parts.keys() & call.parts.keys():
+        raise RuntimeError(
+            "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
+        )
+    call.parts |= {name: value.detach() for name, value in parts.items()}
+
+
+def split_heads(states: Tensor, heads: int) -> Tensor:
+    """[T, n, H d] -> [T, H, n, d]."""
+    return states.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def fingerprint(values: Tensor) -> Tensor:
+    """A number for each row of a tensor [T, ...], from its bits: int64 [T], the same in every batch and on every
+    device.
+    """
+    if values.is_floating_point():
+        values = values.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+    flat = values.flatten(1).long()
+    weight = torch.arange(flat.shape[1], device=flat.device) * 0x9E3779B97F4A7C1 | 1
+    return (flat * weight).sum(1)  # int64 arithmetic wraps
+
+
+RETURNS_TENSOR = int(transformers.__version__.split(".")[0]) >= 5  # a block's result; a tuple before
+
+
+class BlockParts(NamedTuple):
+    """The parts of one vision block, for methods that merge between its attention and its MLP."""
+
+    before_attention: nn.Module
+    attention: nn.Module
+    before_mlp: nn.Module
+    mlp: nn.Module
+
+
+class ClipBlocks:
+    """Blocks, embeddings and attention of a CLIP vision model.
+
+    Args:
+        module: `CLIPVisionModel`, of transformers 4.37 or 5.
+        feature_block: index of the block whose output feeds the projector.
+    """
+
+    classes = 1
+    class_is_token = False  # whether the class token is a token, the first one, whose features are read too
+    members: Tensor | None = None
+    offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
+
+    def __init__(self, module: Any, feature_block: int) -> None:
+        self.module, self.feature_block = module, feature_block
+        inner = getattr(module, "vision_model", module)
+        self.blocks: Sequence[Any] = list(inner.encoder.layers)
+        self.last_norm = inner.post_layernorm
+        self.embeddings, self.kernel = inner.embeddings, getattr(module.config, "_attn_implementation", "eager")
+
+    def scale(self, block: int) -> float:
+        """What the products of queries and keys of a block are multiplied with."""
+        module: Any = self.blocks[block]
+        scale: float = module.self_attn.scale
+        return scale
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """Projections of queries and keys of one block, and the output of another."""
+        attending: Any = self.blocks[attention]
+        heads, taps = attending.self_attn.num_heads, []
+        if Need.ATTENTION in needs:
+            taps.append(Tap(attending.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
+            taps.append(self.key_tap(attention))
+        if Need.FEATURES in needs:
+            first = 0 if self.class_is_token else self.classes
+            taps.append(Tap(self.blocks[features], lambda output: {"features": states_of(output)[:, first:]}))
+        if Need.CLASS_FEATURE in needs:
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": states_of(output)[:, 0]}))
+        return taps
+
+    def parts(self, block: int) -> BlockParts:
+        """The parts of a block."""
+        module: Any = self.blocks[block]
+        return BlockParts(module.layer_norm1, module.self_attn, module.layer_norm2, module.mlp)
+
+    def key_tap(self, block: int) -> Tap:
+        """Where the keys [T, H, t, d] of a block are read."""
+        module: Any = self.blocks[block]
+        heads = module.self_attn.num_heads
+        return Tap(module.self_attn.k_proj, lambda output: {"key": split_heads(output, heads)})
+
+    def attend(self, block: int, hidden: Tensor, bias: Tensor | None) -> Tensor:
+        """Output of a block's own attention on normed states [T, t, D_v], with `bias` [T, t] added to the logits of
+        each key.
+        """
+        mask = None if bias is None else bias.to(hidden.dtype)[:, None, None].expand(-1, 1, hidden.shape[1], -1)
+        attended: Tensor = self.parts(block).attention(hidden, attention_mask=mask)[0]
+        return attended
+
+    def result(self, states: Tensor) -> Any:
+        """States in the form a block returns them."""
+        return states if RETURNS_TENSOR else (states,)
+
+
+def states_of(output: Any) -> Tensor:
+    """States in what a block returned, on any version."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
+def hidden_state_block(select_layer: int, blocks: int) -> int:
+    """Index of the block whose output is `hidden_states[select_layer]`, which has one entry more than blocks."""
+    return select_layer + blocks if select_layer < 0 else select_layer - 1
+
+
+class TwoTowers:
+    """Both towers as one; methods inside a tower are not adapted to two.
+
+    Args:
+        clips, pictures: the towers.
+        class_is_token: whether the class token of a frame is a token.
+    """
+
+    members: Tensor | None = None
+
+    def __init__(self, clips: Any, pictures: Any, class_is_token: bool) -> None:
+        clips.class_is_token = class_is_token
+        self._towers = clips, pictures
+        self.tokens, self.side, self.classes, self.offers = clips.tokens, clips.side, clips.classes, clips.offers
+        self.blocks, self.feature_block = clips.blocks, clips.feature_block
+        self.scale, self.project, self.encode = clips.scale, clips.project, clips.encode
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """Of both towers, one of which runs at a time."""
+        return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
+
+
+def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
+    """Shadows of the blocks behind the last one that projector or method reads; none where a tower does not say in
+    which form its blocks return states.
+    """
+    if not hasattr(tower, "result"):
+        return []
+    method = attachment.method
+    chosen = chosen_block(tower, method.vision_layer)
+    last = max(tower.feature_block, chosen, attending_block(tower, chosen, method.blocks_ahead))
+    return [
+        Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
+    ]
+
+
+def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    """Forward of an unread block."""
+    call = calls.current(attachment)
+    if call is None or call.parts is None:
+        return plain(hidden, *args, **kwargs)
+    return attachment.here.tower.result(hidden)
