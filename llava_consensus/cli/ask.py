@@ -88,7 +88,7 @@ def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image 
 
     if not video:
         return [open_image(given.picture, upright=True)]
-    from llava_consensus.evaluation.runs.videos import read_clip
+    from llava_consensus.evaluation.runs.pictures import read_clip
 
     clip = read_clip(given.picture, given.frames)
     return [clip] if clips else list(clip.frames)

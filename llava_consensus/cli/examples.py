@@ -94,8 +94,8 @@ def _whole(text: str) -> list[int]:
 
 def _search(given: argparse.Namespace, plan: "Plan", host: "Host") -> "list[Question]":
     """The questions that are drawn."""
-    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.methods import make
+    from llava_consensus.paper import example_search as search
     from llava_consensus.reduction.budget import Budget
 
     budget = Budget(given.tokens)
@@ -117,7 +117,7 @@ def _trio() -> "list[Method]":
 
 def _credits(plan: "Plan", host: "Host", method: "Method", tokens: int) -> dict[int, float]:
     """How right each question is answered, 0 to 1, by its index."""
-    from llava_consensus.evaluation.runs import examples as search
+    from llava_consensus.paper import example_search as search
     from llava_consensus.reduction.budget import Budget
 
     asked = [question for question in plan.questions if len(question.images) == 1]
@@ -141,8 +141,8 @@ def _right(plan: "Plan", answered: "dict[Question, Answer]") -> dict[int, float]
 
 def _examples(plan: "Plan", host: "Host", questions: "Sequence[Question]", budgets: Sequence[int]) -> "list[Example]":
     """Each question with all tokens, and with three methods at every budget."""
-    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.methods import make
+    from llava_consensus.paper import example_search as search
     from llava_consensus.paper.examples import BOTH
     from llava_consensus.reduction.budget import Budget
 
@@ -169,8 +169,8 @@ def _example(
     plan: "Plan", host: "Host", question: "Question", full: "Answer", both: "Answer", chosen: Any, truth: str
 ) -> "Example":
     from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
-    from llava_consensus.evaluation.runs import examples as search
     from llava_consensus.evaluation.runs.pictures import open_image
+    from llava_consensus.paper import example_search as search
     from llava_consensus.paper.examples import Example
 
     (path,) = plan.pictures(question)

@@ -14,7 +14,7 @@ from llava_consensus.errors import ImageError, MissingDependency
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.videos import read_frames, sample_places
+from llava_consensus.evaluation.runs.pictures import read_frames, sample_places
 
 av = pytest.importorskip("av")
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import Question, make
-from llava_consensus.evaluation.runs import examples as search
+from llava_consensus.paper import example_search as search
 from llava_consensus.paper.examples import COLOURS, CROSS, VISION, Example, Selection, rows
 from llava_consensus.paper.figures import style
 from llava_consensus.reduction.tokens import Reduction

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
-from llava_consensus.evaluation.runs.videos import read_frames
+from llava_consensus.evaluation.runs.pictures import read_frames
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS
 from playground.mini.benchmarks.choices import WRITERS, Choice, choose

@@ -15,8 +15,7 @@ from llava_consensus import cli, hosts
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.runs import encodings, loop
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image
-from llava_consensus.evaluation.runs.videos import read_frames
+from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image, read_frames
 
 
 @pytest.fixture

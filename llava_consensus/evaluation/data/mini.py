@@ -21,7 +21,7 @@ def source() -> Path:
     Raises:
         DataError: where they were left out, as a build from elsewhere may do.
     """
-    for folder in (HERE / "embedded", HERE.parents[1]):
+    for folder in (HERE / "embedded", HERE.parents[2]):
         if all((folder / part).is_dir() for part in PARTS):
             return folder
     raise DataError(

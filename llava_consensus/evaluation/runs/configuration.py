@@ -146,9 +146,9 @@ def prepare(config: RunConfig) -> Plan:
         conversation=of_host.get("conversation", config.conversation),
     )
     if benchmark.frames:
-        from llava_consensus.evaluation.runs import videos  # only now: it takes a while
+        from llava_consensus.evaluation.runs.pictures import decoder  # only now: it takes a while
 
-        videos.decoder()  # or says what to install
+        decoder()  # or says what to install
     return Plan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
 
 

@@ -14,8 +14,7 @@ from PIL.Image import Image
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation.runs.configuration import Plan
 from llava_consensus.evaluation.runs.failures import raise_if_device_failed
-from llava_consensus.evaluation.runs.pictures import open_image, reason
-from llava_consensus.evaluation.runs.videos import read_clip, read_frames
+from llava_consensus.evaluation.runs.pictures import open_image, read_clip, read_frames, reason
 from llava_consensus.hosts import Encoded, Host
 from llava_consensus.hosts.base import Clip
 

@@ -19,7 +19,8 @@ LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
 END = 1 << 20  # bytes that are read at once of a large file
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
-ANSWERING = ("hosts", "methods", "reduction", "benchmarks", "runs")  # rooms whose code can change an answer
+# folders whose code can change an answer
+ANSWERING = ("hosts", "methods", "reduction", *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")))
 PACKAGES = (
     OWN,
     "torch",
@@ -94,7 +95,7 @@ def _version(package: str) -> str | None:
     except metadata.PackageNotFoundError:
         known = None
     if package == OWN and "site-packages" not in Path(__file__).parts:  # a development install: its number says little
-        return f"{known or 'unknown'}+source.{_source(Path(__file__).parents[1])}"
+        return f"{known or 'unknown'}+source.{_source(Path(__file__).parents[2])}"
     return known
 
 
