@@ -17,7 +17,7 @@ from llava.model.language_model.llava_llama import LlavaConfig, LlavaLlamaForCau
 from PIL import Image
 
 from llava_consensus import make
-from llava_consensus.evaluation.bench.timing import Sample, answer_once
+from llava_consensus.evaluation.bench.timing import Timing, answer_once
 from llava_consensus.hosts import Loading, Prompt, wrap
 from llava_consensus.hosts.hf.random_weights import SIZES, plan
 from llava_consensus.reduction.budget import Budget
@@ -43,7 +43,7 @@ def official(shape: str, dtype: torch.dtype) -> Any:
     return host
 
 
-def line(name: str, samples: list[Sample]) -> str:
+def line(name: str, samples: list[Timing]) -> str:
     """Medians of the time to the first token and of the reduction, and the median share."""
     first = statistics.median(sample.ttft_ms for sample in samples)
     own = statistics.median(sample.reduction_ms for sample in samples)
@@ -64,7 +64,7 @@ def main() -> None:
     }
     picture = Image.frombytes("RGB", (SIDE, SIDE), random.Random(0).randbytes(3 * SIDE * SIDE))
     prompt, side = Prompt("What is this?", max_new_tokens=1), (make("consensusdrop"), Budget(given.tokens))
-    samples: dict[str, list[Sample]] = {name: [] for name in hosts}
+    samples: dict[str, list[Timing]] = {name: [] for name in hosts}
     for turn in range(given.repeats + 1):
         for name, host in hosts.items():
             sample = answer_once(host, picture, prompt, side)

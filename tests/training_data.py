@@ -8,8 +8,8 @@ from torch import Tensor
 
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.training.loop import train
-from llava_consensus.training.plan import Plan
+from llava_consensus.training.plan import TrainingPlan
+from llava_consensus.training.run import train
 from playground.mini.conversations import NAME, write
 
 MINI = Path(__file__).parents[1] / "checkpoints" / "llava-mini"
@@ -21,7 +21,7 @@ def scenes(folder: Path) -> Path:
     return folder
 
 
-def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> Plan:
+def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> TrainingPlan:
     """Four steps of two pictures, projector alone, budgets of 64 and 32."""
     known: dict[str, Any] = {
         "model": str(MINI),
@@ -35,7 +35,7 @@ def plan(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -
         "save_every": 2,
         "device": "cpu",
     }
-    return Plan(**{**known, **changes})
+    return TrainingPlan(**{**known, **changes})
 
 
 def trained(data: Path, out: Path, method: str = "consensusdrop", **changes: Any) -> dict[str, Any]:

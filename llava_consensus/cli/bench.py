@@ -73,12 +73,12 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     host = _host(given, loading)
     prompt = Prompt(QUESTION)
     shape = efficiency.prompt_shape(host, prompt, pictures[0])
-    rows, left_out = efficiency.rows_of(host, names, budgets, shape, given.match, made.__getitem__)
+    cases, left_out = efficiency.cases_of(host, names, budgets, shape, given.match, made.__getitem__)
     described = {**_description(given, loading, host), "left_out": left_out}
     if given.again:
         given.out.unlink(missing_ok=True)
     tell = logging.getLogger(__name__).info
-    measured = efficiency.Bench(host, pictures, prompt, shape, rows, protocol).measure(described, given.out, tell)
+    measured = efficiency.Bench(host, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
     yield from _printed(measured, given.format)
 
 
@@ -118,7 +118,7 @@ def _host(given: argparse.Namespace, loading: "Loading") -> Any:
     if given.shape is None:
         hosts.check(given.model, loading=loading, host_options=options)
         return hosts.load(given.model, loading, options)
-    from llava_consensus.evaluation.bench.memory import refuse_too_large
+    from llava_consensus.evaluation.bench.timing import refuse_too_large
     from llava_consensus.hosts.hf import random_weights
 
     planned = random_weights.plan(given.shape, loading, options)

@@ -3,7 +3,7 @@
     llava-consensus train --data-path conversations.json --images images --out checkpoints/llava-mine --tokens "64 32"
     torchrun --nproc_per_node 8 -m llava_consensus.cli train ... --deepspeed eval_scripts/zero3.json -- --lora_r 16
 
-What stands behind `--` goes to LLaVA's own parser (docs/training.md).
+What stands after `--` goes to LLaVA's own parser (docs/training.md).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from llava_consensus.cli.arguments import Command
 from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
-    from llava_consensus.training.plan import Plan
+    from llava_consensus.training.plan import TrainingPlan
 
 
 def add(command: Command) -> None:
@@ -50,7 +50,7 @@ def add(command: Command) -> None:
 def train(given: argparse.Namespace) -> Iterator[str]:
     """Says what was trained and where it is."""
     plan = _plan(given)
-    from llava_consensus.training.loop import train as run
+    from llava_consensus.training.run import train as run
 
     result = run(plan, given.method)
     losses = result["losses"]
@@ -60,13 +60,13 @@ def train(given: argparse.Namespace) -> Iterator[str]:
     yield f"measure it: llava-consensus eval gqa --model {plan.out} --method {given.method}{tokens}"
 
 
-def _plan(given: argparse.Namespace) -> "Plan":
+def _plan(given: argparse.Namespace) -> "TrainingPlan":
     """What is trained."""
     from llava_consensus.methods import make
-    from llava_consensus.training.plan import Plan
+    from llava_consensus.training.plan import TrainingPlan
 
     method = make(given.method, **arguments.options(given.option))
-    return Plan(
+    return TrainingPlan(
         given.model,
         given.data_path,
         given.images,

@@ -1,220 +1,161 @@
 """Official LLaVA's own training, `llava.train.train.train()`, with a method attached to the model it builds.
 
-It is called as its scripts call it, with its own arguments. Names of its module are replaced while it runs: the Trainer
-by one that does the same and attaches the method (`steps.py`), the model's class by one that loads from any folder and
-on any version of transformers, and what it saves at the end by what `export.py` writes.
+It is called as its scripts call it, with its own arguments. Four names of its module are replaced while it runs,
+because it takes no arguments for them: the Trainer, by one that attaches the method; the model's class, by one that
+finds the vision tower in any folder; what asks DeepSpeed for parameters, by what asks only where it has cut them; and
+what saves the model at the end, by what leaves that to `run.py`.
 """
 
 import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch  # names of a module are others for a while, and come back
+
+import torch
+import transformers
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.hosts.clip_text import without_unused_report
 from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
 from llava_consensus.hosts.llava.own_tower import FLAG, trains_tower
-from llava_consensus.training.names import accelerator, command_line, named
-from llava_consensus.training.plan import LORA, PROJECTOR, Plan
-from llava_consensus.training.steps import Session, Steps, inner
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
+from llava_consensus.training.trainer import Reduced, inner, settings
 
 LENGTH = 2048  # rows of a conversation, of LLaVA's own scripts
-WARM_UP = 0.03  # share of the steps, likewise
-TAKEN = {  # entry of a checkpoint's configuration -> argument of LLaVA's parser
-    "mm_projector_type": "mm_projector_type",
-    "mm_vision_select_layer": "mm_vision_select_layer",
-    "mm_vision_select_feature": "mm_vision_select_feature",
-    "mm_patch_merge_type": "mm_patch_merge_type",
-    "mm_use_im_start_end": "mm_use_im_start_end",
-    "mm_use_im_patch_token": "mm_use_im_patch_token",
-    "image_aspect_ratio": "image_aspect_ratio",
-}
+TAKEN = (  # entries of a checkpoint's configuration that LLaVA's parser has under the same names
+    "mm_projector_type",
+    "mm_vision_select_layer",
+    "mm_vision_select_feature",
+    "mm_patch_merge_type",
+    "mm_use_im_start_end",
+    "mm_use_im_patch_token",
+    "image_aspect_ratio",
+)
+OF_LOADERS = ("dispatch_batches", "split_batches", "even_batches", "use_seedable_sampler")
 
 
-def check(plan: Plan, folder: Path) -> None:
-    """Raises OptionError for what LLaVA's training cannot do with this checkpoint."""
+def check(plan: TrainingPlan, folder: Path) -> None:
+    """Raises OptionError for what LLaVA's training cannot do with the checkpoint in a folder."""
     config = read_json(folder / "config.json", MEND, dict)
     check_conversation(plan.conversation or CONVERSATION)
+    kind, reason = str(config.get("model_type", "")), ""
     if config.get("image_aspect_ratio") == "anyres":
-        raise OptionError(
-            f"model={plan.model!r} cuts pictures into tiles, which the training code of llava-torch does not. "
-            "Convert the checkpoint (llava-consensus convert) and train it on transformers"
+        reason = " cuts pictures into tiles, which the training code of llava-torch does not"
+    elif trains_tower(str(folder)):
+        reason = (
+            f" has a vision tower that was trained along ({FLAG}), in whose place LLaVA's training puts the stock one"
         )
-    if trains_tower(str(folder)):
+    elif not kind.endswith("llama"):
+        reason = f": LLaVA's training builds Llama models, this is a {config.get('model_type')}"
+    if reason:
         raise OptionError(
-            f"model={plan.model!r} has a vision tower that was trained along ({FLAG}), in whose place LLaVA's training "
-            "puts the stock one. Convert the checkpoint (llava-consensus convert) and train it on transformers"
+            f"model={plan.model!r}{reason}. Convert the checkpoint (llava-consensus convert) and train it on "
+            "transformers"
         )
-    if not str(config.get("model_type", "")).endswith("llama"):
-        raise OptionError(
-            f"model={plan.model!r}: LLaVA's training builds Llama models, this is a {config.get('model_type')}. "
-            "Convert the checkpoint (llava-consensus convert) and train it on transformers"
-        )
-
-
-def visual_tokens(folder: Path) -> int | None:
-    """Visual tokens of a picture, from the configuration of the tower; None where that is not here."""
     tower = _tower(folder) / "config.json"
-    if not tower.is_file():
-        return None
-    config = read_json(tower, MEND, dict)
-    vision = config.get("vision_config", config)
-    return int(vision["image_size"] // vision["patch_size"]) ** 2
+    if plan.method is None or not tower.is_file():
+        return
+    vision = read_json(tower, MEND, dict)
+    vision = vision.get("vision_config", vision)
+    available = int(vision["image_size"] // vision["patch_size"]) ** 2
+    for budget in plan.budgets:
+        if isinstance(budget, Budget) and budget.tokens > available:
+            raise OptionError(
+                f"tokens={budget.tokens}: a picture of {plan.model} has {available} visual tokens. Give at most that"
+            )
 
 
 def _tower(folder: Path) -> Path:
+    """The folder of a checkpoint's vision tower."""
     hub_tower = tower_of_hub(str(folder))
     if hub_tower is not None:
         return hub_tower.folder
-    beside = tower_beside(str(folder))
-    return Path(beside.get("mm_vision_tower") or read_json(folder / "config.json", MEND, dict)["mm_vision_tower"])
+    beside = tower_beside(str(folder)).get("mm_vision_tower")
+    return Path(beside or read_json(folder / "config.json", MEND, dict)["mm_vision_tower"])
 
 
-def llava_arguments(plan: Plan, folder: Path, state: Path) -> list[str]:
-    """The arguments of LLaVA's own parser for a plan."""
-    config = read_json(folder / "config.json", MEND, dict)
-    tower = _tower(folder)
-    values: dict[str, Any] = {
-        "model_name_or_path": folder,
-        "version": plan.conversation or CONVERSATION,
-        "data_path": plan.conversations,
-        "image_folder": plan.images,
-        "vision_tower": tower,
-        "mm_use_im_patch_token": True,
-        **{argument: config[entry] for entry, argument in TAKEN.items() if config.get(entry) is not None},
-        "tune_mm_mlp_adapter": plan.tune == PROJECTOR,
-        "lora_enable": plan.tune == LORA,
-        "bf16": plan.precision == "bfloat16",
-        "fp16": plan.precision == "float16",
-        "output_dir": state,
-        "max_steps": plan.steps,
-        "per_device_train_batch_size": plan.batch,
-        "gradient_accumulation_steps": plan.accumulate,
-        "gradient_checkpointing": plan.checkpointing,
-        "learning_rate": plan.rate,
-        "weight_decay": 0.0,
-        "warmup_steps": round(WARM_UP * plan.steps),
-        "lr_scheduler_type": "cosine",
-        "save_strategy": "steps",
-        "save_steps": plan.save_every,
-        "save_total_limit": 1,
-        "logging_steps": 1,
-        "seed": plan.seed,
-        "data_seed": plan.seed,
-        "model_max_length": LENGTH,
-        "lazy_preprocess": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        **({"deepspeed": plan.deepspeed} if plan.deepspeed else {}),
-        **({"use_cpu": True} if plan.device == "cpu" else {}),
-    }
-    given = [part for name, value in values.items() for part in (f"--{name}", str(value))]
-    return [*given, *plan.arguments]
-
-
-def module() -> Any:
-    """`llava.train.train`, on any version of transformers.
-
-    Raises:
-        MissingDependency: where official LLaVA is not installed.
-    """
-    try:
-        import transformers.trainer as trainer
-        from transformers.pytorch_utils import ALL_LAYERNORM_LAYERS
-
-        with named(trainer, {"ALL_LAYERNORM_LAYERS": ALL_LAYERNORM_LAYERS}):  # transformers 5 has it elsewhere alone
-            import llava.train.train as training
-    except ImportError as error:
-        raise MissingDependency(
-            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
-        ) from error
-    return training
-
-
-def run(plan: Plan, folder: Path, session: Session) -> None:
-    """Trains, as LLaVA's scripts do.
+def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> Any:
+    """Trains, as LLaVA's scripts do; returns the Trainer.
 
     Args:
         plan: what is trained.
+        data: its conversations, which LLaVA's training reads itself.
         folder: of the checkpoint it starts from.
-        session: gets the Trainer.
+        states: folder of the states to go on from.
     Raises:
-        OptionError: for an argument behind the `--` that LLaVA's parser does not take.
+        MissingDependency: where official LLaVA is not installed.
+        OptionError: for an argument after the `--` that LLaVA's parser does not take.
     """
-    import transformers.trainer
-
-    training = module()
-    replaced = {
-        "LLaVATrainer": functools.partial(_trainer, training.LLaVATrainer, transformers.trainer.Trainer, session),
-        "LlavaLlamaForCausalLM": _Loads(training.LlavaLlamaForCausalLM, _tower(folder)),
-        "maybe_zero_3": functools.partial(_gathered, training.maybe_zero_3),
-        "safe_save_model_for_hf_trainer": functools.partial(_saved, training.safe_save_model_for_hf_trainer, plan.tune),
-    }
+    training = _module()
+    trainers: list[Any] = []
     if plan.deepspeed is not None and "RANK" in os.environ:
         import deepspeed  # whose stage 3 cuts weights while they load, and must know of the other processes by then
 
         deepspeed.init_distributed(dist_backend="gloo" if plan.device == "cpu" else None)
-    arguments = llava_arguments(plan, folder, session.state.folder)
-    tolerant = {"Accelerator": functools.partial(accelerator, transformers.trainer.Accelerator)}
-    kernel = None if plan.attention == "auto" else plan.attention
-    with contextlib.ExitStack() as stack:
-        for context in (named(training, replaced), named(transformers.trainer, tolerant), command_line(arguments)):
-            stack.enter_context(context)
-        stack.enter_context(without_unused_report())
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+    accelerator = functools.partial(_accelerator, transformers.trainer.Accelerator)
+    with (
+        patch.multiple(training, **_replaced(training, plan, folder, trainers)),
+        patch.object(transformers.trainer, "Accelerator", accelerator),
+        patch.object(sys, "argv", ["llava.train.train", *_arguments(plan, folder, states)]),
+        without_unused_report(),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         try:
-            training.train(attn_implementation=kernel)
+            training.train(attn_implementation=None if plan.attention == "auto" else plan.attention)
         except ValueError as error:
             if "not used by the HfArgumentParser" not in str(error):
                 raise
-            raise OptionError(f"behind `--`: {error}") from None
+            raise OptionError(f"after `--`: {error}") from None
+    return trainers[0]
 
 
-class _Loads:
-    """The model's class as LLaVA's training asks for it: the tower is found from any folder, and weights are float32
-    unless another type is wanted.
-    """
+def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[Any]) -> dict[str, Any]:
+    """Names of LLaVA's module as they are while a plan is trained; the Trainer is put into `trainers`."""
 
-    def __init__(self, model_class: Any, tower: Path) -> None:
-        self.model_class, self.tower = model_class, tower
+    def made(model: Any, tokenizer: Any, args: Any, **data: Any) -> Any:
+        if not hasattr(tokenizer, "legacy"):  # read by LLaVA's templates; a tokenizer of the fast kind may not say it
+            tokenizer.legacy = True
+        if not (args.bf16 or args.fp16):  # LLaVA's training has rounded the tower to float16, which evaluation does not
+            tower = inner(model).get_vision_tower()
+            tower.is_loaded = False
+            tower.load_model()
+            tower.to(device=args.device, dtype=model.dtype)
+        name = "tokenizer" if transformers.__version__.startswith("4.") else "processing_class"
+        made_of = type("ReducedTrainer", (_Reduced, trainer_class), {"plan": plan})
+        trainers.append(made_of(model=model, args=args, **{name: tokenizer}, **data))
+        return trainers[-1]
 
-    def from_pretrained(self, name: str, **options: Any) -> Any:
-        """A model that has a vision tower without weights yet, as LLaVA's training expects it."""
-        import torch
+    def from_pretrained(name: str, **options: Any) -> Any:
+        """A model that has a vision tower without weights yet, in float32 unless another type is wanted."""
+        told = {"torch_dtype": torch.float32} | {key: value for key, value in options.items() if value is not None}
+        return model_class.from_pretrained(name, mm_vision_tower=str(_tower(folder)), **told)
 
-        options["torch_dtype"] = options.get("torch_dtype") or torch.float32
-        if options.get("attn_implementation", "") is None:
-            del options["attn_implementation"]
-        if options.get("cache_dir", "") is None:
-            del options["cache_dir"]
-        return self.model_class.from_pretrained(name, mm_vision_tower=str(self.tower), **options)
+    def gathered(parameter: Any, *more: Any, **options: Any) -> Any:
+        cut = hasattr(parameter, "ds_id")
+        return gather(parameter, *more, **options) if cut else parameter.detach().cpu().clone()
 
+    def save(*, trainer: Any, output_dir: str) -> None:
+        if plan.tune == PROJECTOR:  # LLaVA's mm_projector.bin
+            save_model(trainer=trainer, output_dir=output_dir)
 
-def _trainer(official: Any, plain: Any, session: Session, model: Any, tokenizer: Any, args: Any, **data: Any) -> Any:
-    """LLaVA's Trainer with the method attached before every step."""
-    import transformers
-
-    if not hasattr(tokenizer, "legacy"):  # read by LLaVA's templates; a tokenizer of the fast kind may not say it
-        tokenizer.legacy = True
-    if not (args.bf16 or args.fp16):  # LLaVA's training has rounded the tower to float16, which evaluation does not
-        tower = inner(model).get_vision_tower()
-        tower.is_loaded = False
-        tower.load_model()
-        tower.to(device=args.device, dtype=model.dtype)
-    newer = int(transformers.__version__.split(".")[0]) >= 5
-    made = type("ReducedTrainer", (_Reduced, official), {"session": session, "plain": plain})
-    session.check(model)
-    session.trainer = made(model=model, args=args, **{"processing_class" if newer else "tokenizer": tokenizer}, **data)
-    session.trainer.remove_callback(transformers.PrinterCallback)
-    return session.trainer
+    trainer_class, model_class = training.LLaVATrainer, training.LlavaLlamaForCausalLM
+    gather, save_model = training.maybe_zero_3, training.safe_save_model_for_hf_trainer
+    return {
+        "LLaVATrainer": made,
+        "LlavaLlamaForCausalLM": SimpleNamespace(from_pretrained=from_pretrained),
+        "maybe_zero_3": gathered,
+        "safe_save_model_for_hf_trainer": save,
+    }
 
 
-class _Reduced(Steps):
-    """What LLaVA's Trainer asks of the versions it was written for, in the form of the present one."""
+class _Reduced(Reduced):
+    """What LLaVA's Trainer has for the versions it was written for, in the form of the present one."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """LLaVA's groups of parameters."""
@@ -224,14 +165,48 @@ class _Reduced(Steps):
         return super()._get_train_sampler()
 
 
-def _gathered(official: Callable[..., Any], parameter: Any, *more: Any, **options: Any) -> Any:
-    """A parameter in one piece; DeepSpeed is asked only where it has cut it."""
-    if hasattr(parameter, "ds_id"):
-        return official(parameter, *more, **options)
-    return parameter.detach().cpu().clone()
+def _module() -> Any:
+    """`llava.train.train`, on any version of transformers. MissingDependency where official LLaVA is not installed."""
+    try:
+        from transformers.pytorch_utils import ALL_LAYERNORM_LAYERS
+
+        # LLaVA imports it from the Trainer's module, where transformers 5 has it no more
+        with patch.object(transformers.trainer, "ALL_LAYERNORM_LAYERS", ALL_LAYERNORM_LAYERS, create=True):
+            import llava.train.train as training
+    except ImportError as error:
+        raise MissingDependency(
+            f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
+        ) from error
+    return training
 
 
-def _saved(official: Callable[..., Any], tune: str, *, trainer: Any, output_dir: str) -> None:
-    """LLaVA's `mm_projector.bin`; a whole model is written by `export.py`."""
-    if tune == PROJECTOR:
-        official(trainer=trainer, output_dir=output_dir)
+def _arguments(plan: TrainingPlan, folder: Path, states: Path) -> list[str]:
+    """The arguments of LLaVA's own parser for a plan."""
+    config = read_json(folder / "config.json", MEND, dict)
+    values: dict[str, Any] = {
+        **settings(plan, states),
+        "model_name_or_path": folder,
+        "version": plan.conversation or CONVERSATION,
+        "data_path": plan.conversations,
+        "image_folder": plan.images,
+        "vision_tower": _tower(folder),
+        "mm_use_im_patch_token": True,
+        **{name: config[name] for name in TAKEN if config.get(name) is not None},
+        "tune_mm_mlp_adapter": plan.tune == PROJECTOR,
+        "lora_enable": plan.tune == LORA,
+        "model_max_length": LENGTH,
+        "lazy_preprocess": True,
+    }
+    return [part for name, value in values.items() for part in (f"--{name}", str(value))] + list(plan.arguments)
+
+
+def _accelerator(official: Any, **options: Any) -> Any:
+    """accelerate has taken options of loaders in one object since 1.0, which transformers 4.37 does not know; nor does
+    that version ask for the same order of the data in one process and in several, as later ones do.
+    """
+    loader = {name: options.pop(name) for name in OF_LOADERS if name in options}
+    if loader:
+        from accelerate.utils import DataLoaderConfiguration
+
+        options["dataloader_config"] = DataLoaderConfiguration(**{"use_seedable_sampler": True, **loader})
+    return official(**options)

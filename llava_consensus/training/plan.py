@@ -1,20 +1,26 @@
-"""What is trained: `Plan`. It is checked when it is made; nothing is loaded for it."""
+"""What is trained on what: `TrainingPlan`, the conversations, and everything that would stop or spoil a training, said
+before any weight loads.
+"""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError, unknown_name
-from llava_consensus.evaluation.files import Record, canonical
+from llava_consensus.errors import DataError, OptionError, missing_extra, unknown_name
+from llava_consensus.evaluation.files import Record, canonical, read_json
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
 
 PROJECTOR, LORA, FULL = "projector", "lora", "full"
 RATES = {PROJECTOR: 1e-3, LORA: 2e-4, FULL: 2e-5}  # of LLaVA's own scripts
 PRECISIONS = ("float32", "bfloat16", "float16")
-NAMED = ("llava", ("lora", "mpt", "mistral"))  # what LLaVA's loader reads out of the name of a folder
-OURS = {  # arguments of LLaVA's parser that a plan gives itself, each with the option that does
+OTHER_MODELS = ("lora", "mpt", "mistral")  # by these words in a folder's name LLaVA's loader takes it for another model
+GIVEN = {  # arguments of LLaVA's parser that a plan gives itself, each with the option that does
     "model_name_or_path": "--model",
     "data_path": "--data-path",
     "image_folder": "--images",
@@ -36,10 +42,14 @@ OURS = {  # arguments of LLaVA's parser that a plan gives itself, each with the 
     "gradient_checkpointing": "--checkpointing",
     "resume_from_checkpoint": "--out",
 }
+IMAGE = "<image>"  # placeholder of a picture in a conversation
+HUMAN, MODEL = "human", "gpt"
+MEND = "Mend the file or take it out of the list; nothing was trained"
+EXAMPLES = 3  # in a message
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A training.
 
     Args:
@@ -101,26 +111,18 @@ class Plan:
             raise OptionError(f"learning_rate={self.learning_rate} must be above 0")
         if self.method is not None and not self.budgets:
             raise OptionError("budgets: give at least one number of visual tokens, such as --tokens 64")
-        self._check_out()
-        self._check_arguments()
-
-    def _check_out(self) -> None:
-        """The name by which LLaVA's loader will take the folder for a LLaVA of this kind."""
-        wanted, other = NAMED
         name = self.out.name.lower()
-        mistaken = [word for word in other if word in name and word not in Path(self.model).name.lower()]
-        if wanted not in name or mistaken or name.startswith("checkpoint-"):
+        mistaken = any(word in name and word not in Path(self.model).name.lower() for word in OTHER_MODELS)
+        if "llava" not in name or mistaken or name.startswith("checkpoint-"):
             raise OptionError(
-                f"out={str(self.out)!r}: LLaVA's loader goes by the name of a folder, which must contain "
-                f"{wanted!r} and none of {', '.join(other)}, and not begin with 'checkpoint-'. "
+                f"out={str(self.out)!r}: LLaVA's loader goes by the name of a folder, which must contain 'llava' and "
+                f"none of {', '.join(OTHER_MODELS)}, and not begin with 'checkpoint-'. "
                 "Take one such as checkpoints/llava-mine"
             )
-
-    def _check_arguments(self) -> None:
         for argument in self.arguments:
-            name = argument.partition("=")[0].lstrip("-").replace("-", "_")
-            if argument.startswith("--") and name in OURS:
-                raise OptionError(f"{argument}: is given by {OURS[name]}. Take that, in front of the `--`")
+            option = GIVEN.get(argument.partition("=")[0].removeprefix("--").replace("-", "_"))
+            if argument.startswith("--") and option:
+                raise OptionError(f"{argument}: is given by {option}. Take that, before the `--`")
 
     @property
     def rate(self) -> float:
@@ -136,43 +138,171 @@ class Plan:
         """
         if self.deepspeed is None:
             return 0
-        from llava_consensus.evaluation.files import read_json
-
         config = read_json(self.deepspeed, "Take one of eval_scripts/zero2.json and eval_scripts/zero3.json", dict)
         stage = config.get("zero_optimization", {}).get("stage", 0)
         if stage not in (0, 1, 2, 3):
             raise DataError(f"{self.deepspeed}: zero_optimization.stage={stage!r} must be 0, 1, 2 or 3")
         return int(stage)
 
+    def budget(self, step: int) -> Budget | Share:
+        """The budget of a step: the same in every process and after a resume, each one equally often on average."""
+        return Random(canonical({"seed": self.seed, "step": step})).choice(list(self.budgets))
+
     def description(self, name: str) -> Record:
         """What belongs on record of the plan, `name` being the method's."""
-        options = (
-            {}
-            if self.method is None
-            else {field.name: getattr(self.method, field.name) for field in fields(self.method)}
-        )
         left_out = ("model", "conversations", "images", "out", "method", "budgets", "deepspeed", "arguments")
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        method = self.method
         return {
             "method": name,
-            "options": options,
-            "budgets": [described(budget) for budget in self.budgets],
-            **values,
+            "options": {} if method is None else {one.name: getattr(method, one.name) for one in fields(method)},
+            "budgets": [_number(budget) for budget in self.budgets],
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out},
             "learning_rate": self.rate,
             "zero_stage": self.zero_stage,
             "arguments": list(self.arguments),
         }
 
+    def check(self, name: str, data: "Conversations | None" = None) -> None:
+        """Checks what this machine and this method need.
 
-def described(budget: Budget | Share) -> Any:
-    """A budget as a number, with the merged tokens where they are given."""
+        Args:
+            name: of the method.
+            data: what is trained on, where it is known.
+        Raises:
+            MissingDependency: for a package that is not installed.
+            OptionError: for a method that cannot be trained with, or not in this way.
+        """
+        for needed, package, extra in (
+            (True, "accelerate", "train"),
+            (self.tune == LORA, "peft", "train"),
+            (self.deepspeed is not None, "deepspeed", "train"),
+            (self.attention == "flash_attention_2", "flash_attn", "gpu"),
+        ):
+            if needed and find_spec(package) is None:
+                raise missing_extra(package, extra)
+        method = self.method
+        if method is None or not method.reduces:
+            return
+        _check_method(method, name)
+        between_layers = method.place is Place.DECODER
+        if between_layers and self.checkpointing:
+            raise OptionError(
+                f"method {name!r} with --checkpointing: it cuts between layers while they run, and layers that are "
+                "computed again in the backward pass would not be cut. Leave it out, or take a method that acts after "
+                "the tower"
+            )
+        if between_layers and self.attention == "flash_attention_2":
+            raise OptionError(
+                f"attention={self.attention!r}: {name} cuts between decoder layers, which needs masks that this kernel "
+                "does not take. Take sdpa"
+            )
+        runs_layers = between_layers or Need.PROBE in method.needs
+        if runs_layers and data is not None and data.without_picture and self.zero_stage == 3:
+            raise OptionError(
+                f"method {name!r} under ZeRO stage 3: it runs a layer of the language model once more for every batch "
+                f"with a picture, and {data.without_picture} of {len(data.entries)} conversations have none. Processes "
+                "whose batches differ in that would wait for each other for ever. Take stage 2, or conversations with "
+                "pictures"
+            )
+
+
+def _check_method(method: Method, name: str) -> None:
+    """Raises OptionError for a method that no model can be trained with, with the reason."""
+    take = "Take a method that acts after the tower or between decoder layers (llava-consensus list)"
+    if method.place in (Place.PICTURE, Place.TOWER):
+        where = "on the picture" if method.place is Place.PICTURE else "inside the vision tower"
+        raise OptionError(
+            f"method {name!r} acts {where}, which training leaves as it is and runs without gradients. {take}"
+        )
+    if Need.QUESTION in method.needs:
+        raise OptionError(
+            f"method {name!r} reads the text of the question itself, and a batch in training holds token ids of whole "
+            f"conversations. {take}"
+        )
+
+
+def _number(budget: Budget | Share) -> Any:
+    """A budget as JSON: its share, its tokens, or these with the merged ones among them."""
     if isinstance(budget, Share):
         return budget.share
     return budget.tokens if budget.merged is None else [budget.tokens, budget.merged]
 
 
-def drawn(budgets: Sequence[Budget | Share], seed: int, step: int) -> Budget | Share:
-    """The budget of a step: the same in every process and after a resume, each budget equally often on average."""
-    import random
+class Conversations(NamedTuple):
+    """What a file in LLaVA's data format holds: a JSON list of conversations about pictures in a folder."""
 
-    return random.Random(canonical({"seed": seed, "step": step})).choice(list(budgets))
+    path: Path
+    entries: list[Record]
+    pictures: list[str]  # names in the folder, each once, sorted
+    fingerprint: str  # of the file, and of names and sizes of its pictures
+
+    @property
+    def without_picture(self) -> int:
+        """Conversations about no picture."""
+        return sum("image" not in entry for entry in self.entries)
+
+    @property
+    def description(self) -> Record:
+        """What belongs on record."""
+        numbers = {"conversations": len(self.entries), "pictures": len(self.pictures)}
+        return {"file": self.path.name, "fingerprint": self.fingerprint, **numbers}
+
+
+def read(path: Path, images: Path) -> Conversations:
+    """The conversations of a file, checked.
+
+    Args:
+        path: JSON list of entries with `conversations` and, about a picture, `image`.
+        images: folder that the names of pictures are relative to.
+    Raises:
+        DataError: for a file that is none, a conversation without an answer, a placeholder without its picture or a
+            picture without its placeholder, a name that leads out of the folder, or a picture that is not there.
+    """
+    entries: list[Record] = read_json(path, MEND, list)
+    if not entries:
+        raise DataError(f"{path}: an empty list: there is nothing to train on. {MEND}")
+    problems = []
+    for number, entry in enumerate(entries):
+        name = f"id {entry.get('id')!r}" if isinstance(entry, dict) else type(entry).__name__
+        problems += [f"entry {number} ({name}): {problem}" for problem in _problems(entry)]
+    _refuse(path, problems, "cannot be trained on")
+    pictures = sorted({entry["image"] for entry in entries if "image" in entry})
+    if not images.is_dir() and pictures:
+        raise DataError(f"{images}: no such folder of pictures. Name it with --images")
+    sizes = {name: (images / name).stat().st_size if (images / name).is_file() else 0 for name in pictures}
+    missing = [f"{images / name}: no such picture, or an empty file" for name, size in sizes.items() if not size]
+    _refuse(path, missing, "are missing")
+    digest = hashlib.sha256(path.read_bytes())
+    for name, size in sizes.items():
+        digest.update(f"{name}\0{size}\n".encode())
+    return Conversations(path, entries, pictures, digest.hexdigest())
+
+
+def _refuse(path: Path, problems: list[str], what: str) -> None:
+    if problems:
+        more = f"; and {len(problems) - EXAMPLES} more" if len(problems) > EXAMPLES else ""
+        raise DataError(f"{path}: {len(problems)} {what}: {'; '.join(problems[:EXAMPLES])}{more}. {MEND}")
+
+
+def _problems(entry: Any) -> Iterator[str]:
+    """What is wrong with one entry."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, dict) and isinstance(turn.get("from"), str) and isinstance(turn.get("value"), str)
+        for turn in turns
+    ):
+        yield f'`conversations` must be a list of {{"from": "{HUMAN}" or "{MODEL}", "value": text}}'
+        return
+    speakers = [turn["from"] for turn in turns]
+    if speakers != [HUMAN, MODEL] * (len(turns) // 2) or not turns:
+        yield f"turns must be {HUMAN}, {MODEL}, {HUMAN}, {MODEL} ...: found {', '.join(speakers[:4]) or 'none'}"
+    elif any(not turn["value"].strip() for turn in turns if turn["from"] == MODEL):
+        yield "an answer is empty, so nothing would be learned from it"
+    name, placeholders = entry.get("image"), sum(turn["value"].count(IMAGE) for turn in turns)
+    if "image" in entry and not isinstance(name, str):
+        yield f"`image` must be the name of one picture, found {type(name).__name__}"
+        return
+    if placeholders != ("image" in entry):
+        yield f"{placeholders} placeholders {IMAGE} for {int('image' in entry)} picture"
+    if "image" in entry and (Path(name).is_absolute() or ".." in Path(name).parts):
+        yield f"the picture {name!r} leads out of the folder of pictures"

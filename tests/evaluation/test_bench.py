@@ -1,6 +1,6 @@
 """Measurements side by side: what the clock counts, turns, resuming, memory, operations and the command.
 
-Run: `pytest tests/test_bench.py`.
+Run: `pytest tests/evaluation/test_bench.py`.
 """
 
 import csv
@@ -20,11 +20,17 @@ from PIL import Image
 from llava_consensus import cli, load, make
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.bench import efficiency, growth, memory, timing
-from llava_consensus.evaluation.bench.efficiency import Bench, Protocol, prompt_shape, rows_of
-from llava_consensus.evaluation.bench.memory import peak_bytes, refuse_too_large, reset_peak
-from llava_consensus.evaluation.bench.summary import UNKNOWN_TOWER
-from llava_consensus.evaluation.bench.timing import Sample, answer_once, first_token, one_round
+from llava_consensus.evaluation.bench import efficiency, growth, timing
+from llava_consensus.evaluation.bench.efficiency import UNKNOWN_TOWER, Bench, Protocol, cases_of, prompt_shape
+from llava_consensus.evaluation.bench.timing import (
+    Timing,
+    answer_once,
+    first_token,
+    one_round,
+    peak_bytes,
+    refuse_too_large,
+    reset_peak,
+)
 from llava_consensus.hosts import Host, Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
@@ -130,9 +136,9 @@ def test_peak_memory_falls_when_it_is_reset() -> None:
     assert high - before > 48 << 20 and high - after > 48 << 20
 
 
-def sample(ttft: float, peak: int = 5) -> Sample:
+def sample(ttft: float, peak: int = 5) -> Timing:
     """An answer whose first token took so long, a quarter of it the tower and a quarter the reduction."""
-    return Sample(ttft, 2.0, ttft + 10, ttft / 4, {"gather": ttft / 8, "method": ttft / 8}, 99, peak)
+    return Timing(ttft, 2.0, ttft + 10, ttft / 4, {"gather": ttft / 8, "method": ttft / 8}, 99, peak)
 
 
 class Rounds:
@@ -141,7 +147,7 @@ class Rounds:
     def __init__(self, fails: int = 0) -> None:
         self.number, self.fails = 0, fails
 
-    def __call__(self, host: Any, pictures: Any, prompt: Any, sides: Any) -> list[list[Sample]]:
+    def __call__(self, host: Any, pictures: Any, prompt: Any, sides: Any) -> list[list[Timing]]:
         self.number += 1
         if self.number == self.fails:
             raise KeyboardInterrupt
@@ -151,9 +157,9 @@ class Rounds:
 def measured(file: Path, repeats: int = 3, **description: Any) -> dict[str, Any]:
     host = FakeHost()
     shape = prompt_shape(host, PROMPT, PICTURE)
-    rows, left_out = rows_of(host, ["random"], [Budget(144)], shape, "kept")
+    cases, left_out = cases_of(host, ["random"], [Budget(144)], shape, "kept")
     assert left_out == []
-    bench = Bench(host, [PICTURE], PROMPT, shape, rows, Protocol(repeats))
+    bench = Bench(host, [PICTURE], PROMPT, shape, cases, Protocol(repeats))
     return bench.measure(description, file, lambda line: None)
 
 
@@ -209,8 +215,8 @@ def test_a_protocol_that_cannot_be_followed_is_refused(change: dict[str, int]) -
 
 def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Host) -> None:
     names, shape = ["random", "sparsevlm:version=1.0", "full"], prompt_shape(mini, PROMPT, PICTURE)
-    rows, left_out = rows_of(mini, names, [Budget(64), Budget(65)], shape, "kept", one_word_method)
-    assert [(row.title, row.tokens) for row in rows] == [
+    cases, left_out = cases_of(mini, names, [Budget(64), Budget(65)], shape, "kept", one_word_method)
+    assert [(row.title, row.tokens) for row in cases] == [
         ("full", 576),
         ("random", 64),
         ("SparseVLM, version=1.0", 64),
@@ -309,7 +315,7 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 ) -> None:
     from llava_consensus.hosts.hf.random_weights import Plan
 
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 8 << 30)
+    monkeypatch.setattr(timing, "free_bytes", lambda device: 8 << 30)
     monkeypatch.setattr(Plan, "host", lambda self: pytest.fail("allocated"))
     assert cli.main(["bench", "--shape", "llava-1.5-7b", "--device", "cpu", "--dtype", "float16"]) == 2
     error = capsys.readouterr().err
@@ -317,9 +323,9 @@ def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
 
 
 def test_a_size_that_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1200)
+    monkeypatch.setattr(timing, "free_bytes", lambda device: 1200)
     refuse_too_large("x", 900, 100, "cpu")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: None)
+    monkeypatch.setattr(timing, "free_bytes", lambda device: None)
     refuse_too_large("x", 1 << 60, 0, "cpu")
 
 
@@ -387,9 +393,9 @@ def test_bad_arguments_are_refused_before_weights_load(
 
 def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = {
-        "fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64)],
-        "batch": [growth.Point("batch", 36, 9, batch=2)],
-        "merged": [growth.Point("merged", 64, 12, 4)],
+        "fixed": [growth.CurvePoint("fixed", patches, 9) for patches in (36, 64)],
+        "batch": [growth.CurvePoint("batch", 36, 9, batch=2)],
+        "merged": [growth.CurvePoint("merged", 64, 12, 4)],
     }
     monkeypatch.setattr(growth, "CURVES", curves)
     file = tmp_path / "growth.json"
@@ -410,6 +416,6 @@ def test_growth_leaves_out_what_would_take_too_long(monkeypatch: pytest.MonkeyPa
         return {"ms": took[tokens.projected.shape[1]], "bytes": 5}
 
     monkeypatch.setattr(growth, "_measured", measured)
-    curve = {"fixed": [growth.Point("fixed", patches, 9) for patches in (36, 64, 144)]}
+    curve = {"fixed": [growth.CurvePoint("fixed", patches, 9) for patches in (36, 64, 144)]}
     found = list(growth.measure({"random": make("random")}, torch.device("cpu"), curve))
     assert [point["ms"] for point in found] == [1e3, 3e3, None] and found[-1]["reason"] == "more than 10 s"

@@ -19,8 +19,7 @@ from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.training import loop
-from llava_consensus.training.state import FOLDER
+from llava_consensus.training.run import STATES, prepare
 
 ROOT = Path(__file__).parents[2]
 needs_5 = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="hosts of transformers need >= 5")
@@ -55,7 +54,7 @@ def test_the_projector_alone_is_trained_and_the_folder_says_what_was_done(projec
     assert said["method"] == "consensusdrop" and said["budgets"] == [64, 32] and said["seed"] == 0
     assert said["steps_done"] == 4 == len(said["losses"]) and said["data"]["conversations"] == 12
     assert len(said["data"]["fingerprint"]) == 64 and said["model"]["host"] == "llava"
-    assert (projector / FOLDER / "mm_projector.bin").is_file()
+    assert (projector / STATES / "mm_projector.bin").is_file()
     assert json.loads((projector / "config.json").read_text()) == json.loads((MINI / "config.json").read_text())
 
 
@@ -96,7 +95,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(full: Path, data: Path, t
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     until = time.monotonic() + 600
-    while not list((out / FOLDER).glob("checkpoint-*/complete")) and process.poll() is None:
+    while not list((out / STATES).glob("checkpoint-*/complete")) and process.poll() is None:
         assert time.monotonic() < until, "no state was stored in ten minutes"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -131,7 +130,7 @@ def test_adapters_are_merged_into_the_checkpoint(data: Path, tmp_path: Path) -> 
     names = changed(tmp_path / "llava-adapted")
     assert "model.layers.3.mlp.down_proj.weight" in names and "model.mm_projector.0.weight" in names
     assert "model.embed_tokens.weight" not in names
-    assert (tmp_path / "llava-adapted" / FOLDER / "adapter_config.json").is_file()
+    assert (tmp_path / "llava-adapted" / STATES / "adapter_config.json").is_file()
 
 
 def test_layers_computed_again_and_passes_added_up_change_nothing(data: Path, tmp_path: Path) -> None:
@@ -153,13 +152,13 @@ def test_data_without_an_answer_left_is_refused_at_the_first_batch(data: Path, t
 
 
 def test_an_argument_llava_does_not_know_is_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"behind `--`.*nonsense"):
+    with pytest.raises(OptionError, match=r"after `--`.*nonsense"):
         trained(data, tmp_path / "llava-x", arguments=("--nonsense", "1"))
 
 
 def test_what_a_plan_needs_is_checked_before_weights(data: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="tokens=600"):
-        loop.prepare(plan(data, tmp_path / "llava-x", budgets=(Budget(600),)), "consensusdrop")
+        prepare(plan(data, tmp_path / "llava-x", budgets=(Budget(600),)), "consensusdrop")
 
 
 def _picture(data: Path) -> Any:

@@ -12,9 +12,9 @@ from torch import nn
 from llava_consensus import attach
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
-from llava_consensus.training.steps import inner, trained
+from llava_consensus.training.trainer import inner, trained
 
-BEHIND = [name for name in runnable() if make(name).place is Place.TOKENS and name != "full"]
+AFTER = [name for name in runnable() if make(name).place is Place.TOKENS and name != "full"]
 BETWEEN = [name for name in METHODS if make(name).place is Place.DECODER]
 
 
@@ -25,7 +25,7 @@ def labelled(ids: torch.Tensor, last: int = 2) -> torch.Tensor:
     return labels
 
 
-@pytest.mark.parametrize("name", BEHIND)
+@pytest.mark.parametrize("name", AFTER)
 def test_tokens_carry_the_gradient_and_saliencies_none(tower_folder: Path, name: str) -> None:
     """Weights of merged tokens are numbers: a gradient in one channel stays in it."""
     model = tiny_llava(tower_folder)
@@ -49,7 +49,7 @@ def test_tokens_carry_the_gradient_and_saliencies_none(tower_folder: Path, name:
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_a_loss_behind_cuts_between_layers_reaches_the_projector(tower_folder: Path, name: str) -> None:
+def test_a_loss_after_cuts_between_layers_reaches_the_projector(tower_folder: Path, name: str) -> None:
     model = tiny_llava(tower_folder).train()
     ids, mask = batch(row(5, 6), row(5, after=9))
     with attach(model, name, tokens=6) as attached:

@@ -11,10 +11,10 @@ from llava_consensus.errors import DataError, MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Place
-from llava_consensus.training import support
-from llava_consensus.training.data import read
-from llava_consensus.training.plan import Plan, drawn
-from llava_consensus.training.state import State, mark_complete
+from llava_consensus.training import plan as plans
+from llava_consensus.training.plan import TrainingPlan, read
+from llava_consensus.training.run import STATES, train
+from llava_consensus.training.trainer import COMPLETE, last_state
 
 MINI = "checkpoints/llava-mini"
 
@@ -65,7 +65,7 @@ def test_good_data_is_read_and_its_fingerprint_follows_files_and_pictures(tmp_pa
     assert read(path, images).fingerprint != data.fingerprint
 
 
-def plan(tmp_path: Path, **changes: Any) -> Plan:
+def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
     known = {
         "model": MINI,
         "conversations": tmp_path / "data.json",
@@ -74,7 +74,7 @@ def plan(tmp_path: Path, **changes: Any) -> Plan:
         "method": make("consensusdrop"),
         "budgets": (Budget(64),),
     }
-    return Plan(**{**known, **changes})
+    return TrainingPlan(**{**known, **changes})
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path,
     method = make(name)
     refused = method.place in (Place.PICTURE, Place.TOWER) or name == "cdpruner"
     if not refused:
-        support.check(plan(tmp_path, method=method if method.reduces else None), name)
+        plan(tmp_path, method=method if method.reduces else None).check(name)
         return
     with pytest.raises(OptionError, match=r"without gradients|reads the text of the question"):
-        support.check(plan(tmp_path, method=method), name)
+        plan(tmp_path, method=method).check(name)
 
 
 def test_what_a_method_cannot_work_under_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="Leave it out, or take a method behind the tower"):
-        support.check(plan(tmp_path, method=make("fastv"), checkpointing=True), "fastv")
+    with pytest.raises(OptionError, match="Leave it out, or take a method that acts after the tower"):
+        plan(tmp_path, method=make("fastv"), checkpointing=True).check("fastv")
     stage = tmp_path / "zero3.json"
     stage.write_text('{"zero_optimization": {"stage": 7}}')
     with pytest.raises(DataError, match="must be 0, 1, 2 or 3"):
@@ -117,13 +117,13 @@ def test_what_a_method_cannot_work_under_is_said(tmp_path: Path) -> None:
 
 
 def test_stage_3_needs_a_picture_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "find_spec", lambda name: name)
+    monkeypatch.setattr(plans, "find_spec", lambda name: name)
     path, images = written(tmp_path, [GOOD, {"id": "2", "conversations": turns("Hello?", "yes")}])
     stage = tmp_path / "zero3.json"
     stage.write_text('{"zero_optimization": {"stage": 3}}')
     with pytest.raises(OptionError, match="1 of 2 conversations have none"):
-        support.check(plan(tmp_path, deepspeed=stage), "consensusdrop", read(path, images))
-    support.check(plan(tmp_path, deepspeed=stage, method=make("visionzip")), "visionzip", read(path, images))
+        plan(tmp_path, deepspeed=stage).check("consensusdrop", read(path, images))
+    plan(tmp_path, deepspeed=stage, method=make("visionzip")).check("visionzip", read(path, images))
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_stage_3_needs_a_picture_in_every_batch(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_package_is_named_with_its_pip_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
 ) -> None:
-    monkeypatch.setattr(support, "find_spec", lambda name: name if name == "accelerate" else None)
+    monkeypatch.setattr(plans, "find_spec", lambda name: name if name == "accelerate" else None)
     with pytest.raises(MissingDependency, match=line):
-        support.check(plan(tmp_path, **changes), "consensusdrop")
+        plan(tmp_path, **changes).check("consensusdrop")
 
 
 def test_the_command_refuses_a_budget_above_all_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,26 +150,27 @@ def test_the_command_refuses_a_budget_above_all_tokens(tmp_path: Path, capsys: p
     assert not (tmp_path / "llava-x").exists()
 
 
-def test_budgets_are_drawn_alike_everywhere_and_all_of_them() -> None:
-    budgets = [Budget(64), Budget(32), Share(0.1)]
-    first = [drawn(budgets, 3, step) for step in range(60)]
-    assert first == [drawn(budgets, 3, step) for step in range(60)]
-    assert set(first) == set(budgets) and first != [drawn(budgets, 4, step) for step in range(60)]
+def test_budgets_are_drawn_alike_everywhere_and_all_of_them(tmp_path: Path) -> None:
+    budgets = (Budget(64), Budget(32), Share(0.1))
+    one, same, other = (plan(tmp_path, budgets=budgets, seed=seed) for seed in (3, 3, 4))
+    drawn = [one.budget(step) for step in range(60)]
+    assert drawn == [same.budget(step) for step in range(60)] != [other.budget(step) for step in range(60)]
+    assert set(drawn) == set(budgets)
 
 
-def test_only_complete_states_count_and_another_plan_is_refused(tmp_path: Path) -> None:
-    state = State(tmp_path / "llava-x")
-    with state.opened({"seed": 1}):
-        for step in (2, 10, 12):
-            (state.folder / f"checkpoint-{step}").mkdir()
-        assert state.last() is None
-        mark_complete(state.folder / "checkpoint-2")
-        mark_complete(state.folder / "checkpoint-10")
-        assert state.last() == state.folder / "checkpoint-10"
-    with pytest.raises(DataError, match="seed: 1 there, 2 now"), state.opened({"seed": 2}):
-        pass
-    other = State(tmp_path / "images")
-    other.out.mkdir()
-    (other.out / "x").touch()
-    with pytest.raises(DataError, match="no training made it"), other.opened({}):
-        pass
+def test_only_complete_states_count(tmp_path: Path) -> None:
+    for step in (2, 10, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert last_state(tmp_path) is None
+    for step in (2, 10):
+        (tmp_path / f"checkpoint-{step}" / COMPLETE).touch()
+    assert last_state(tmp_path) == tmp_path / "checkpoint-10"
+
+
+def test_a_folder_that_no_training_made_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, [GOOD])
+    (tmp_path / "llava-out").mkdir()
+    (tmp_path / "llava-out" / "x").touch()
+    with pytest.raises(DataError, match="no training made it"):
+        train(plan(tmp_path), "consensusdrop")
+    assert not (tmp_path / "llava-out" / STATES).exists()

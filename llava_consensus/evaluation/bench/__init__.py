@@ -1,6 +1,6 @@
-"""What a method costs on a machine: time, memory and dispatched operations, measured side by side in one process.
+"""What a method costs on a machine: time and memory, measured side by side in one process.
 
-timing answers a picture once with the clock running; memory says what is used and refuses what does not fit;
-efficiency takes turns over methods and budgets and keeps the file of results, whose rows summary makes; operations
-counts what is dispatched; growth measures methods alone on random features.
+timing answers a picture once with the clock running, says how much memory is used and refuses what does not fit;
+efficiency takes turns over methods and budgets and keeps the file of results; growth measures methods alone on random
+features.
 """

@@ -15,6 +15,7 @@ from there. Its `rows`, one for each method and budget with the full model first
 """
 
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,15 +24,18 @@ from typing import Any
 from PIL.Image import Image
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError
-from llava_consensus.evaluation.bench.memory import peak_meaning
-from llava_consensus.evaluation.bench.summary import Row, summary
-from llava_consensus.evaluation.bench.timing import Sample, one_round
+from llava_consensus.evaluation.bench.timing import Setting, one_round, peak_meaning
 from llava_consensus.evaluation.files import Record, read_json, write_json
 from llava_consensus.hosts.base import Answer, Host, Prompt
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.costs import account, match
+from llava_consensus.reduction.costs import account, kv_bytes, match, paper_flops
 from llava_consensus.reduction.method import Method, Shape
+
+PAPER_TEXT = 50  # rows of text in the paper's efficiency tables
+TIMES = ("ttft_ms", "tpot_ms", "generation_ms")
+PHASES = ("tower", "reduction", "prefill")
+UNKNOWN_TOWER = "tokens of this model depend on the picture, and its tower is not counted"
 
 
 @dataclass(frozen=True)
@@ -73,24 +77,36 @@ def prompt_shape(host: Host, prompt: Prompt, picture: Image) -> Shape:
 
 
 def _first_answer(host: Host, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
-    attached = host.attach(method, budget)
-    try:
+    with host.attach(method, budget):
         (answer,) = host.answer([host.encode([picture])], [replace(prompt, max_new_tokens=1)])
-    finally:
-        attached.detach()
     return answer
 
 
-def rows_of(
+@dataclass(frozen=True)
+class Case:
+    """What becomes a row: a method by the name it was asked for, and what it is given."""
+
+    name: str
+    tokens: int
+    setting: Setting
+
+    @property
+    def title(self) -> str:
+        """What tables call it: the method's title, and the options it was asked for with."""
+        name, _, options = self.name.partition(":")
+        return ", ".join(filter(None, [self.setting[0].title or name, options.replace(",", ", ")]))
+
+
+def cases_of(
     host: Host, names: Sequence[str], budgets: Sequence[Budget | Share], shape: Shape, by: str, make_method: Any = make
-) -> tuple[list[Row], list[Record]]:
-    """The rows that this model can have, the full model first, and of the others why not.
+) -> tuple[list[Case], list[Record]]:
+    """The cases that this model can have, the full model first, and of the others why not.
 
     Args:
         by: what a budget counts, see `reduction.costs.match`.
         make_method: makes a method of its name.
     """
-    rows = [Row("full", shape.available, (make("full"), Budget(shape.available)))]
+    cases = [Case("full", shape.available, (make("full"), Budget(shape.available)))]
     left_out: list[Record] = []
     for given_budget in budgets:
         budget = given_budget.of(shape.available)
@@ -104,8 +120,8 @@ def rows_of(
                 left_out.append({"method": name, "tokens": budget.tokens, "reason": str(error)})
                 continue
             if method.reduces:
-                rows.append(Row(name, budget.tokens, (method, given)))
-    return rows, left_out
+                cases.append(Case(name, budget.tokens, (method, given)))
+    return cases, left_out
 
 
 @dataclass(frozen=True)
@@ -114,14 +130,14 @@ class Bench:
 
     Args:
         prompt: about each of `pictures`; `shape` is that of the model with the first.
-        rows: the full model first.
+        cases: the full model first.
     """
 
     host: Host
     pictures: Sequence[Image]
     prompt: Prompt
     shape: Shape
-    rows: Sequence[Row]
+    cases: Sequence[Case]
     protocol: Protocol
 
     def measure(self, description: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> Record:
@@ -137,32 +153,28 @@ class Bench:
         protocol = self.protocol
         how = {"length": protocol.length, "warmup": protocol.warmup}
         content = {**description, "protocol": how, "memory": peak_meaning(), "shape": self.shape._asdict()}
-        content["order"] = [f"{row.name} {row.tokens}" for row in self.rows]
+        content["order"] = [f"{case.name} {case.tokens}" for case in self.cases]
         samples, loads = _before(out, content)
-        for _ in range(protocol.warmup if len(loads) < protocol.repeats else 0):
-            self._round()
-        for number in range(len(loads), protocol.repeats):
-            for known, new in zip(samples, self._round(), strict=True):
-                known += [sample.record() for sample in new]
+        tower_known = self.shape.available == self.host.shape().available
+        prompt = replace(self.prompt, max_new_tokens=protocol.length)
+        warmup = protocol.warmup if len(loads) < protocol.repeats else 0
+        for number in range(len(loads) - warmup, protocol.repeats):
+            timings = one_round(self.host, self.pictures, prompt, [case.setting for case in self.cases])
+            if number < len(loads):
+                continue  # warm-up
+            for known, new in zip(samples, timings, strict=True):
+                known += [timing.record() for timing in new]
             loads.append(os.getloadavg()[0])
-            write_json(out, {**content, "load_average": loads, "rows": self._summaries(samples)})
+            rows = [_row(*pair, self.shape, tower_known) for pair in zip(self.cases, samples, strict=True)]
+            rows = [{**row, "speedup": rows[0]["ttft_ms"] / row["ttft_ms"]} for row in rows]
+            write_json(out, {**content, "load_average": loads, "rows": rows})
             tell(f"round {number + 1} of {protocol.repeats}: {out}")
         result: Record = read_json(out, kind=dict)
         return result
 
-    def _round(self) -> list[list[Sample]]:
-        prompt = replace(self.prompt, max_new_tokens=self.protocol.length)
-        return one_round(self.host, self.pictures, prompt, [row.side for row in self.rows])
-
-    def _summaries(self, samples: Sequence[Sequence[Record]]) -> list[Record]:
-        """The rows with their speed-up over the full model."""
-        known = self.shape.available == self.host.shape().available
-        found = [summary(row, one, self.shape, known) for row, one in zip(self.rows, samples, strict=True)]
-        return [{**row, "speedup": found[0]["ttft_ms"] / row["ttft_ms"]} for row in found]
-
 
 def _before(out: Path, content: Mapping[str, Any]) -> tuple[list[list[Record]], list[float]]:
-    """Samples of each row in rounds that are done, and the machine's load behind each of them."""
+    """Samples of each case in rounds that are done, and the machine's load after each of them."""
     if not out.is_file():
         out.parent.mkdir(parents=True, exist_ok=True)
         return [[] for _ in content["order"]], []
@@ -173,3 +185,49 @@ def _before(out: Path, content: Mapping[str, Any]) -> tuple[list[list[Record]], 
             f"{out}: holds another measurement ({', '.join(changed)}). Move it away, say --out FILE, or --again"
         )
     return [row["samples"] for row in known["rows"]], known["load_average"]
+
+
+def _row(case: Case, samples: Sequence[Record], shape: Shape, tower_known: bool) -> Record:
+    """A row but for its speed-up.
+
+    Args:
+        samples: of this case, as the file has them.
+        shape: of the model and the prompt; `tower_known`: whether it says what the vision tower reads.
+    """
+
+    def values(name: str) -> list[float]:
+        return [one[name] for one in samples if one[name] is not None]
+
+    def median(name: str) -> float | None:
+        return statistics.median(values(name)) if values(name) else None
+
+    def quartiles(name: str) -> list[float] | None:
+        if len(values(name)) < 2:
+            return values(name) * 2 or None
+        first, _, third = statistics.quantiles(values(name), n=4, method="inclusive")
+        return [first, third]
+
+    method, budget = case.setting
+    found = account(method, budget.of(shape.available), shape)
+    record = found.record()
+    if not tower_known:
+        record |= {"flops": {**record["flops"], "vision": None, "total": None}, "note": UNKNOWN_TOWER}
+    paper = shape._replace(text=PAPER_TEXT, number_bytes=2)
+    phases = {name: median(f"{name}_ms") for name in PHASES}
+    stages = {name: statistics.median(one["stages_ms"][name] for one in samples) for name in samples[0]["stages_ms"]}
+    return {
+        "method": case.name,
+        "title": case.title,
+        "tokens": case.tokens,
+        "reduction_percent": 100 * (1 - case.tokens / shape.available),
+        **{name: median(name) for name in TIMES},
+        "quartiles": {name: quartiles(name) for name in TIMES},
+        "phases_ms": phases,
+        "stages_ms": stages,
+        "share": (phases["reduction"] or 0.0) / (median("ttft_ms") or 1.0),
+        "account": record,
+        "paper": {"flops": paper_flops(paper, found.layers), "kv_bytes": kv_bytes(paper, found.layers)},
+        "kv_bytes": median("kv_bytes"),
+        "peak_bytes": max(values("peak_bytes"), default=None),
+        "samples": list(samples),
+    }

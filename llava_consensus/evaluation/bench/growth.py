@@ -1,5 +1,5 @@
 """How the work of methods grows: time and memory of `reduce` on random features, over the number of patches, of
-pictures in a batch and of merged tokens. No model is needed. Only methods behind the vision tower are here, as the work
+pictures in a batch and of merged tokens. No model is needed. Only methods after the vision tower are here, as the work
 of the others is part of the model's.
 
 The file has `width`, `threads`, `device` and `points`, one for each measurement:
@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.evaluation.bench.memory import free_bytes, peak_bytes, reset_peak
-from llava_consensus.evaluation.bench.timing import now
+from llava_consensus.evaluation.bench.timing import free_bytes, now, peak_bytes, reset_peak
 from llava_consensus.evaluation.files import Record
 from llava_consensus.hosts.allocator import give_back
 from llava_consensus.reduction.budget import Budget
@@ -36,7 +35,7 @@ MERGED = (5, 10, 50, 100, 200, 500)
 LONGEST = 10.0  # seconds; what would take longer is left out
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """What is measured once."""
 
     curve: str
@@ -52,10 +51,10 @@ class Point(NamedTuple):
 
 
 CURVES = {
-    "fixed": [Point("fixed", patches, 64) for patches in PATCHES],
-    "ninth": [Point("ninth", patches, patches // 9) for patches in PATCHES],
-    "batch": [Point("batch", 576, 64, batch=batch) for batch in BATCHES],
-    "merged": [Point("merged", 2304, 64 + merged, merged) for merged in MERGED],
+    "fixed": [CurvePoint("fixed", patches, 64) for patches in PATCHES],
+    "ninth": [CurvePoint("ninth", patches, patches // 9) for patches in PATCHES],
+    "batch": [CurvePoint("batch", 576, 64, batch=batch) for batch in BATCHES],
+    "merged": [CurvePoint("merged", 2304, 64 + merged, merged) for merged in MERGED],
 }
 
 
@@ -67,7 +66,7 @@ def growing(methods: Mapping[str, Method]) -> dict[str, Method]:
 def measure(
     methods: Mapping[str, Method],
     device: torch.device,
-    curves: Mapping[str, list[Point]] | None = None,
+    curves: Mapping[str, list[CurvePoint]] | None = None,
     repeats: int = 3,
 ) -> Iterator[Record]:
     """Every method along every curve, point by point. A curve ends for a method where the next point would take too
@@ -77,7 +76,7 @@ def measure(
         method.reduce(random_unit(64, 1, device), Budget(9))
     for points in (CURVES if curves is None else curves).values():
         ends: dict[str, str] = {}
-        last: dict[str, tuple[Point, Record]] = {}
+        last: dict[str, tuple[CurvePoint, Record]] = {}
         for point in points:
             tokens = random_unit(point.patches, point.batch, device)
             for name, method in methods.items():
@@ -95,17 +94,14 @@ def measure(
                 yield found
 
 
-def _too_much(before: Point, found: Record, point: Point, device: torch.device) -> str:
+def _too_much(before: CurvePoint, found: Record, point: CurvePoint, device: torch.device) -> str:
     """Why a point is left out, by what the one before took, as if the work grew with its `size`; empty where it is
     not.
     """
-    ratio = point.size / before.size
+    ratio, free = point.size / before.size, free_bytes(str(device))
     if found["ms"] * ratio > 1e3 * LONGEST:
         return f"more than {LONGEST:g} s"
-    free = free_bytes(str(device))
-    if free is not None and (found["bytes"] or 0) * ratio > 0.8 * free:
-        return "more memory than there is"
-    return ""
+    return "more memory than there is" if free is not None and (found["bytes"] or 0) * ratio > 0.8 * free else ""
 
 
 def _measured(method: Method, tokens: VisualTokens, budget: Budget, repeats: int) -> Record:
@@ -138,7 +134,7 @@ def _used(device: torch.device) -> int | None:
 
 
 def random_unit(patches: int, batch: int, device: torch.device) -> VisualTokens:
-    """Random pictures of one tile each, with all that methods behind the tower ask for."""
+    """Random pictures of one tile each, with all that methods after the tower ask for."""
     noise = torch.Generator().manual_seed(64 * patches + batch)
 
     def normal(*shape: int) -> Tensor:

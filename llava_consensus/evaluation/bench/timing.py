@@ -3,31 +3,37 @@
 The clock starts with the picture in memory, so that preprocessing and vision tower are in it, and stops for nothing:
 a generation of a fixed length is timed forward by forward, and the end of a forward waits for the device. On a CPU and
 on CUDA alike, the first token's time is that of everything up to the end of the first forward; each later token is one
-further forward with the choice of a token before it.
+further forward with the choice of a token before it. Beside it: how much memory was in use at most, how much there is,
+and a refusal of what does not fit before it is allocated.
 """
 
+import re
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from PIL.Image import Image
 
-from llava_consensus.evaluation.bench.memory import peak_bytes, reset_peak
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
 from llava_consensus.hosts.base import Clip, Host, Prompt
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Stopwatch
 
-Side = tuple[Method, Budget | Share]
+Setting = tuple[Method, Budget | Share]
 Shown = Image | Clip | list[Image | Clip]  # several are the frames of one video
+CLEAR, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+AVAILABLE = Path("/proc/meminfo")
+SLACK = 1.1  # activations and the allocator's own, beside weights and cache
 
 
-class Sample(NamedTuple):
+class Timing(NamedTuple):
     """One answer: milliseconds and bytes."""
 
     ttft_ms: float  # picture to first token
@@ -36,7 +42,7 @@ class Sample(NamedTuple):
     tower_ms: float  # preprocessing, vision tower and projector
     stages_ms: dict[str, float]  # of the reduction; empty for the full model
     kv_bytes: int | None  # cache after the prefill; None where the host does not tell
-    peak_bytes: int | None  # see `memory.peak_bytes`
+    peak_bytes: int | None  # see `peak_bytes`
 
     def record(self) -> Record:
         """As JSON values."""
@@ -53,11 +59,11 @@ class Sample(NamedTuple):
         return self.ttft_ms - self.tower_ms - self.reduction_ms
 
 
-def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sample:
+def answer_once(host: Host, picture: Shown, prompt: Prompt, setting: Setting) -> Timing:
     """Answers with exactly `prompt.max_new_tokens` tokens, method attached; attaching is not timed."""
     shown = picture if isinstance(picture, list) else [picture]
     prompt = replace(prompt, min_new_tokens=prompt.max_new_tokens)
-    with host.attach(*side) as attached:
+    with host.attach(*setting) as attached:
         model = attached.model.module
         watch = Stopwatch(model.device)
         reset_peak()
@@ -69,7 +75,7 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sampl
             end = now(model.device)
         stages = attached.milliseconds()
     further = len(ends) - 1
-    return Sample(
+    return Timing(
         ttft_ms=1e3 * (ends[0] - start),
         tpot_ms=1e3 * (ends[-1] - ends[0]) / further if further else None,
         generation_ms=1e3 * (end - start),
@@ -80,20 +86,22 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, side: Side) -> Sampl
     )
 
 
-def one_round(host: Host, pictures: Sequence[Shown], prompt: Prompt, sides: Sequence[Side]) -> list[list[Sample]]:
-    """Every side on every picture in turn, so that a busy moment hits all of them: samples of each side."""
-    samples: list[list[Sample]] = [[] for _ in sides]
+def one_round(host: Host, pictures: Sequence[Shown], prompt: Prompt, settings: Sequence[Setting]) -> list[list[Timing]]:
+    """Every setting on every picture in turn, so that a busy moment hits all of them: timings of each setting."""
+    timings: list[list[Timing]] = [[] for _ in settings]
     for picture in pictures:
-        for place, side in enumerate(sides):
-            samples[place].append(answer_once(host, picture, prompt, side))
-    return samples
+        for place, setting in enumerate(settings):
+            timings[place].append(answer_once(host, picture, prompt, setting))
+    return timings
 
 
-def first_token(host: Host, picture: Shown, prompt: Prompt, sides: Sequence[Side], repeats: int = 5) -> list[float]:
-    """Median milliseconds from a picture to the first token, for each side, after one round that does not count."""
+def first_token(
+    host: Host, picture: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
+) -> list[float]:
+    """Median milliseconds from a picture to the first token, for each setting, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
-    rounds = [one_round(host, [picture], prompt, sides) for _ in range(repeats + 1)][1:]
-    return [statistics.median(one[place][0].ttft_ms for one in rounds) for place in range(len(sides))]
+    rounds = [one_round(host, [picture], prompt, settings) for _ in range(repeats + 1)][1:]
+    return [statistics.median(one[place][0].ttft_ms for one in rounds) for place in range(len(settings))]
 
 
 def now(device: torch.device) -> float:
@@ -113,3 +121,57 @@ def _token_ends(attached: Any) -> Iterator[list[float]]:
         yield ends
     finally:
         handle.remove()
+
+
+def reset_peak() -> None:
+    """Starts the measurement of peak memory anew, on CUDA where this process uses it."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    elif CLEAR.exists():
+        CLEAR.write_text("5")  # proc(5): resets VmHWM
+
+
+def peak_bytes() -> int | None:
+    """Most memory since `reset_peak`, weights included: allocated by torch on CUDA, resident in all on Linux; None
+    elsewhere.
+    """
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return _bytes_in(STATUS, "VmHWM")
+
+
+def peak_meaning() -> str:
+    """What `peak_bytes` counts here."""
+    if torch.cuda.is_initialized():
+        return "allocated by torch on the device, at most while answering"
+    return "resident set of the process, at most while answering" if STATUS.exists() else "not measured here"
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of a device (`cpu`, `cuda`, `cuda:N`) that can still be had; None where the system does not tell."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[0]
+    return _bytes_in(AVAILABLE, "MemAvailable")
+
+
+def _bytes_in(file: Path, name: str) -> int | None:
+    """A number of a file of Linux, which has it in kilobytes; None elsewhere."""
+    found = re.search(rf"{name}:\s+(\d+) kB", file.read_text()) if file.exists() else None
+    return int(found[1]) << 10 if found else None
+
+
+def refuse_too_large(name: str, weights: int, cache: int, device: str) -> None:
+    """Raises OptionError where a model does not fit into the memory that is free.
+
+    Args:
+        name: of the model, for the message.
+        weights, cache: bytes of its weights, and of keys and values of the longest prompt.
+        device: that will hold it.
+    """
+    free, needed = free_bytes(device), SLACK * (weights + cache)
+    if free is not None and needed > free:
+        sizes = [f"{count / 2**30:.1f} GiB" for count in (needed, weights, cache, free)]
+        raise OptionError(
+            f"shape={name!r} on {device}: needs about {sizes[0]} (weights {sizes[1]}, cache {sizes[2]}), {sizes[3]} "
+            "are free. Take --dtype bfloat16 or float16, a smaller --shape, or another machine"
+        )

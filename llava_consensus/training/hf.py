@@ -1,4 +1,4 @@
-"""A model of transformers, trained by the `Trainer` of that package on what `reduce(model, **inputs)` makes of a batch.
+"""A model of transformers, trained by the `Trainer` of that package with the method attached to it.
 
 Conversations come in LLaVA's data format and are put into the model's own chat template by its own processor.
 """
@@ -7,27 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading
-from llava_consensus.training.data import IMAGE, MODEL, Conversations
-from llava_consensus.training.official import WARM_UP
-from llava_consensus.training.plan import LORA, PROJECTOR, Plan
-from llava_consensus.training.steps import IGNORE, LABELS, Session, Steps
+from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
+from llava_consensus.training.trainer import LABELS, UNLABELLED, Reduced, settings
 
-PROJECTORS = ("multi_modal_projector", "connector", "merger", "mlp1")  # names of projectors
-TOWERS = ("vision_tower", "vision_model", "visual", "image_tower", "video_tower")
+PROJECTORS = {"multi_modal_projector", "connector", "merger", "mlp1"}  # names of projectors
+TOWERS = {"vision_tower", "vision_model", "visual", "image_tower", "video_tower"}
 ROWS = ("input_ids", "attention_mask", LABELS)
 
 
-def check(plan: Plan) -> None:
+class ReducedTrainer(Reduced, transformers.Trainer):
+    """The Trainer of transformers, each step with the method attached."""
+
+    def __init__(self, plan: TrainingPlan, **options: Any) -> None:
+        self.plan = plan
+        super().__init__(**options)
+
+
+def check(plan: TrainingPlan, folder: Path) -> None:
     """Raises OptionError for arguments that only LLaVA's own parser has."""
     if plan.arguments:
         raise OptionError(
-            f"behind `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
+            f"after `--`: {plan.arguments[0]} is for LLaVA's own parser, and {plan.model} is a model of transformers"
         )
     if plan.conversation is not None:
         raise OptionError(
@@ -35,61 +42,31 @@ def check(plan: Plan) -> None:
         )
 
 
-def run(plan: Plan, data: Conversations, session: Session) -> None:
-    """Trains.
+def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> ReducedTrainer:
+    """Trains; returns the Trainer.
 
     Args:
         plan: what is trained.
         data: its conversations.
-        session: gets the Trainer.
+        folder: of the checkpoint it starts from.
+        states: folder of the states to go on from.
     """
-    import transformers
-
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision
     host: Any = hosts.load(plan.model, Loading(device, dtype, attention=plan.attention))
-    model = tuned(host.model, plan)
-    made = type("ReducedTrainer", (_Reduced, transformers.Trainer), {"session": session, "plain": transformers.Trainer})
-    session.check(model)
     padding = host.tokenizer.pad_token_id or 0
-    session.trainer = made(
-        model=model,
-        args=transformers.TrainingArguments(**settings(plan, session.state.folder)),
+    trainer = ReducedTrainer(
+        plan,
+        model=tuned(host.model, plan),
+        args=transformers.TrainingArguments(**settings(plan, states), remove_unused_columns=False),
         train_dataset=Examples(data, plan.images, host.prompts, host.view.preprocessing),
         data_collator=lambda rows: collated(rows, padding),
     )
-    session.trainer.remove_callback(transformers.PrinterCallback)
-    session.trainer.train()
+    trainer.train()
+    return trainer
 
 
-def settings(plan: Plan, state: Path) -> dict[str, Any]:
-    """The settings of the Trainer for a plan."""
-    return {
-        "output_dir": str(state),
-        "max_steps": plan.steps,
-        "per_device_train_batch_size": plan.batch,
-        "gradient_accumulation_steps": plan.accumulate,
-        "learning_rate": plan.rate,
-        "warmup_steps": round(WARM_UP * plan.steps),
-        "lr_scheduler_type": "cosine",
-        "bf16": plan.precision == "bfloat16",
-        "fp16": plan.precision == "float16",
-        "gradient_checkpointing": plan.checkpointing,
-        "save_strategy": "steps",
-        "save_steps": plan.save_every,
-        "save_total_limit": 1,
-        "logging_steps": 1,
-        "seed": plan.seed,
-        "data_seed": plan.seed,
-        "remove_unused_columns": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": plan.device == "cpu",
-        "deepspeed": None if plan.deepspeed is None else str(plan.deepspeed),
-    }
-
-
-def tuned(model: Any, plan: Plan) -> Any:
+def tuned(model: Any, plan: TrainingPlan) -> Any:
     """The model with the parameters of a plan to be trained, and adapters where it asks for them.
 
     Raises:
@@ -97,44 +74,27 @@ def tuned(model: Any, plan: Plan) -> Any:
     """
     model.requires_grad_(False).train()
     model.config.use_cache = False
-    projector = [parameter for name, parameter in model.named_parameters() if _part(name, PROJECTORS)]
+    parameters = dict(model.named_parameters())
+    projector = {name for name in parameters if PROJECTORS & set(name.split("."))}
+    tower = {name for name in parameters if TOWERS & set(name.split("."))} - projector
     if not projector:
-        raise OptionError(f"tune={plan.tune}: {type(model).__name__} has no projector named {', '.join(PROJECTORS)}")
+        known = ", ".join(sorted(PROJECTORS))
+        raise OptionError(f"tune={plan.tune}: {type(model).__name__} has no projector named {known}")
     if plan.tune == LORA:
         import peft
 
-        names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and _adapted(name)]
+        left_out = PROJECTORS | TOWERS | {"lm_head"}
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        names = [name for name in linear if not left_out & set(name.split("."))]
         model = peft.get_peft_model(
             model, peft.LoraConfig(r=64, lora_alpha=16, lora_dropout=0.05, target_modules=names)
         )
-    for parameter in projector:
-        parameter.requires_grad_(True)
-    if plan.tune not in (LORA, PROJECTOR):
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(_part(name, PROJECTORS) or not _part(name, TOWERS))
+    for name, parameter in parameters.items():
+        if name in projector or (plan.tune not in (LORA, PROJECTOR) and name not in tower):
+            parameter.requires_grad_(True)
     if plan.checkpointing:
         model.enable_input_require_grads()
     return model
-
-
-def _part(name: str, parts: tuple[str, ...]) -> bool:
-    return bool(set(name.split(".")) & set(parts))
-
-
-def _adapted(name: str) -> bool:
-    """Whether a linear layer gets an adapter: those of the language model, but not its head."""
-    return not _part(name, (*PROJECTORS, *TOWERS, "lm_head"))
-
-
-class _Reduced(Steps):
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
-        """The loss of the reduced batch."""
-        from llava_consensus.hosts.hf import reduce
-
-        attached = self.session.attachment
-        if attached is not None and attached.active:
-            inputs = reduce(attached.model.module, **inputs)
-        return super().compute_loss(model, inputs, *more, **options)
 
 
 class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
@@ -172,7 +132,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         """
         messages = [message(turn) for turn in entry["conversations"]]
         ids = self._ids(messages, False, pictures)
-        labels = torch.full_like(ids, IGNORE)
+        labels = torch.full_like(ids, UNLABELLED)
         for place, turn in enumerate(messages):
             if turn["role"] == "assistant":
                 asked = self._ids(messages[:place], True, pictures)
@@ -209,7 +169,7 @@ def collated(rows: list[dict[str, Tensor]], padding: int) -> dict[str, Tensor]:
     batch = {
         "input_ids": pad(ids, batch_first=True, padding_value=padding),
         "attention_mask": pad([torch.ones_like(one) for one in ids], batch_first=True),
-        LABELS: pad([row[LABELS] for row in rows], batch_first=True, padding_value=IGNORE),
+        LABELS: pad([row[LABELS] for row in rows], batch_first=True, padding_value=UNLABELLED),
     }
     names = {name for row in rows for name in row if name not in ROWS}
     return {**batch, **{name: torch.cat([row[name] for row in rows if name in row]) for name in sorted(names)}}
