@@ -159,7 +159,7 @@ def asked(out: Path) -> Counter[Any]:
     for path in out.glob("*/answers.jsonl"):
         found.update((path.parent.name, json.loads(line)["metadata"]["index"]) for line in path.open())
     for path in out.glob("replies.jsonl"):
-        found.update(line["key"] for line in map(json.loads, path.open()) if line["event"] == "reply")
+        found.update(line["key"] for line in map(json.loads, path.open()))
     return found
 
 

@@ -27,8 +27,9 @@ class Act(NamedTuple):
 
 
 def error(status: int, text: str = "sorry", **headers: str) -> Act:
-    """An HTTP error in OpenAI's form."""
+    """An HTTP error in OpenAI's form; unless headers are given, one that lets itself be asked again at once."""
     body = json.dumps({"error": {"message": text, "code": text}})
+    headers = headers or {"Retry_After_Ms": "10"}
     return Act("status", body, status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 

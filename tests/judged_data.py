@@ -1,11 +1,21 @@
-"""MM-Vet and a video QA set with a handful of questions each, in the official layout and file formats."""
+"""MM-Vet and a video QA set with a handful of questions each, in the official layout and file formats, and how they are
+judged by a server on loopback.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from judge_server import MODEL
 from tiny_data import write_lines
 
+from llava_consensus.evaluation.judge import grader_of
+from llava_consensus.evaluation.judge.client import NAME, JudgeConfig
+from llava_consensus.evaluation.judge.grader import Candidate, Outcome, Reply, Turn
+from llava_consensus.evaluation.judge.run import run
+
+LIMIT, BROKEN = "<<RATE LIMIT>>", "<<OTHER ERROR>>"  # scripted replies that are none
+SECRET = "sk-test-0123456789-secret"
 VIDEO = "eval/GPT_Zero_Shot_QA/MSVD_Zero_Shot_QA"
 SAMPLES = [  # question, answer, capabilities
     ("What is x?", "-1<AND>-5", ["ocr", "math"]),
@@ -51,3 +61,55 @@ def make_msvd(data: Path, count: int = 6) -> Path:
     (folder / "videos/clip1.gif").write_bytes(b"")
     (folder / "videos/clip1.mkv").write_bytes(b"")
     return data
+
+
+def write_answers(path: Path, texts: dict[Any, str]) -> Path:
+    """An answer file of LLaVA's."""
+    write_lines(path, [{"question_id": key, "text": text} for key, text in texts.items()])
+    return path
+
+
+def judge_config(place: Path, url: str, name: str = "mmvet", **options: Any) -> JudgeConfig:
+    """Five answers to MM-Vet, or six to MSVD, judged by the server at `url`."""
+    data = place / "data"
+    if not data.exists():
+        if name == "mmvet":
+            write_answers(place / "answers.jsonl", {number: f"answer {number}" for number in range(5)})
+            make_mmvet(data)
+        else:
+            texts = {f"v_clip{number % 3}_{number}": f"act {number}" for number in range(6)}
+            write_answers(place / "answers.jsonl", texts)
+            make_msvd(data)
+    wanted = {"out": place / "out", "timeout": 10.0, "tries": 3, **options}
+    return JudgeConfig(name, place / "answers.jsonl", data, MODEL, url, **wanted)
+
+
+def judge(wanted: JudgeConfig) -> dict[str, Any]:
+    """What a judged run measured."""
+    metrics = run(wanted, progress=False).metrics
+    assert metrics is not None
+    return metrics
+
+
+def stored(place: Path) -> list[dict[str, Any]]:
+    """The replies on the disk."""
+    return [json.loads(line) for line in (place / "out" / NAME).read_text().splitlines()]
+
+
+def mm_vet_dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
+    """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
+    grading, turns = grader_of("mmvet").dialogue(Candidate(0, "v1_0", {})), []
+    turn, limited, at = next(grading), False, 0
+    while True:
+        turns.append(turn)
+        text = replies[min(at, len(replies) - 1)]
+        at += 1
+        if text == BROKEN:
+            return None, turns
+        if text == LIMIT:
+            limited = True
+            continue
+        try:
+            turn, limited = grading.send(Reply(text, limited=limited)), False
+        except StopIteration as end:
+            return end.value, turns

@@ -26,7 +26,7 @@ def add(command: Command) -> None:
     parser.add_argument("--max-requests", type=int, metavar="N", help="that this call may send")
     parser.add_argument("--judge-dry-run", action="store_true", help="say what it would cost, send nothing")
     parser.add_argument("--judge-timeout", type=float, default=60.0, help="seconds for one try (%(default)s)")
-    parser.add_argument("--judge-tries", type=int, default=6, help="of one request (%(default)s)")
+    parser.add_argument("--judge-tries", type=int, default=8, help="of one request (%(default)s)")
     parser.add_argument("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)")
     parser.add_argument("--runs", type=int, default=1, help="how often every answer is judged (%(default)s)")
     parser.add_argument("--full-answers", type=Path, metavar="FILE", help="of the unpruned model, for the agreement")
@@ -36,28 +36,29 @@ def add(command: Command) -> None:
 
 def judge(given: argparse.Namespace) -> Iterator[str]:
     """Judges, and tells line by line; at the end JudgeError if some answers have no grade."""
-    from llava_consensus.evaluation.judge.client import JudgeError, Server
-    from llava_consensus.evaluation.judge.cost import Prices
-    from llava_consensus.evaluation.judge.grading import JudgeConfig
-    from llava_consensus.evaluation.judge.limits import Limits
-    from llava_consensus.evaluation.judge.run import run as grade
-    from llava_consensus.evaluation.judge.summary import lines
+    from llava_consensus.evaluation.judge.client import JudgeConfig, JudgeError
+    from llava_consensus.evaluation.judge.run import lines, run
 
-    prices = Prices(*given.judge_price) if given.judge_price else None
     config = JudgeConfig(
         benchmark=given.name,
         answers=given.answers,
         data=given.data,
-        server=Server(given.judge_model, given.judge_url, given.concurrency, given.judge_timeout, given.judge_tries),
+        model=given.judge_model,
+        url=given.judge_url,
         prompt_from=given.judge_prompt_from,
         runs=given.runs,
         options=arguments.options(given.judge_option),
-        prices=prices,
         full_answers=given.full_answers,
         out=given.out,
-        limits=Limits(given.max_requests, given.max_judge_tokens, given.max_cost, prices),
+        concurrency=given.concurrency,
+        timeout=given.judge_timeout,
+        tries=given.judge_tries,
+        price=tuple(given.judge_price) if given.judge_price else None,
+        max_requests=given.max_requests,
+        max_tokens=given.max_judge_tokens,
+        max_dollars=given.max_cost,
     )
-    judged = grade(config, given.judge_dry_run, not given.no_progress)
+    judged = run(config, given.judge_dry_run, not given.no_progress)
     if judged.metrics is None:
         yield f"{given.name}: nothing was sent. To be sent, by estimate: {judged.expected}"
         return

@@ -13,8 +13,8 @@ from run_folders import store
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.evaluation.judge import graders
-from llava_consensus.evaluation.judge.grader import Heard, Verdict
+from llava_consensus.evaluation.judge import GRADERS, grader_of
+from llava_consensus.evaluation.judge.grader import Reply
 from llava_consensus.evaluation.report import costs, table
 from llava_consensus.evaluation.report.columns import Column
 
@@ -62,19 +62,19 @@ def test_the_example_benchmark(data: Path) -> None:
 
 def test_the_example_judge(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BENCHMARKS["colours"], "judge", "colours")
-    monkeypatch.setitem(graders.GRADERS, "colours", module("Adding a judge", monkeypatch).ColoursGrader)
-    grader = graders.get("colours")
-    samples, counts = grader.samples(ANSWERS, data)
-    assert counts["answered"] == 3 and grader.prompt().fill(samples[2].fields)[0]["content"].startswith("Is this a")
-    dialogue = grader.dialogue(samples[0])
+    monkeypatch.setitem(GRADERS, "colours", module("Adding a judge", monkeypatch).ColoursGrader)
+    grader = grader_of("colours")
+    candidates, counts = grader.candidates(ANSWERS, data)
+    assert counts["answered"] == 3
+    assert grader.prompt().fill(candidates[2].fields)[0]["content"].startswith("Is this a")
+    dialogue = grader.dialogue(candidates[0])
     next(dialogue)
-    dialogue.send(Heard("perhaps"))
+    dialogue.send(Reply("perhaps"))
     with pytest.raises(StopIteration) as end:
-        dialogue.send(Heard("yes"))
-    verdicts = {"0": [Verdict(*end.value.value[:2], "judge")]}
-    assert grader.report(samples, verdicts, data, 1)["accuracy"] == 100 and grader.grades(samples, verdicts) == {
-        "0": "yes"
-    }
+        dialogue.send(Reply("yes"))
+    outcomes = {"0": [end.value.value]}
+    assert grader.report(candidates, outcomes, data, 1)["accuracy"] == 100
+    assert grader.grades(candidates, outcomes) == {"0": "yes"}
 
 
 def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

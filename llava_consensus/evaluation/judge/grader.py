@@ -1,11 +1,19 @@
-"""The nouns of judging: one answer to be judged, the dialogue about it, and what a benchmark needs to be judged.
+"""What a benchmark needs to be judged: its `Grader`, and the nouns that graders and the judge share.
 
-A `Grader` knows no network: `dialogue` yields what to ask and is sent what was heard (`run.py` drives it), `report`
-makes the official numbers out of verdicts, `grades` the official file. Everything about the judging of one benchmark
-is in the one file of its grader; `graders.py` lists them.
+A grader knows no network. `dialogue` yields what to ask and is sent each reply (`run.py` drives it), `report` makes the
+official numbers of the outcomes and `grades` the official file. Everything about the judging of one benchmark stands in
+the one file of its grader; GRADERS in `judge/__init__.py` lists them.
+
+The official prompts are not ours to ship. A grader reads its prompt out of the user's own copy of the official script,
+by `ast` and without executing anything in it, or uses one in our own words. That one has the official structure, so
+that replies are read the same way, but its grades are not those of the official prompt: every judged run records which
+prompt it used, by hash and, where the text is a known one, by name.
 """
 
 import ast
+import hashlib
+import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,33 +23,65 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import Benchmark, judged
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.prompts import Prompt
+
+OWN = "own wording"
+CHINESE = re.compile("[\u4e00-\u9fff]")  # one of these in the question, and it is asked in Chinese
+
+Pieces = tuple[str, ...]  # fixed text and names of slots in turn, text first
+Messages = tuple[tuple[str, Pieces], ...]  # role and pieces
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One answer to be judged."""
+class Prompt:
+    """Messages with slots: question, prediction, and answer or options."""
 
-    index: int
-    key: str  # the id in official files
-    fields: Mapping[str, str]  # what its prompt has slots for
-    options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, where it chose one of several
-    settled: "Outcome | None" = None  # known without a judge: nobody is asked
-    copy: int = 0  # how many samples before it have the same fields; each gets a grade of its own
+    messages: Messages
+    reminder: str = ""  # added to the last message after a reply that could not be read
+    origin: str = OWN  # or the file it was read from
+    chinese: Messages = ()  # in place of `messages` where the question is Chinese
+    version: str | None = None  # name of the official version, where the text is a known one
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the prompt before its slots are filled: all fixed text, and which slot stands where."""
+        texts = [self.messages, self.reminder, self.chinese] if self.chinese else [self.messages, self.reminder]
+        return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+    def describe(self) -> dict[str, str | None]:
+        """Which prompt this is, for the record of a run."""
+        return {"origin": self.origin, "sha256": self.sha256, "official": self.version}
+
+    def fill(self, fields: Mapping[str, str], again: bool = False) -> list[dict[str, str]]:
+        """The messages about one answer; with `again` they end with the reminder.
+
+        Halves of surrogate pairs, which no server takes, become question marks.
+        """
+        messages = self.chinese if self.chinese and CHINESE.search(fields["question"]) else self.messages
+        filled = []
+        for role, pieces in messages:
+            text = "".join(fields[piece] if at % 2 else piece for at, piece in enumerate(pieces))
+            filled.append({"role": role, "content": text.encode("utf-8", "replace").decode()})
+        filled[-1]["content"] += self.reminder if again else ""
+        return filled
+
+
+class Reply(NamedTuple):
+    """What a server said to one request."""
+
+    text: str | None
+    refused: bool = False  # by its content filter, or in the field for refusals
+    model: str | None = None  # as the server reports it
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    limited: bool = False  # a try before this one was turned away for the server's rate limit
+    failed_tries: int = 0  # before this one
 
 
 class Turn(NamedTuple):
-    """What to ask next: with the reminder or not, with these options of the request."""
+    """What to ask next."""
 
-    again: bool
-    options: Mapping[str, Any]
-
-
-class Heard(NamedTuple):
-    """A reply: its text (None: none came), and whether the server had refused it before, for its rate limit."""
-
-    text: str | None
-    limited: bool = False
+    again: bool  # with the prompt's reminder
+    options: Mapping[str, Any]  # of the request
 
 
 class Outcome(NamedTuple):
@@ -50,29 +90,33 @@ class Outcome(NamedTuple):
     value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
     content: str  # what it was read from
     read: bool  # whether a reply could be read; a value may also stand by rule where none could
+    model: str | None = None  # who said so, as the server reports it
 
 
-class Verdict(NamedTuple):
-    """The outcome of one dialogue, and who said so."""
+@dataclass(frozen=True)
+class Candidate:
+    """One answer to be judged."""
 
-    value: Any
-    content: str
-    model: str | None  # the judge, as its server reports it
+    index: int  # of its question
+    key: str  # its id in official files
+    fields: Mapping[str, str]  # what its prompt has slots for
+    options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, where it chose one of several
+    settled: Outcome | None = None  # known without a judge: nobody is asked
+    copy: int = 0  # how many candidates before it have the same fields; each gets a grade of its own
 
 
-Dialogue = Generator[Turn, Heard, Outcome]
-Verdicts = Mapping[str, Sequence[Verdict]]  # by sample, one per run
+Dialogue = Generator[Turn, Reply, Outcome]
+Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for each run
 
 
 @dataclass(frozen=True)
 class Grader(ABC):
     """How the answers to one benchmark are judged."""
 
-    official_judge: ClassVar[str]  # the model that gave the published grades
-    reply_tokens: ClassVar[int]  # of a reply, for the estimate
+    reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
     script: ClassVar[str]  # the official script that holds the prompt, and where it is
     wording: ClassVar[Prompt]  # the prompt in this project's own words
-    known: ClassVar[Mapping[str, str]]  # official versions of the prompt by the hash of their text
+    known: ClassVar[Mapping[str, str]]  # names of official versions of the prompt by their hash
 
     benchmark: Benchmark
 
@@ -98,26 +142,26 @@ class Grader(ABC):
 
     @abstractmethod
     def official(self, tree: ast.Module, origin: str) -> Prompt | None:
-        """The prompt in the syntax tree of the official script; nothing in it is executed. None where it has none."""
+        """The prompt in the syntax tree of the official script, or None where it has none."""
 
     @abstractmethod
-    def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
-        """The answered questions, and how many were asked, answered, missing, odd."""
+    def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
+        """The answers to judge, and how many were asked, answered, missing, odd."""
 
-    def hear(self, text: str | None) -> str | None:
-        """A reply as the dialogue is given it."""
-        return text
+    def hear(self, reply: Reply) -> Reply:
+        """A reply as the dialogue is sent it."""
+        return reply
 
     @abstractmethod
-    def dialogue(self, sample: Sample) -> Dialogue:
+    def dialogue(self, candidate: Candidate) -> Dialogue:
         """The dialogue about one answer."""
 
     @abstractmethod
-    def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """The official numbers over the graded answers, and `extracted`, each answer as it was graded."""
 
     @abstractmethod
-    def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
+    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """The content of the official grade file."""
 
     def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:

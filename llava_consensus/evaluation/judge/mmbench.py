@@ -14,8 +14,16 @@ from typing import Any, ClassVar
 
 from llava_consensus.evaluation.benchmarks.mmbench import MMBench
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdict, Verdicts
-from llava_consensus.evaluation.judge.prompts import Pieces, Prompt
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    Outcome,
+    Outcomes,
+    Pieces,
+    Prompt,
+    Turn,
+)
 from llava_consensus.evaluation.scorers import mean
 from llava_consensus.evaluation.scorers import mmbench as scorer
 
@@ -57,7 +65,6 @@ WORDING = Prompt(
 class MMBenchGrader(Grader):
     """VLMEvalKit's option matching, in English and Chinese."""
 
-    official_judge = "gpt-3.5-turbo-0125"
     reply_tokens = 1
     script = "vlmeval/dataset/utils/multiple_choice.py of github.com/open-compass/VLMEvalKit"
     wording = WORDING
@@ -79,7 +86,7 @@ class MMBenchGrader(Grader):
             return None
         return Prompt((("user", english),), origin=origin, chinese=(("user", chinese),))
 
-    def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
+    def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""
         joined, rows = self.benchmark.answered(records, data)
         letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
@@ -88,43 +95,43 @@ class MMBenchGrader(Grader):
             for row, letter in zip(rows, letters, strict=True)
             if letter not in (None, row.get("answer"))
         }
-        samples = []
+        candidates = []
         for row, letter in zip(rows, letters, strict=True):
             settled = letter is not None or row["index"] % scorer.ROTATION in wrong
             outcome = Outcome(letter or UNREAD, row["prediction"], read=True) if settled else None
             options = {key: str(text) for key, text in row["options"].items()}
-            samples.append(Sample(row["at"], str(row["index"]), _fields(row, options), options, outcome))
-        return samples, joined.counts
+            candidates.append(Candidate(row["at"], str(row["index"]), _fields(row, options), options, outcome))
+        return candidates, joined.counts
 
     def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
         """Circular accuracy by the rules alone, and how many answers they cannot read."""
         return {"by_rules": report["accuracy"], "undecided_by_rules": report["undecided"]}
 
-    def dialogue(self, sample: Sample) -> Dialogue:
+    def dialogue(self, candidate: Candidate) -> Dialogue:
         """The same request until its reply has a letter, three times at most."""
         text = None
         for _ in range(scorer.TRIES):
             text = (yield Turn(again=False, options={"temperature": 0})).text
-            letter = scorer.read(text or "", sample.options)
+            letter = scorer.read(text or "", candidate.options)
             if letter is not None:
                 return Outcome(letter, text or "", read=True)
         return Outcome(UNREAD, text or "", read=False)
 
-    def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """The benchmark's own report on the letters that rules and judge read; of several runs the mean accuracy."""
-        graded = [one for one in samples if one.key in verdicts]
-        reports = [self._score(graded, [verdicts[one.key][run] for one in graded], data) for run in range(runs)]
+        graded = [one for one in candidates if one.key in outcomes]
+        reports = [self._score(graded, [outcomes[one.key][run] for one in graded], data) for run in range(runs)]
         accuracies = [one["accuracy"] for one in reports]
         accuracy = None if None in accuracies else mean(accuracies)
         names = ("rules", "undecided", "single", "statistic", "splits", "extracted")
         numbers = {name: reports[0][name] for name in names if name in reports[0]}
         return {"accuracy": accuracy, "runs": accuracies, **numbers}
 
-    def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
+    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """Of each row the letter (of the first run), the text it was read from, and the judge where one was asked."""
         return {
             key: {"opt": said[0].value or None, "log": said[0].content, "judge": said[0].model}
-            for key, said in verdicts.items()
+            for key, said in outcomes.items()
         }
 
     def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
@@ -134,15 +141,15 @@ class MMBenchGrader(Grader):
         unread = f"which cannot read {metrics['undecided_by_rules']} answers"
         return f"without a judge: {metrics['by_rules']:.2f} by the rules, {unread}"
 
-    def _score(self, samples: Sequence[Sample], verdicts: Sequence[Verdict], data: Path) -> dict[str, Any]:
+    def _score(self, candidates: Sequence[Candidate], outcomes: Sequence[Outcome], data: Path) -> dict[str, Any]:
         answers = [
-            {"question_id": int(one.key), "text": verdict.value} for one, verdict in zip(samples, verdicts, strict=True)
+            {"question_id": int(one.key), "text": said.value} for one, said in zip(candidates, outcomes, strict=True)
         ]
         return self.benchmark.score(answers, data)
 
 
 def _fields(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, str]:
-    """Question, block of options and answer; the question mark behind the question is the prompt's own."""
+    """Question, block of options and answer; the question mark after the question is the prompt's own."""
     block = "There are several options: \n" + "".join(f"{letter}. {text}\n" for letter, text in options.items())
     return {"question": str(row["question"]), "options": block, "prediction": row["prediction"]}
 

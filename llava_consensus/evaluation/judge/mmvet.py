@@ -14,8 +14,16 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdicts
-from llava_consensus.evaluation.judge.prompts import Prompt
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    Outcome,
+    Outcomes,
+    Prompt,
+    Reply,
+    Turn,
+)
 from llava_consensus.evaluation.scorers import mm_vet as scorer
 
 NO_NUMBER = "(NaN: no number)"  # what the dialogue hears in its place
@@ -48,7 +56,6 @@ WORDING = Prompt(
 class MMVetGrader(Grader):
     """MM-Vet's evaluator: a grade from 0 to 1 out of a table that the judge completes."""
 
-    official_judge = "gpt-4-0613"
     reply_tokens = 3
     script = "mm-vet_evaluator.py of github.com/yuweihao/MM-Vet"
     wording = WORDING
@@ -59,7 +66,7 @@ class MMVetGrader(Grader):
     benchmark: MMVet
 
     def official(self, tree: ast.Module, origin: str) -> Prompt | None:
-        """The constant named `prompt`, and the text added behind the joined cells after an unreadable reply."""
+        """The constant named `prompt`, and the text added after the joined cells after an unreadable reply."""
         tables = [
             node.value.value
             for node in tree.body
@@ -79,24 +86,24 @@ class MMVetGrader(Grader):
         pieces = (tables[-1] + "\n", "question", " | ", "answer", " | ", "prediction", " | ")
         return Prompt((("user", pieces),), reminders[0], origin)
 
-    def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
+    def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """The answered questions, in file order."""
         questions = self.benchmark.load(data)
         gold = self.benchmark.gold(data, questions)
         joined = base.join(records, questions)
-        samples: dict[str, Sample] = {}
+        candidates: dict[str, Candidate] = {}
         for index, record in joined.answers.items():
             key = key_of(questions[index])
             fields = scorer.fields(gold[key]["question"], gold[key]["answer"], record["text"])
-            samples[key] = Sample(index, key, fields)
-        return list(samples.values()), joined.counts
+            candidates[key] = Candidate(index, key, fields)
+        return list(candidates.values()), joined.counts
 
-    def hear(self, text: str | None) -> str | None:
+    def hear(self, reply: Reply) -> Reply:
         """The official code takes NaN for a grade, which no total survives: here it is a reply nobody can read."""
-        grade = scorer.read(text)
-        return text if grade is None or not math.isnan(grade[0]) else NO_NUMBER
+        grade = scorer.read(reply.text)
+        return reply if grade is None or not math.isnan(grade[0]) else reply._replace(text=NO_NUMBER)
 
-    def dialogue(self, sample: Sample) -> Dialogue:
+    def dialogue(self, candidate: Candidate) -> Dialogue:
         """The official rounds; the model's last unreadable reply is a grade of 0.
 
         An unreadable reply is followed by the message with its reminder, warmer each time; the fifth such reply is not
@@ -117,22 +124,22 @@ class MMVetGrader(Grader):
                 return Outcome(*found, read=True)
             again = True
 
-    def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """The official tables over the graded answers."""
         gold = self.benchmark.gold(data, [])
-        grades = {key: [one.value for one in said] for key, said in verdicts.items()}
-        capabilities = {one.key: gold[one.key]["capability"] for one in samples if one.key in grades}
+        grades = {key: [one.value for one in said] for key, said in outcomes.items()}
+        capabilities = {one.key: gold[one.key]["capability"] for one in candidates if one.key in grades}
         if not capabilities:
             return {"total": None, "extracted": []}
         numbers = scorer.evaluate(capabilities, grades, runs)
         extracted = [
             {"index": one.index, "extracted": str(grades[one.key]), "correct": sum(grades[one.key]) / runs}
-            for one in samples
+            for one in candidates
             if one.key in grades
         ]
         return _without_nan({**numbers, "rounded": 1, "extracted": extracted})
 
-    def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
+    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """The official grade file: of each sample the judge's name, what was read and the score, one per run."""
         return {
             key: {
@@ -140,7 +147,7 @@ class MMVetGrader(Grader):
                 "content": [one.content for one in said],
                 "score": [one.value for one in said],
             }
-            for key, said in verdicts.items()
+            for key, said in outcomes.items()
         }
 
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:

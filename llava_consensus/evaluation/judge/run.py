@@ -1,18 +1,18 @@
-"""One judged run: who is asked about what, an estimate, the asking, and the official numbers.
+"""One judged run: an estimate, the asking, and the official numbers.
 
-    OUT/replies.jsonl                       everything asked and heard, shared by all judged runs in OUT
+    OUT/replies.jsonl                       every reply, shared by all judged runs in OUT
     OUT/<benchmark>-<answers>-<hash>/       config.json first, grades.json (official form), scores.jsonl (each
                                             answer as graded), metrics.json last
 
-`run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), Server("gpt-4-0613")))`. Stopped at any
-moment, the same call goes on; called again when complete it asks nothing and writes the same numbers.
+`run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), "gpt-4-0613"))`. Stopped at any moment, the
+same call goes on; called again when complete it asks nothing and writes the same numbers.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,24 @@ from tqdm import tqdm
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.benchmarks import judged
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, write_json, write_metrics
-from llava_consensus.evaluation.judge import cost, graders
-from llava_consensus.evaluation.judge.client import Client
-from llava_consensus.evaluation.judge.cost import Cost
-from llava_consensus.evaluation.judge.grader import Grader, Sample, Verdict
-from llava_consensus.evaluation.judge.grading import Grading, JudgeConfig
-from llava_consensus.evaluation.judge.prompts import Prompt
-from llava_consensus.evaluation.judge.store import Replies, Reply, key_of
+from llava_consensus.evaluation.judge import grader_of
+from llava_consensus.evaluation.judge.client import (
+    Client,
+    JudgeConfig,
+    NoReply,
+    Replies,
+    Spending,
+    estimate,
+    key_of,
+    spent,
+)
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, Outcome, Prompt, Reply
 from llava_consensus.evaluation.shapes import misread
 
 log = logging.getLogger(__name__)
 
 GRADES = "grades.json"
-SHOWN = 5  # answers without a grade that are named
+NAMED = 5  # answers without a grade that are named
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,53 @@ class Judged:
 
     path: Path | None  # None: nothing was sent, only estimated
     metrics: Record | None
-    expected: Cost
-    spent: Cost
+    expected: Spending
+    spent: Spending
+
+
+class Grading:
+    """The dialogue about one answer in one run: what to ask next, and the outcome once there is one."""
+
+    def __init__(self, grader: Grader, prompt: Prompt, candidate: Candidate, run: int, config: JudgeConfig) -> None:
+        self.candidate, self.run = candidate, run
+        self.heard: dict[str, Reply] = {}  # by the hash of their request
+        self.outcome: Outcome | None = candidate.settled
+        self.failure = ""
+        self._grader, self._prompt, self._config = grader, prompt, config
+        self._dialogue = grader.dialogue(candidate)
+        self._turn = next(self._dialogue)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The next request: all that can change its reply, and which draw it is."""
+        options = {**self._turn.options, **self._config.options}
+        body = {
+            "model": self._config.model,
+            "messages": self._prompt.fill(self.candidate.fields, self._turn.again),
+            **{name: value for name, value in options.items() if value is not None},
+        }
+        return {"url": self._config.place, "body": body, "draw": [self.run, self.candidate.copy, len(self.heard)]}
+
+    def hear(self, reply: Reply) -> None:
+        """Takes the reply to `request`."""
+        self.heard[key_of(self.request)] = reply
+        try:
+            self._turn = self._dialogue.send(self._grader.hear(reply))
+        except StopIteration as end:
+            self.outcome = end.value._replace(model=reply.model)
+
+    def recall(self, replies: Replies) -> None:
+        """Goes on as far as stored replies reach."""
+        while self.outcome is None and (reply := replies.known.get(key_of(self.request))) is not None:
+            self.hear(reply)
+
+    async def finish(self, client: Client) -> None:
+        """Goes on to the outcome, or notes why there is none."""
+        try:
+            while self.outcome is None:
+                self.hear(await client.ask(self.request))
+        except NoReply as error:
+            self.failure = str(error)
 
 
 def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged:
@@ -55,98 +105,95 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         Interrupted: Ctrl-C or a signal that asks to stop; the same.
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
-    grader = graders.get(config.benchmark)
-    prompt = grader.prompt(config.prompt_from)
-    place = f"{config.answers}, or a file in {grader.benchmark.place(config.data)}"
+    grader = grader_of(config.benchmark)
+    benchmark, prompt = grader.benchmark, grader.prompt(config.prompt_from)
+    place = f"{config.answers}, or a file in {benchmark.place(config.data)}"
     with misread(place):
-        records = grader.benchmark.read(config.answers, config.data)
-        found, counts = grader.samples(records, config.data)
-        beside = _beside(config, grader, records)
-    samples = _count_copies(found)
-    gradings = [Grading(grader, prompt, sample, number, config) for number in range(config.runs) for sample in samples]
+        records = benchmark.read(config.answers, config.data)
+        found, counts = grader.candidates(records, config.data)
+        beside = grader.unjudged(benchmark.score(records, config.data))
+        if config.full_answers:
+            beside |= judged.agreement(records, benchmark.read(config.full_answers, config.data))
+    candidates = _count_copies(found)
+    gradings = [Grading(grader, prompt, one, number, config) for number in range(config.runs) for one in candidates]
     with Replies(config.out) as replies:
         expected = _recall(gradings, replies, grader, config)
         if dry:
-            return Judged(None, None, expected, cost.spent([], config.prices))
+            return Judged(None, None, expected, spent([], config.price))
         folder = _open(config, prompt)
-        spent = _finish(gradings, replies, config, progress)
-        record = {"failed_tries": _tries(gradings, replies.failed), "in_flight": _tries(gradings, replies.in_flight)}
-    verdicts = _verdicts(gradings, config.runs)
+        cost = _finish(gradings, replies, config, progress)
+    outcomes = _outcomes(gradings, config.runs)
     with misread(place):
-        numbers = grader.report(samples, verdicts, config.data, config.runs)
-    lacking = len(samples) - len(verdicts)
+        numbers = grader.report(candidates, outcomes, config.data, config.runs)
+    lacking = len(candidates) - len(outcomes)
+    used = list({key: reply for grading in gradings for key, reply in grading.heard.items()}.values())
     metrics = {
         "benchmark": config.benchmark,
-        "metric": grader.benchmark.metric,
-        "score": numbers[grader.benchmark.metric],
+        "metric": benchmark.metric,
+        "score": numbers[benchmark.metric],
         "complete": not counts["missing"] and not lacking,
-        "counts": counts | {"graded": len(verdicts), "ungraded": lacking},
+        "counts": counts | {"graded": len(outcomes), "ungraded": lacking},
         **beside,
-        "judge": _describe(config, prompt) | {"reported": _models(gradings)},
-        "replies": _replies(gradings) | record,
-        "spent": cost.spent(_heard(gradings), config.prices)._asdict(),
+        # an alias may move during a run, so the record says in how many replies the server named which model
+        "judge": _describe(config, prompt) | {"reported": dict(Counter(str(one.model) for one in used).most_common())},
+        "replies": _odd(gradings, used),
+        "spent": spent(used, config.price)._asdict(),
         **numbers,
     }
-    write_json(folder / GRADES, grader.grades(samples, verdicts))
+    write_json(folder / GRADES, grader.grades(candidates, outcomes))
     write_metrics(folder, {name: value for name, value in metrics.items() if name != "extracted"}, metrics["extracted"])
-    return Judged(folder, metrics, expected, spent)
+    return Judged(folder, metrics, expected, cost)
 
 
-def _count_copies(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with the same fields numbered, so that each is a draw of its own, as in the official scripts."""
+def _count_copies(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates with the same fields numbered, so that each is a draw of its own, as in the official scripts."""
     seen: Counter[tuple[str, ...]] = Counter()
     counted = []
-    for sample in samples:
-        fields = tuple(sample.fields.values())
-        counted.append(replace(sample, copy=seen[fields]))
+    for candidate in candidates:
+        fields = tuple(candidate.fields.values())
+        counted.append(replace(candidate, copy=seen[fields]))
         seen[fields] += 1
     return counted
 
 
-def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader, config: JudgeConfig) -> Cost:
+def _recall(gradings: Sequence[Grading], replies: Replies, grader: Grader, config: JudgeConfig) -> Spending:
     """Goes as far as stored replies reach, and says what the rest may cost."""
-    for repair in replies.repairs:
-        log.warning("%s", repair)
+    if replies.repair:
+        log.warning("%s", replies.repair)
     for grading in gradings:
         grading.recall(replies)
     requests = [grading.request for grading in gradings if grading.outcome is None]
     bodies = {key_of(request): request["body"] for request in requests}
-    expected = cost.estimate(bodies.values(), grader.reply_tokens, config.prices)
+    expected = estimate(bodies.values(), grader.reply_tokens, config.price)
     done = len(gradings) - len(requests)
     log.info("%d of %d grades are known; to be sent, by estimate: %s", done, len(gradings), expected)
     return expected
 
 
-def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, progress: bool) -> Cost:
+def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, progress: bool) -> Spending:
     """Asks what is still open; returns what that cost, and says it even where it ends early."""
     pending = [grading for grading in gradings if grading.outcome is None]
     known = set(replies.known)
+    client = Client(config, replies) if pending else None  # a complete run needs no server, no key and no package
     try:
-        if pending:
-            asyncio.run(_ask(pending, replies, config, tqdm(total=len(pending), unit="q", disable=not progress)))
+        if client:
+            asyncio.run(_ask(pending, client, tqdm(total=len(pending), unit="q", disable=not progress)))
     except KeyboardInterrupt:
-        raise Interrupted(_stopped(gradings, replies)) from None
+        done = sum(grading.outcome is not None for grading in gradings)
+        lost = f" {client.cut_off} requests were under way and may be charged." if client and client.cut_off else ""
+        text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command goes on: {replies.path}"
+        raise Interrupted(text) from None
     finally:
-        fresh = [reply for key, reply in replies.known.items() if key not in known]
-        spent = cost.spent(fresh, config.prices)
-        log.info("spent by this call: %s. Every reply is kept in %s", spent, replies.path)
+        cost = spent([reply for key, reply in replies.known.items() if key not in known], config.price)
+        log.info("spent by this call: %s. Every reply is kept in %s", cost, replies.path)
     failed = [grading for grading in pending if grading.failure]
-    for grading in failed[:SHOWN]:
-        log.warning("%s, run %d: not graded: %s", grading.sample.key, grading.run + 1, grading.failure)
-    return spent
+    for grading in failed[:NAMED]:
+        log.warning("%s, run %d: not graded: %s", grading.candidate.key, grading.run + 1, grading.failure)
+    return cost
 
 
-def _stopped(gradings: Sequence[Grading], replies: Replies) -> str:
-    """What was done when a run is stopped; what it cost is said beside it."""
-    done = sum(grading.outcome is not None for grading in gradings)
-    cut = sum(count > 0 for count in replies.under_way.values())
-    lost = f" {cut} requests were under way and may be charged." if cut else ""
-    return f"stopped after {done} of {len(gradings)} grades.{lost} The same command goes on: {replies.path}"
-
-
-async def _ask(pending: Sequence[Grading], replies: Replies, config: JudgeConfig, bar: Any) -> None:
+async def _ask(pending: Sequence[Grading], client: Client, bar: Any) -> None:
     """All open dialogues at once, as many requests at a time as the server may have. A hopeless one ends them all."""
-    client = Client(config.server, replies, config.limits)
     tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
     try:
         with bar:
@@ -160,55 +207,34 @@ async def _ask(pending: Sequence[Grading], replies: Replies, config: JudgeConfig
         await client.close()
 
 
-def _verdicts(gradings: Sequence[Grading], runs: int) -> dict[str, list[Verdict]]:
-    """By sample the verdicts of all runs; a sample that lacks one is left out."""
-    found: dict[str, list[Verdict]] = {}
+def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]]:
+    """By key of the candidate the outcomes of all runs; one that lacks a grade in a run is left out."""
+    found: dict[str, list[Outcome]] = {}
     for grading in gradings:  # run by run
-        verdict = grading.verdict
-        if verdict is not None:
-            found.setdefault(grading.sample.key, []).append(verdict)
+        outcome = grading.outcome
+        if outcome is not None and (outcome.value is not None or outcome.read):
+            found.setdefault(grading.candidate.key, []).append(outcome)
     return {key: said for key, said in found.items() if len(said) == runs}
 
 
-def _heard(gradings: Sequence[Grading]) -> list[Reply]:
-    """Every reply that was used, once."""
-    return list({key: reply for grading in gradings for key, reply in grading.heard.items()}.values())
-
-
-def _models(gradings: Sequence[Grading]) -> dict[str, int]:
-    """Which models the server reported, and in how many replies: an alias may move during a run."""
-    return dict(Counter(str(reply.model) for reply in _heard(gradings)).most_common())
-
-
-def _replies(gradings: Sequence[Grading]) -> dict[str, int]:
-    """How many replies were used, how many of them were refusals, and how many could not be read."""
-    done = [grading for grading in gradings if grading.heard]
-    unread = sum(len(grading.heard) - bool(grading.outcome and grading.outcome.read) for grading in done)
-    heard = _heard(gradings)
-    refused = sum(reply.refused for reply in heard)
-    given_up = sum(bool(grading.outcome and not grading.outcome.read) for grading in done)
-    return {"used": len(heard), "refused": refused, "unreadable": unread, "given_up": given_up}
-
-
-def _tries(gradings: Sequence[Grading], counts: Mapping[str, int]) -> int:
-    return sum(
-        counts[key] for key in {key for grading in gradings for key in (*grading.heard, key_of(grading.request))}
-    )
-
-
-def _beside(config: JudgeConfig, grader: Grader, records: Sequence[Record]) -> dict[str, Any]:
-    """The scores computed without a judge, and the agreement with the unpruned model's answers."""
-    numbers = grader.unjudged(grader.benchmark.score(records, config.data))
-    if config.full_answers:
-        numbers |= judged.agreement(records, grader.benchmark.read(config.full_answers, config.data))
-    return numbers
+def _odd(gradings: Sequence[Grading], used: Sequence[Reply]) -> dict[str, int]:
+    """How many replies were used, how many were refusals or could not be read, and how many tries failed before."""
+    asked = [grading for grading in gradings if grading.heard]
+    unread = sum(len(grading.heard) - bool(grading.outcome and grading.outcome.read) for grading in asked)
+    return {
+        "used": len(used),
+        "refused": sum(reply.refused for reply in used),
+        "unreadable": unread,
+        "given_up": sum(bool(grading.outcome and not grading.outcome.read) for grading in asked),
+        "failed_tries": sum(reply.failed_tries for reply in used),
+    }
 
 
 def _describe(config: JudgeConfig, prompt: Prompt) -> dict[str, Any]:
-    """All that can change a grade, the answers apart."""
+    """All that can change a grade, except the answers."""
     return {
-        "asked": config.server.model,
-        "server": config.server.place,
+        "asked": config.model,
+        "server": config.place,
         "prompt": prompt.describe(),
         "runs": config.runs,
         "options": dict(config.options),
@@ -227,3 +253,24 @@ def _open(config: JudgeConfig, prompt: Prompt) -> Path:
     folder.mkdir(exist_ok=True)
     write_json(folder / CONFIG, description | {"file": str(config.answers), "data": str(config.data)})
     return folder
+
+
+def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """A judged run for people: headline, the grader's own lines, scores computed without a judge, who judged, and what
+    became of replies.
+    """
+    counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
+    grader = grader_of(metrics["benchmark"])
+    score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
+    answers = f"{counts['graded']} of {counts['asked']} questions graded"
+    yield f"{metrics['benchmark']}: {metrics['metric']} {score}, {answers}"
+    yield from grader.summary(metrics)
+    unjudged = grader.unjudged_summary(metrics)
+    if unjudged is not None:
+        agreement = metrics.get("agreement")
+        yield unjudged + ("" if agreement is None else f", {agreement:.1f} % as the unpruned model answered")
+    reported = ", ".join(f"{name} ({count} replies)" for name, count in judge["reported"].items()) or "nobody"
+    yield f"judge: {reported}; prompt: {judge['prompt']['official'] or judge['prompt']['origin']}"
+    odd = f"{replies['refused']} refused, {replies['unreadable']} unreadable, {replies['given_up']} given up"
+    failed = replies["failed_tries"]
+    yield f"replies: {replies['used']} used, {odd}; {failed} failed tries (these may have been charged)"

@@ -8,11 +8,9 @@ A server, or the client library, may repeat the key in its errors: as it is, esc
 
 import base64
 import html
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
-from urllib.parse import quote, quote_plus, unquote, unquote_plus
+from urllib.parse import unquote
 
 from llava_consensus.errors import OptionError
 
@@ -44,7 +42,6 @@ class Key:
                     f"{KEY} has {letter!a} as its character {place}, which cannot be sent. Set the key alone, "
                     "without blanks and line breaks"
                 )
-        self._forms = re.compile("|".join(map(re.escape, _forms(self._text))), re.IGNORECASE) if self._secret else None
 
     def __bool__(self) -> bool:
         return bool(self._text)
@@ -57,27 +54,16 @@ class Key:
         return self._text
 
     def hide(self, text: str) -> str:
-        """A text without the key in any form."""
-        if self._forms is None:
+        """A text without the key: cut out where it stands as it is, the whole text replaced where it is encoded."""
+        if len(self._text) < SECRET:
             return text
-        text = self._forms.sub(HIDDEN, text)
-        return WHOLE if any(self._text in way for way in _read(text)) else text
-
-    def hide_all(self, value: Any) -> Any:
-        """A JSON value without the key in any text of it."""
-        if isinstance(value, str):
-            return self.hide(value)
-        if isinstance(value, dict):
-            return {self.hide(name): self.hide_all(one) for name, one in value.items()}
-        return [self.hide_all(one) for one in value] if isinstance(value, list | tuple) else value
+        text = re.sub(re.escape(self._text), HIDDEN, text, flags=re.IGNORECASE)
+        forms = [_bare(form) for form in _forms(self._text)]
+        return WHOLE if any(form in _bare(decoded) for decoded in _decoded(text) for form in forms) else text
 
     def within(self, text: str) -> bool:
         """Whether a text has the key in it, or what looks like one."""
         return self.hide(text) != text or LOOKS_LIKE_ONE.search(text) is not None
-
-    @property
-    def _secret(self) -> bool:
-        return len(self._text) >= SECRET
 
 
 def names_a_key(name: str) -> bool:
@@ -85,24 +71,24 @@ def names_a_key(name: str) -> bool:
     return NAMES_ONE.search(name) is not None
 
 
-def _forms(key: str) -> list[str]:
-    """The key as libraries and servers write it; longest first, so that none leaves a rest of another."""
-    escaped = [json.dumps(key)[1:-1], json.dumps(json.dumps(key))[3:-3], repr(key)[1:-1], html.escape(key)]
-    urls = [quote(key), quote(key, safe=""), quote_plus(key), "".join(f"%{ord(one):02x}" for one in key)]
-    coded = [key.encode().hex(), key[::-1], *_base64(key.encode())]
-    return sorted({key, *escaped, *urls, *coded}, key=len, reverse=True)
-
-
-def _base64(key: bytes) -> Iterator[str]:
-    """What base64 of any text around the key has in common, at each of the three places it can begin."""
+def _forms(key: str) -> Iterator[str]:
+    """The key, reversed, in hexadecimal, and what base64 of any text around it has in common, at each of the three
+    places where it can begin.
+    """
+    yield from (key, key[::-1], key.encode().hex())
     for shift in range(3):
-        whole = base64.b64encode(b"\0" * shift + key).rstrip(b"=").decode()
+        whole = base64.b64encode(b"\0" * shift + key.encode()).rstrip(b"=").decode()
         core = whole[(0, 2, 3)[shift] : len(whole) - (1 if (shift + len(key)) % 3 else 0)]
         yield from (core, core.replace("+", "-").replace("/", "_"))
 
 
-def _read(text: str) -> Iterator[str]:
+def _decoded(text: str) -> Iterator[str]:
     """A text as one could still read it: unescaped, without its line breaks."""
     plain = re.sub(r"\s+", "", text)
-    unescaped = ESCAPE.sub(lambda found: chr(int(found[1], 16)), plain)
-    yield from (plain, unescaped, unquote(plain), unquote_plus(unquote(plain)), html.unescape(plain))
+    yield from (plain, ESCAPE.sub(lambda found: chr(int(found[1], 16)), plain), html.unescape(plain))
+    yield from (unquote(plain), unquote(unquote(plain)))
+
+
+def _bare(text: str) -> str:
+    """Without the backslashes that quoting adds, in lower case."""
+    return text.replace("\\", "").lower()

@@ -13,8 +13,16 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Dialogue, Grader, Outcome, Sample, Turn, Verdicts
-from llava_consensus.evaluation.judge.prompts import Pieces, Prompt
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    Outcome,
+    Outcomes,
+    Pieces,
+    Prompt,
+    Turn,
+)
 from llava_consensus.evaluation.scorers import video_qa as scorer
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
@@ -49,7 +57,6 @@ WORDING = Prompt(
 class VideoQAGrader(Grader):
     """Video-ChatGPT's protocol: a dictionary with yes or no and a score from 0 to 5."""
 
-    official_judge = "gpt-3.5-turbo"  # an alias that moves, so that numbers of different dates differ
     reply_tokens = 20
     script = "videollava/eval/video/eval_video_qa.py of github.com/PKU-YuanGroup/Video-LLaVA"
     wording = WORDING
@@ -70,18 +77,18 @@ class VideoQAGrader(Grader):
                 return Prompt(messages, origin=origin)
         return None
 
-    def samples(self, records: Sequence[Record], data: Path) -> tuple[list[Sample], dict[str, int]]:
+    def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """The answered questions, in file order; of two with one id the later counts, as in the official script."""
         joined, references = self.benchmark.join(records, data)
         questions = self.benchmark.all(data)
-        samples: dict[str, Sample] = {}
+        candidates: dict[str, Candidate] = {}
         for index, record in joined.answers.items():
             fields = {"question": questions[index].text, "answer": references[index], "prediction": record["text"]}
             key = str(questions[index].question_id)
-            samples[key] = Sample(index, key, fields)
-        return list(samples.values()), joined.counts
+            candidates[key] = Candidate(index, key, fields)
+        return list(candidates.values()), joined.counts
 
-    def dialogue(self, sample: Sample) -> Dialogue:
+    def dialogue(self, candidate: Candidate) -> Dialogue:
         """The same request until its reply can be read, but not for ever."""
         text = None
         for _ in range(READINGS):
@@ -92,28 +99,28 @@ class VideoQAGrader(Grader):
                 pass
         return Outcome(None, text or "", read=False)
 
-    def report(self, samples: Sequence[Sample], verdicts: Verdicts, data: Path, runs: int) -> dict[str, Any]:
+    def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """Accuracy in percent and average score; of several runs, their means, and each run's own."""
-        values = [[verdicts[one.key][run].value for one in samples if one.key in verdicts] for run in range(runs)]
+        values = [[outcomes[one.key][run].value for one in candidates if one.key in outcomes] for run in range(runs)]
         each = [scorer.evaluate(one) for one in values]
         numbers: dict[str, Any] = {name: _mean([one[name] for one in each]) for name in ("accuracy", "average_score")}
         numbers["accuracy"] = base.percent(numbers["accuracy"])
         extracted = []
-        for one in samples:
-            if one.key in verdicts:
-                readings = [scorer.understand(said.value) for said in verdicts[one.key]]
+        for one in candidates:
+            if one.key in outcomes:
+                readings = [scorer.understand(said.value) for said in outcomes[one.key]]
                 said = [reading.verdict for reading in readings]
                 row = {"index": one.index, "extracted": str(said), "correct": said.count("yes") / runs}
                 extracted.append(row | {"group": NEITHER if None in said else "yes or no"})
         return {**numbers, "runs": each, "counted": ["yes or no"], "extracted": extracted}
 
-    def grades(self, samples: Sequence[Sample], verdicts: Verdicts) -> dict[str, Any]:
+    def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """The official combined file: of each sample the parsed reply (of the first run) and what was asked."""
         names = {"q": "question", "a": "answer", "pred": "prediction"}
         return {
-            one.key: [verdicts[one.key][0].value, {short: one.fields[name] for short, name in names.items()}]
-            for one in samples
-            if one.key in verdicts
+            one.key: [outcomes[one.key][0].value, {short: one.fields[name] for short, name in names.items()}]
+            for one in candidates
+            if one.key in outcomes
         }
 
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:

@@ -1,88 +1,44 @@
 """The judge against a server that misbehaves on purpose: bounded, nothing lost, nothing asked twice, spend reported.
 
-Everything runs on loopback. `pytest tests/test_judge.py`; needs the openai package (extra `judge`).
+Everything runs on loopback. Needs the openai package (extra `judge`).
 """
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judge_server import MODEL, Act, Server, error
-from judged_data import make_mmvet, make_msvd
+from judged_data import SECRET, judge, judge_config, make_msvd, stored, write_answers
 
 pytest.importorskip("openai")
 
 from llava_consensus import cli
 from llava_consensus.errors import BusyError, DataError, MissingDependency, OptionError
-from llava_consensus.evaluation.judge import summary
-from llava_consensus.evaluation.judge.client import JudgeError
-from llava_consensus.evaluation.judge.client import Server as Asked
-from llava_consensus.evaluation.judge.cost import Cost, Prices
-from llava_consensus.evaluation.judge.grading import JudgeConfig
-from llava_consensus.evaluation.judge.run import run
-from llava_consensus.evaluation.judge.store import NAME, Replies
+from llava_consensus.evaluation.judge.client import LARGEST, LOCK, NAME, JudgeError, Replies, Spending
+from llava_consensus.evaluation.judge.grader import Reply
+from llava_consensus.evaluation.judge.run import lines, run
 
-SECRET = "sk-test-0123456789-secret"
 YES = "{'pred': 'yes', 'score': 4}"
-FAST = {"timeout": 10.0, "pause": 0.01, "tries": 4}
 
 
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-
-
-@pytest.fixture
-def good() -> Iterator[Server]:
-    with Server(lambda text, number: Act()) as server:
-        yield server
-
-
-def answers(path: Path, texts: dict[Any, str]) -> Path:
-    path.write_text("".join(json.dumps({"question_id": key, "text": text}) + "\n" for key, text in texts.items()))
-    return path
-
-
-def config(place: Path, url: str, name: str = "mmvet", **options: Any) -> JudgeConfig:
-    """Five answers to MM-Vet, or six to MSVD, judged by the server at `url`."""
-    data = place / "data"
-    if not data.exists():
-        if name == "mmvet":
-            answers(place / "answers.jsonl", {number: f"answer {number}" for number in range(5)})
-            make_mmvet(data)
-        else:
-            answers(place / "answers.jsonl", {f"v_clip{number % 3}_{number}": f"act {number}" for number in range(6)})
-            make_msvd(data)
-    server = Asked(MODEL, url, **{**FAST, **options.pop("server", {})})
-    return JudgeConfig(name, place / "answers.jsonl", data, server, out=place / "out", **options)
-
-
-def judge(wanted: JudgeConfig) -> dict[str, Any]:
-    metrics = run(wanted, progress=False).metrics
-    assert metrics is not None
-    return metrics
-
-
-def lines(place: Path, event: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (place / "out" / NAME).read_text().splitlines()]
-    return [line for line in found if line["event"] == event]
+def command(place: Path, url: str, name: str = "mmvet") -> list[str]:
+    files = ["--answers", str(place / "answers.jsonl"), "--data", str(place / "data"), "--out", str(place / "out")]
+    return ["judge", name, *files, "--judge-model", MODEL, "--judge-url", url, "--no-progress"]
 
 
 # A server that behaves
 
 
 def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url, prices=Prices(30, 60))
+    wanted = judge_config(tmp_path, good.url, price=(30, 60))
     first = run(wanted, progress=False)
     assert first.path is not None and first.metrics is not None
     assert good.total == 5 and good.keys == {f"Bearer {SECRET}"}
@@ -94,16 +50,16 @@ def test_mmvet_is_judged_and_a_rerun_asks_nothing(tmp_path: Path, good: Server) 
     assert metrics["spent"]["prompt_tokens"] == 500 and metrics["spent"]["dollars"] == pytest.approx(0.0159)
     grades = json.loads((first.path / "grades.json").read_text())
     assert grades["v1_4"] == {"model": [MODEL], "content": ["0.5"], "score": [0.5]}
-    stored = (first.path / "metrics.json").read_bytes()
+    written = (first.path / "metrics.json").read_bytes()
     again = run(wanted, progress=False)
     assert good.total == 5 and again.spent.requests == 0 and again.expected.requests == 0
-    assert (first.path / "metrics.json").read_bytes() == stored
+    assert (first.path / "metrics.json").read_bytes() == written
 
 
 def test_a_complete_run_needs_no_server_no_key_and_no_package(
     tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = config(tmp_path, good.url)
+    wanted = judge_config(tmp_path, good.url)
     first = judge(wanted)
     monkeypatch.delenv("OPENAI_API_KEY")
     monkeypatch.setitem(sys.modules, "openai", None)
@@ -118,7 +74,7 @@ def test_video_is_judged(tmp_path: Path) -> None:
         return Act(text=next(reply for said, reply in replies.items() if f"Answer of the model: {said}\n" in text))
 
     with Server(behave) as server:
-        result = run(config(tmp_path, server.url, "msvd"), progress=False)
+        result = run(judge_config(tmp_path, server.url, "msvd"), progress=False)
         assert result.path is not None and result.metrics is not None
         assert set(server.bodies[0]) == {"model", "messages"}
         assert [one["role"] for one in server.bodies[0]["messages"]] == ["system", "user"]
@@ -132,26 +88,21 @@ def test_video_is_judged(tmp_path: Path) -> None:
 
 def test_several_runs_are_several_draws(tmp_path: Path) -> None:
     with Server(lambda text, number: Act(text=("0.5", "0.7")[number])) as server:
-        metrics = judge(config(tmp_path, server.url, runs=2, server={"concurrency": 1}))
+        metrics = judge(judge_config(tmp_path, server.url, runs=2, concurrency=1))
         assert server.total == 10 and set(server.asked.values()) == {2}
     assert metrics["runs"] == [50.0, 70.0] and metrics["total"] == 60.0 and metrics["std"] == 10.0
     assert [one["correct"] for one in metrics["extracted"]] == [pytest.approx(0.6)] * 5
 
 
-def test_more_runs_later_ask_only_for_the_new_ones(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
+def test_only_what_is_new_is_asked(tmp_path: Path, good: Server) -> None:
+    wanted = judge_config(tmp_path, good.url)
     judge(wanted)
-    judge(replace(wanted, runs=3))
-    assert good.total == 15
-
-
-def test_the_same_answer_is_judged_once_whoever_gave_it(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
-    judge(wanted)
-    other = answers(tmp_path / "other.jsonl", {**{number: f"answer {number}" for number in range(4)}, 4: "new"})
+    other = write_answers(tmp_path / "other.jsonl", {**{number: f"answer {number}" for number in range(4)}, 4: "new"})
     second = run(replace(wanted, answers=other, full_answers=wanted.answers), progress=False)
-    assert good.total == 6 and second.spent.requests == 1
+    assert good.total == 6 and second.spent.requests == 1, "the same answer is judged once, whoever gave it"
     assert second.metrics is not None and second.metrics["agreement"] == 80.0
+    judge(replace(wanted, runs=3))
+    assert good.total == 16
 
 
 def test_equal_requests_are_draws_of_their_own(tmp_path: Path) -> None:
@@ -162,44 +113,41 @@ def test_equal_requests_are_draws_of_their_own(tmp_path: Path) -> None:
         for row in rows:
             row["question" if name == "test_q.json" else "answer"] = "the same"
         path.write_text(json.dumps(rows))
-    answers(tmp_path / "answers.jsonl", {f"v_clip{number % 3}_{number}": "same" for number in range(6)})
+    write_answers(tmp_path / "answers.jsonl", {f"v_clip{number % 3}_{number}": "same" for number in range(6)})
     with Server(lambda text, number: Act(text=YES, delay=0.05)) as server:
-        metrics = judge(config(tmp_path, server.url, "msvd"))
-        assert server.total == 6 and len(server.asked) == 1
-        assert judge(config(tmp_path, server.url, "msvd")) == metrics and server.total == 6
+        wanted = judge_config(tmp_path, server.url, "msvd", concurrency=2)
+        metrics = judge(wanted)
+        assert server.total == 6 and len(server.asked) == 1 and server.busiest == 2
+        assert judge(wanted) == metrics and server.total == 6
     assert metrics["counts"]["graded"] == 6 and metrics["replies"]["used"] == 6
 
 
-def test_no_more_requests_at_once_than_allowed(tmp_path: Path) -> None:
-    with Server(lambda text, number: Act(text=YES, delay=0.05)) as server:
-        judge(config(tmp_path, server.url, "msvd", server={"concurrency": 2}))
-        assert server.busiest == 2
-
-
 def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
-    answers(wanted.answers, {1: "dog", 2: "left"})
+    wanted = judge_config(tmp_path, good.url)
+    write_answers(wanted.answers, {1: "dog", 2: "left"})
     metrics = judge(wanted)
     assert not metrics["complete"] and metrics["counts"]["missing"] == 3 and metrics["total"] == 50.0
     assert set(metrics["capability"]) == {"rec", "spat"}
 
 
 def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
+    wanted = judge_config(tmp_path, good.url)
     (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
     assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
 
 
 def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
-    answers(wanted.answers, {})
+    wanted = judge_config(tmp_path, good.url)
+    write_answers(wanted.answers, {})
     metrics = judge(wanted)
     assert metrics["score"] is None and not metrics["complete"] and metrics["counts"]["graded"] == 0
-    assert good.total == 0 and next(summary.lines(metrics)) == "mmvet: total none, 0 of 5 questions graded"
+    assert good.total == 0 and next(lines(metrics)) == "mmvet: total none, 0 of 5 questions graded"
 
 
 # A server that misbehaves
 
+HUGE = Act("status", json.dumps({"choices": [], "more": "x" * (LARGEST + 1)}))
+BOMB = gzip.compress(b"0" * 50_000_000).decode("utf-8", "surrogateescape")
 TROUBLES = {
     "rate limit": error(429, "slow down", Retry_After="0"),
     "rate limit with a date": error(429, "slow down", Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"),
@@ -216,6 +164,11 @@ TROUBLES = {
     "list": Act("raw", "[1, 2]"),
     "deep": Act("raw", "[" * 20_000),
     "content of another kind": Act("raw", '{"choices": [{"message": {"content": 5}}]}'),
+    "a number JSON has not": Act(
+        "raw", '{"choices": [{"message": {"content": "0.5"}}], "usage": {"prompt_tokens": NaN}}'
+    ),
+    "without end": HUGE,
+    "compressed": Act("status", BOMB, 200, {"Content-Encoding": "gzip"}),
 }
 
 
@@ -223,31 +176,44 @@ TROUBLES = {
 def test_every_trouble_is_overcome_once(tmp_path: Path, trouble: str) -> None:
     patience = 1.0 if trouble in ("hang", "trickle") else 10.0
     with Server(lambda text, number: TROUBLES[trouble] if number == 0 else Act()) as server:
-        metrics = judge(config(tmp_path, server.url, server={"timeout": patience}))
+        metrics = judge(judge_config(tmp_path, server.url, timeout=patience))
         assert set(server.asked.values()) == {2}
     assert metrics["total"] == 50.0 and metrics["complete"]
     assert metrics["replies"]["failed_tries"] == 5 and metrics["replies"]["used"] == 5
-    assert len(lines(tmp_path, "failed")) == 5 and metrics["spent"]["prompt_tokens"] == 500
+    assert metrics["spent"]["prompt_tokens"] == 500
+    assert {one["limited"] for one in stored(tmp_path)} == {trouble.startswith("rate limit")}
+    assert (tmp_path / "out" / NAME).stat().st_size < 100_000
+    for path in (one for one in (tmp_path / "out").rglob("*.json*") if one.is_file()):
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(line, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [("without end", f"longer than {LARGEST:,} bytes"), ("compressed", "compressed"), ("hang", "within 1 seconds")],
+)
+def test_an_answer_without_a_grade_says_why(
+    tmp_path: Path, trouble: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Server(lambda text, number: TROUBLES[trouble] if "answer 3" in text else Act()) as server:
+        judge(judge_config(tmp_path, server.url, timeout=1.0, tries=1))
+    assert "v1_3, run 1: not graded: 1 tries, the last: " in caplog.text and words in caplog.text
 
 
 def test_waiting_is_as_long_as_the_server_wishes(tmp_path: Path) -> None:
-    with Server(lambda text, number: error(429, "wait", Retry_After="0") if number == 0 else Act()) as server:
+    with Server(lambda text, number: error(429, "wait", Retry_After="2") if number == 0 else Act()) as server:
         start = time.monotonic()
-        judge(config(tmp_path, server.url, server={"pause": 30.0}))
-        assert time.monotonic() - start < 10
+        judge(judge_config(tmp_path, server.url))
+        assert 2 <= time.monotonic() - start < 10
 
 
 def test_a_server_that_is_always_down_ends_the_run(tmp_path: Path) -> None:
     with Server(lambda text, number: error(503)) as server:
         with pytest.raises(JudgeError, match="answers nobody"):
-            judge(config(tmp_path, server.url, server={"concurrency": 1}))
-        assert server.total == 3 * FAST["tries"]
-
-
-def test_a_server_that_is_not_there(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, "http://127.0.0.1:9/v1", server={"concurrency": 1})
+            judge(judge_config(tmp_path, server.url, concurrency=1))
+        assert server.total == 3 * 3
     with pytest.raises(JudgeError, match="answers nobody"):
-        judge(wanted)
+        judge(judge_config(tmp_path, "http://127.0.0.1:9/v1", concurrency=1, tries=2))
 
 
 def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) -> None:
@@ -257,23 +223,13 @@ def test_one_answer_without_a_grade_is_left_out_and_asked_again(tmp_path: Path) 
         return error(500) if "answer 3" in text and down[0] else Act()
 
     with Server(behave) as server:
-        wanted = config(tmp_path, server.url)
+        wanted = judge_config(tmp_path, server.url)
         metrics = judge(wanted)
         assert metrics["counts"]["ungraded"] == 1 and not metrics["complete"]
-        assert metrics["capability"] == {
-            "rec": 50.0,
-            "ocr": 50.0,
-            "math": 50.0,
-            "spat": 50.0,
-            "gen": 50.0,
-            "know": 50.0,
-        }
-        before = server.total
-        assert before == 4 + FAST["tries"]
+        assert metrics["capability"] == dict.fromkeys(("rec", "ocr", "math", "spat", "gen", "know"), 50.0)
+        assert server.total == 4 + wanted.tries
         down[0] = False
-        metrics = judge(wanted)
-        assert metrics["complete"] and server.total == before + 1
-        assert metrics["replies"]["failed_tries"] == FAST["tries"]
+        assert judge(wanted)["complete"] and server.total == 4 + wanted.tries + 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 400, 429])
@@ -283,36 +239,27 @@ def test_hopeless_errors_stop_at_once_and_never_show_the_key(
     text = f"insufficient_quota for key {SECRET}"
     with Server(lambda *_: error(status, text)) as server:
         with pytest.raises(JudgeError, match=r"will not judge: .*\[key\]") as caught:
-            judge(config(tmp_path, server.url, server={"concurrency": 2}))
+            judge(judge_config(tmp_path, server.url, concurrency=2))
         assert server.total <= 4
     assert SECRET not in str(caught.value) + caplog.text
-    assert nobody_holds(tmp_path)
+    assert all(SECRET not in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def nobody_holds(place: Path) -> bool:
-    return all(SECRET not in path.read_text() for path in place.rglob("*") if path.is_file())
-
-
-def test_the_key_is_in_no_file_even_if_the_server_repeats_it(tmp_path: Path) -> None:
-    def behave(text: str, number: int) -> Act:
-        if number == 0:
-            return error(500, f"Authorization: Bearer {SECRET}")
-        return Act("raw", f"{SECRET}") if number == 1 else Act(text=f"0.5 {SECRET}", message={"note": SECRET})
-
-    with Server(behave) as server:
-        assert judge(config(tmp_path, server.url))["total"] == 50.0
-    assert nobody_holds(tmp_path) and "[key]" in (tmp_path / "out" / NAME).read_text()
+def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
+    with Server(lambda *_: Act()) as other:
+        away = Act("status", "", 307, {"Location": f"{other.url}/chat/completions"})
+        with Server(lambda *_: away) as server, pytest.raises(JudgeError, match="a redirect, and none is followed"):
+            judge(judge_config(tmp_path, server.url))
+        assert other.total == 0 and not other.keys
 
 
 def test_unreadable_grades_follow_the_official_rounds(tmp_path: Path) -> None:
     with Server(lambda text, number: Act(text="I think it is good")) as server:
-        metrics = judge(config(tmp_path, server.url))
+        metrics = judge(judge_config(tmp_path, server.url))
         warmth = sorted(one["temperature"] for one in server.bodies)
         assert warmth == sorted([0.0, 0.0, 0.5, 1.0, 1.5, 2.0] * 5)
     assert metrics["total"] == 0.0 and metrics["complete"]
-    assert metrics["replies"] == {
-        "used": 30, "refused": 0, "unreadable": 30, "given_up": 5, "failed_tries": 0, "in_flight": 0
-    }  # fmt: skip
+    assert metrics["replies"] == {"used": 30, "refused": 0, "unreadable": 30, "given_up": 5, "failed_tries": 0}
 
 
 def test_refusals_are_counted(tmp_path: Path) -> None:
@@ -324,68 +271,123 @@ def test_refusals_are_counted(tmp_path: Path) -> None:
         return Act(text=None, message={"refusal": "no"}) if "act 2\n" in text and number == 0 else Act(text=YES)
 
     with Server(behave) as server:
-        metrics = judge(config(tmp_path, server.url, "msvd"))
+        metrics = judge(judge_config(tmp_path, server.url, "msvd"))
         assert server.total == 4 + 2 + 5
     assert metrics["replies"]["refused"] == 6 and metrics["replies"]["given_up"] == 1
     assert metrics["counts"]["ungraded"] == 1 and metrics["accuracy"] == 100.0
-    assert judge(config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
+    assert judge(judge_config(tmp_path, server.url, "msvd")) == metrics  # given up is given up
+
+
+@pytest.mark.parametrize("grade", ["NaN", "nan", "inf", "-Infinity", "1e999"])
+def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade: str) -> None:
+    odd = [grade]  # the first reply about one of the answers
+    with Server(lambda text, _: Act(text=odd.pop() if odd and "answer 4" in text else "1")) as server:
+        metrics = judge(judge_config(tmp_path, server.url))
+    assert metrics["total"] == 100.0 and metrics["replies"]["unreadable"] == 1 and metrics["complete"]
 
 
 def test_a_grade_that_is_no_number_in_every_round_is_a_grade_of_zero(tmp_path: Path) -> None:
     with Server(lambda text, number: Act(text="nan" if "answer 4" in text else "1")) as server:
-        result = run(config(tmp_path, server.url), progress=False)
+        result = run(judge_config(tmp_path, server.url), progress=False)
     assert result.metrics is not None and result.metrics["total"] == 80.0 and result.metrics["score"] == 80.0
     assert result.metrics["replies"]["given_up"] == 1 and result.path is not None
     json.loads((result.path / "metrics.json").read_text(), parse_constant=pytest.fail)
 
 
-# Killed, cut, damaged
+# Limits
 
-CHILD = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_judge import config, judge
-judge(config(Path({place!r}), {url!r}, "msvd", server={{"concurrency": 2}}))
-"""
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"max_requests": 2}, 2),
+        ({"max_tokens": 500}, 4),
+        ({"max_dollars": 0.0155, "price": (30, 60)}, 4),
+        ({"max_requests": 0}, 0),
+    ],
+)
+def test_a_limit_ends_the_asking_and_a_higher_one_goes_on(tmp_path: Path, limits: dict[str, Any], most: int) -> None:
+    with Server(lambda *_: Act(text="0.5")) as server:
+        with pytest.raises(JudgeError, match="the limit is reached"):
+            judge(judge_config(tmp_path, server.url, concurrency=1, **limits))
+        assert server.total <= most and (most == 0 or server.total >= 1)
+        assert judge(judge_config(tmp_path, server.url))["complete"] and server.total == 5, "nothing is asked twice"
+
+
+@pytest.mark.parametrize("act", [Act(text="0.5", delay=0.1), error(500)], ids=["good", "failing"])
+def test_the_limit_holds_however_many_are_asked_at_once(tmp_path: Path, act: Act) -> None:
+    with Server(lambda *_: act) as server:
+        with pytest.raises(JudgeError, match="the limit is reached, 3 requests"):
+            judge(judge_config(tmp_path, server.url, max_requests=3, concurrency=8))
+        assert server.total <= 3
+
+
+# Stopped, killed, cut, damaged
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_says_what_was_done_and_what_it_cost(tmp_path: Path, number: int) -> None:
+    slow = {"answer 3", "answer 4"}
+
+    def behave(text: str, _: int) -> Act:
+        return Act("hang") if any(one in text for one in slow) else Act()
+
+    with Server(behave) as server:
+        wanted = judge_config(tmp_path, server.url)
+        asked = [*command(tmp_path, server.url), "--judge-price", "30", "60"]
+        asked = [sys.executable, "-m", "llava_consensus.cli", *asked]
+        child = subprocess.Popen(asked, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        limit = time.monotonic() + 60
+        while server.total < 5 or sum(server.answered.values()) < 3:
+            assert time.monotonic() < limit and child.poll() is None
+            time.sleep(0.02)
+        time.sleep(0.5)  # the replies are stored
+        child.send_signal(number)
+        _, said = child.communicate(timeout=30)
+        assert child.returncode == 128 + number, said
+        assert "3 requests, 300 tokens in, 9 out, 0.0095 dollars" in said, said
+        assert "stopped after 3 of 5 grades. 2 requests were under way and may be charged. The same command" in said
+        assert "Traceback" not in said
+        assert len(stored(tmp_path)) == 3
+        slow.clear()
+        assert judge(wanted)["complete"] and server.total == 7, "the three that were heard are not asked again"
 
 
 def test_killed_in_the_middle_nothing_is_lost_and_nothing_asked_twice(tmp_path: Path) -> None:
     with Server(lambda text, number: Act(text=YES, delay=0.15)) as server:
-        wanted = config(tmp_path, server.url, "msvd", server={"concurrency": 2})
-        code = CHILD.format(tests=str(Path(__file__).parents[1]), place=str(tmp_path), url=server.url)
-        child = subprocess.Popen([sys.executable, "-c", code])
+        wanted = judge_config(tmp_path, server.url, "msvd", concurrency=2)
+        asked = [*command(tmp_path, server.url, "msvd"), "--concurrency", "2"]
+        child = subprocess.Popen([sys.executable, "-m", "llava_consensus.cli", *asked], stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while server.total < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-        heard = {json.dumps(line["request"]["body"], sort_keys=True) for line in lines(tmp_path, "reply")}
+        heard = {json.dumps(line["request"]["body"], sort_keys=True) for line in stored(tmp_path)}
         assert 1 <= len(heard) < 6
         result = run(wanted, progress=False)
         repeated = {json.dumps(json.loads(body), sort_keys=True) for body, count in server.asked.items() if count > 1}
         assert not repeated & heard and len(repeated) <= 2 and len(server.asked) == 6
     metrics = result.metrics
     assert metrics is not None and metrics["complete"] and metrics["accuracy"] == 100.0
-    assert metrics["replies"]["in_flight"] == server.total - 6
-    assert result.spent == Cost(6 - len(heard), 100 * (6 - len(heard)), 3 * (6 - len(heard)), None)
+    assert result.spent == Spending(6 - len(heard), 100 * (6 - len(heard)), 3 * (6 - len(heard)), None)
     assert metrics["spent"]["prompt_tokens"] == 600
 
 
 def test_a_cut_last_line_is_dropped_and_asked_again(
     tmp_path: Path, good: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted = config(tmp_path, good.url)
+    wanted = judge_config(tmp_path, good.url)
     first = judge(wanted)
     path = tmp_path / "out" / NAME
     path.write_bytes(path.read_bytes()[:-20])
-    assert judge(wanted) == {**first, "replies": {**first["replies"], "in_flight": 1}}
+    assert judge(wanted) == first
     assert good.total == 6 and "cut in the middle" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"event": "reply", "key": "a"}', "null"])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"event": "reply", "key": "a"}', '{"key": "a", "text": 5}', "null"])
 def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> None:
-    wanted = config(tmp_path, good.url)
+    wanted = judge_config(tmp_path, good.url)
     judge(wanted)
     path = tmp_path / "out" / NAME
     rows = path.read_text().splitlines()
@@ -395,10 +397,27 @@ def test_a_damaged_line_is_named(tmp_path: Path, good: Server, damage: str) -> N
     assert good.total == 5
 
 
+def test_replies_that_an_earlier_version_paid_for_are_not_asked_again(tmp_path: Path, good: Server) -> None:
+    wanted = judge_config(tmp_path, good.url)
+    first = judge(wanted)
+    rows: list[dict[str, Any]] = []
+    for row in stored(tmp_path):
+        del row["failed_tries"]
+        rows += [{"event": "sent", "key": row["key"]}, {"event": "failed", "key": row["key"], "reason": "500"}]
+        rows += [{"event": "sent", "key": row["key"]}, {"event": "reply", **row, "raw": {}}]
+    (tmp_path / "out" / NAME).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert judge(wanted) == first and good.total == 5
+
+
 def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
-    wanted = config(tmp_path, good.url)
-    with Replies(wanted.out), pytest.raises(BusyError, match="another process"):
-        judge(wanted)
+    wanted = judge_config(tmp_path, good.url)
+    with Replies(wanted.out) as replies:
+        with pytest.raises(BusyError, match="another process"):
+            judge(wanted)
+        replies.add({"body": 1}, Reply("0.5"))
+        (wanted.out / LOCK).unlink()
+        with pytest.raises(BusyError):
+            replies.add({"body": 2}, Reply("0.5"))
     judge(wanted)
 
 
@@ -408,36 +427,33 @@ def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"concurrency": 0}, "concurrency=0"),
-        ({"tries": 0}, "tries=0"),
-        ({"timeout": 0.0}, "timeout=0"),
-        ({"timeout": float("nan")}, "timeout=nan"),
-        ({"url": "localhost:8000"}, "must be like http://"),
-        ({"url": f"https://user:{SECRET}@host/v1"}, "no key in the URL"),
-        ({"url": f"https://host/v1?key={SECRET}"}, "no key in the URL"),
+        ({"concurrency": 0}, "--concurrency 0"),
+        ({"tries": 0}, "--judge-tries 0"),
+        ({"runs": 0}, "--runs 0"),
+        ({"timeout": 0.0}, "--judge-timeout 0"),
+        ({"timeout": float("nan")}, "--judge-timeout nan"),
         ({"model": ""}, "--judge-model"),
+        ({"price": (1, -1)}, "--judge-price OUT -1"),
+        ({"max_dollars": 1.0}, "--judge-price"),
+        ({"max_requests": -1}, "--max-requests -1"),
+        ({"max_dollars": float("nan"), "price": (1, 1)}, "--max-cost nan"),
+        ({"max_tokens": float("inf")}, "--max-judge-tokens inf"),
+        ({"options": {"top_p": float("nan")}}, "--judge-option top_p=nan"),
     ],
 )
-def test_a_server_is_checked_at_construction(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(OptionError, match=words) as caught:
-        Asked(**{"model": "m", **options})
-    assert SECRET not in str(caught.value)
-
-
-def test_runs_and_prices_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--runs 0"):
-        config(tmp_path, "http://localhost/v1", runs=0)
-    with pytest.raises(OptionError, match="--judge-price OUT=-1"):
-        Prices(1, -1)
+def test_what_is_asked_for_is_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    wanted = judge_config(tmp_path, "http://localhost/v1")
+    with pytest.raises(OptionError, match=words):
+        replace(wanted, **options)
 
 
 def test_no_key_for_openai_and_none_needed_elsewhere(
     tmp_path: Path, good: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY")
-    wanted = config(tmp_path, good.url)
+    wanted = judge_config(tmp_path, good.url)
     with pytest.raises(OptionError, match="OPENAI_API_KEY is not set"):
-        judge(replace(wanted, server=Asked("gpt-4-0613")))
+        judge(replace(wanted, url=None))
     assert judge(wanted)["complete"]
 
 
@@ -446,29 +462,26 @@ def test_a_missing_package_names_the_line_to_type(
 ) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingDependency, match=r"pip install 'llava-consensus\[judge\]'"):
-        judge(config(tmp_path, good.url))
+        judge(judge_config(tmp_path, good.url))
     assert good.total == 0
 
 
-def test_the_url_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = judge_config(tmp_path, "http://there/v1")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://here:1/v1/")
-    assert Asked("m").place == "http://here:1/v1" and Asked("m", "http://there/v1").place == "http://there/v1"
+    assert replace(wanted, url=None).place == "http://here:1/v1" and wanted.place == "http://there/v1"
 
 
 # The command
 
 
 def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    config(tmp_path, good.url)
-    place = ["--answers", str(tmp_path / "answers.jsonl"), "--data", str(tmp_path / "data"), "--no-progress"]
-    asked = ["judge", "mmvet", *place, "--judge-model", MODEL, "--judge-url", good.url, "--out", str(tmp_path / "out")]
+    judge_config(tmp_path, good.url)
+    asked = command(tmp_path, good.url)
     assert cli.main([*asked, "--judge-dry-run", "--judge-price", "30", "60"]) == 0
     output = capsys.readouterr()
-    assert (
-        output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
-        and "dollars" in output.out
-    )
-    assert good.total == 0
+    assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
+    assert "dollars" in output.out and good.total == 0
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")
@@ -482,10 +495,8 @@ def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture
 
 def test_the_command_says_what_lacks_a_grade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Server(lambda text, number: error(400, "content_filter") if "act 1\n" in text else Act(text=YES)) as server:
-        config(tmp_path, server.url, "msvd")
-        place = ["--answers", str(tmp_path / "answers.jsonl"), "--data", str(tmp_path / "data"), "--no-progress"]
-        asked = ["--judge-model", MODEL, "--judge-url", server.url, "--out", str(tmp_path / "out")]
-        assert cli.main(["judge", "msvd", *place, *asked]) == 5
+        judge_config(tmp_path, server.url, "msvd")
+        assert cli.main(command(tmp_path, server.url, "msvd")) == 5
     output = capsys.readouterr()
     assert "accuracy 100.00, 5 of 6 questions graded" in output.out and "average score 4.00 of 5" in output.out
     assert "error: 1 answers have no grade" in output.err

@@ -1,6 +1,6 @@
 """Scorers of judged benchmarks against the official ones, and matches that need no judge.
 
-The cases are in tests/data/scorers. `pytest tests/test_judge_scorers.py -rP` prints how many cases were compared.
+The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
 """
 
 import csv
@@ -13,32 +13,11 @@ import pytest
 from golden_cases import compare, golden, sample
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_data import BROKEN, mm_vet_dialogue
 
-from llava_consensus.evaluation.judge import graders
-from llava_consensus.evaluation.judge.grader import Heard, Outcome, Sample, Turn
 from llava_consensus.evaluation.scorers import match, mm_vet, video_qa
 
-GRADER = graders.get("mmvet")
-LIMIT, BROKEN = "<<RATE LIMIT>>", "<<OTHER ERROR>>"
-
-
-def dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
-    """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
-    grading, turns = GRADER.dialogue(Sample(0, "v1_0", {})), []
-    turn, limited, at = next(grading), False, 0
-    while True:
-        turns.append(turn)
-        reply = replies[min(at, len(replies) - 1)]
-        at += 1
-        if reply == BROKEN:
-            return None, turns
-        if reply == LIMIT:
-            limited = True
-            continue
-        try:
-            turn, limited = grading.send(Heard(reply, limited)), False
-        except StopIteration as end:
-            return end.value, turns
+OFFICIAL_JUDGE = "gpt-4-0613"
 
 
 def same_number(ours: Any, official: Any) -> bool:
@@ -48,12 +27,12 @@ def same_number(ours: Any, official: Any) -> bool:
 def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     texts = json.loads(sample("judge_prompts.json").read_text())["mm_vet"]
     replies = inputs["judge_replies"]
-    grade, turns = dialogue(replies if len(replies) > 1 or replies == [BROKEN] else [*replies, "0.0"])
+    grade, turns = mm_vet_dialogue(replies if len(replies) > 1 or replies == [BROKEN] else [*replies, "0.0"])
     cells = mm_vet.fields(inputs["item"]["question"], inputs["item"]["answer"], inputs["prediction"])
     text = texts["few_shot_table"] + "\n" + " | ".join([*cells.values(), ""])
     calls = [
         {
-            "model": GRADER.official_judge,
+            "model": OFFICIAL_JUDGE,
             **turn.options,
             "messages": [{"role": "user", "content": text + texts["retry_suffix"] * turn.again}],
         }
@@ -76,7 +55,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
     for run in range(inputs["num_run"]):
         for key in chosen:
             if len(grades.get(key, [])) <= run:
-                grade, _ = dialogue([next(replies)])
+                grade, _ = mm_vet_dialogue([next(replies)])
                 assert grade is not None
                 grades.setdefault(key, []).append(grade.value)
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
@@ -172,13 +151,6 @@ def test_video_qa_golden_readings_are_what_was_saved() -> None:
 )
 def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
     assert mm_vet.read(reply) == expected
-
-
-def test_mm_vet_gives_up_after_six_replies() -> None:
-    grade, turns = dialogue(["no"])
-    assert grade == Outcome(0.0, "no", read=False)
-    assert [turn.options["temperature"] for turn in turns] == [0.0, 0.0, 0.5, 1.0, 1.5, 2.0]
-    assert [turn.again for turn in turns] == [False, True, True, True, True, True]
 
 
 def test_mm_vet_rounds_as_numpy_does() -> None:

@@ -1,6 +1,6 @@
 """MM-Vet and video QA on tiny data in the official layout: reading, joining by id, exports, and files that disagree.
 
-Run: `pytest tests/test_judged_benchmarks.py`. The judge itself is tested in tests/test_judge.py.
+The judge itself is tested in tests/evaluation/judge.
 """
 
 import json
