@@ -36,7 +36,7 @@ API = {  # sections of the page, and what is shown in each
         "runs.configuration.prepare",
         "runs.loop.run",
     ),
-    "Drawings": ("report.overlay.overlay", "report.sheet.contact_sheet"),
+    "Drawings": ("report.overlay.overlay", "report.overlay.contact_sheet"),
 }
 
 

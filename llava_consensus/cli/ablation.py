@@ -67,9 +67,8 @@ def unfit(preset: "Preset", given: argparse.Namespace) -> str:
 
 def measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | None" = None) -> Iterator[str]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
-    from llava_consensus.evaluation.report import latex, markdown, tidy
     from llava_consensus.evaluation.report.rows import read_row
-    from llava_consensus.evaluation.report.written import write
+    from llava_consensus.evaluation.report.table import rendered, write
     from llava_consensus.paper import ablation as report
 
     preset, left_out = available(chosen(preset, given.bench), given)
@@ -84,11 +83,7 @@ def measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | No
     results = report.Results(preset, runs)
     tables, rows = report.tables(results), report.csv_rows(results)
     files = write(given.out / TABLES, preset.name, tables, rows)
-    if given.format == "csv":
-        yield tidy.lines(rows)
-    else:
-        markup = {"markdown": markdown, "latex": latex}[given.format].table
-        yield from (markup(table) + "\n" for table in tables)
+    yield from (text if given.format == "csv" else text + "\n" for text in rendered(tables, rows, given.format))
     yield f"written: {', '.join(map(str, files))}"
     if errors:
         raise errors[0]

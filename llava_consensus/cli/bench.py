@@ -182,10 +182,8 @@ def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> I
 
 
 def _printed(content: dict[str, Any], kind: str) -> Iterator[str]:
-    from llava_consensus.evaluation.report import efficiency, latex, markdown, tidy
+    from llava_consensus.evaluation.report import efficiency
+    from llava_consensus.evaluation.report.table import rendered
 
-    if kind == "csv":
-        yield tidy.lines(efficiency.cells(content))
-        return
-    write = {"markdown": markdown, "latex": latex}[kind].table
-    yield from (write(table) + "\n" for table in efficiency.tables(content))
+    texts = rendered(efficiency.tables(content), efficiency.csv_rows(content), kind)
+    yield from (text if kind == "csv" else text + "\n" for text in texts)

@@ -14,7 +14,7 @@ from llava_consensus.cli.grids import carry_out, folders
 from llava_consensus.errors import DataError
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.columns import Table
+    from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import RunResult
     from llava_consensus.evaluation.runs.sweep import Cell
 
@@ -48,7 +48,9 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
     trackers.check(given.log)
 
-    from llava_consensus.evaluation.report import table  # a wrong name is told before anything heavy is imported
+    from llava_consensus.evaluation.report.rows import (
+        full_score,
+    )  # a wrong name is told before anything heavy is imported
     from llava_consensus.evaluation.runs.loop import run
 
     config = arguments.config(given, benchmark, method, arguments.budget(given))
@@ -57,7 +59,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     trackers.tell(given.log, result)
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
-        full = table.full_score(given.out, stored)
+        full = full_score(given.out, stored)
     except DataError as error:  # of another run, which is no reason to keep this one's result back
         full = None
         log.warning("another run is damaged, so it is not compared with: %s", error)
@@ -102,7 +104,7 @@ def _remaining(seconds: float, done: int, count: int) -> str:
 
 def _table(done: "list[Cell]") -> "Table":
     """The scores of a grid: a line for each method, a group for each budget, a column for each benchmark."""
-    from llava_consensus.evaluation.report.columns import Group, Table
+    from llava_consensus.evaluation.report.table import Group, Table
 
     names = list(dict.fromkeys(cell.plan.description["benchmark"] for cell in done))
     groups: dict[str, dict[str, dict[str, str]]] = {}

@@ -56,7 +56,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
     Raises:
         DataError: no such folder, a damaged file in it, or a page without markers.
     """
-    from llava_consensus.evaluation.report import markdown
+    from llava_consensus.evaluation.report.table import replace_block
     from llava_consensus.paper import claims as judged
     from llava_consensus.paper import figures as drawings
 
@@ -65,7 +65,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
         commands = {figure.name: figure.makes for figure in drawings.FIGURES}
         text = judged.table(drawings.read(given.out, known()), commands)
     if given.write:
-        write_out(given.write, markdown.replace_block(read_text(given.write), text, str(given.write)).encode())
+        write_out(given.write, replace_block(read_text(given.write), text, str(given.write)).encode())
     yield text
 
 

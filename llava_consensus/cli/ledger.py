@@ -21,16 +21,13 @@ def add(command: Command) -> None:
 
 def ledger(given: argparse.Namespace) -> Iterator[str]:
     """The table of all entries."""
-    from llava_consensus.evaluation.report import latex, markdown, tidy
+    from llava_consensus.evaluation.report.table import rendered
     from llava_consensus.paper import ledger as published
     from llava_consensus.reduction.costs import SHAPES
 
     rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
-    if given.format == "csv":
-        yield tidy.lines(published.cells(rows))
-    else:
-        yield {"markdown": markdown, "latex": latex}[given.format].table(published.table(rows))
+    yield from rendered([published.table(rows)], published.cells(rows), given.format)
 
 
 def price(model: str, layers: Sequence[int]) -> "Cost":

@@ -28,8 +28,7 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report import markdown
-    from llava_consensus.evaluation.report.written import write
+    from llava_consensus.evaluation.report.table import markdown, write
     from llava_consensus.methods import make
     from llava_consensus.paper import positions as report
     from llava_consensus.paper.study import closing, format
@@ -54,5 +53,5 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     write_json(given.out / format.POSITIONS, content)
     tables = report.tables(content)
     write(given.out, "positions", tables, report.csv_rows(content))
-    yield from (markdown.table(table) + "\n" for table in tables)
+    yield from (markdown(table) + "\n" for table in tables)
     yield f"written: {given.out / format.POSITIONS}"

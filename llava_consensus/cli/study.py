@@ -38,8 +38,7 @@ def study(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report import markdown
-    from llava_consensus.evaluation.report.written import write
+    from llava_consensus.evaluation.report.table import markdown, write
     from llava_consensus.methods import make
     from llava_consensus.paper import study_tables as report
     from llava_consensus.paper.study import format, grid, results
@@ -67,7 +66,7 @@ def study(given: argparse.Namespace) -> Iterator[str]:
         write_json(given.out / format.SCAP, scap)
         write(given.out, "scap", report.scap_tables(scap), scap["layers"])
         tables = [*tables, *report.scap_tables(scap)]
-    yield from (markdown.table(table) + "\n" for table in tables)
+    yield from (markdown(table) + "\n" for table in tables)
     yield f"written: {given.out / format.STUDY}" + (f", {given.out / format.SCAP}" if probed else "")
 
 

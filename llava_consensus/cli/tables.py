@@ -1,25 +1,22 @@
 """The commands `report` and `compare`: tables of all results, and two runs against each other."""
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llava_consensus.cli import terminal
 from llava_consensus.cli.arguments import Command, add_out
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_text, write_out
 from llava_consensus.evaluation.shapes import misread
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.rows import Row
+    from llava_consensus.evaluation.report.rows import Catalogue, Row
     from llava_consensus.evaluation.report.section import Section
-    from llava_consensus.evaluation.report.table import Catalogue
+
 
 CHANGED = "llava-consensus verify RUN tells what was changed in which run"
 MOST = 10  # holes of a grid that are named
@@ -59,16 +56,18 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     Raises:
         DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
     """
-    from llava_consensus.evaluation.report import costs, table
+    from llava_consensus.evaluation.report import results
+    from llava_consensus.evaluation.report.rows import read_rows
+    from llava_consensus.evaluation.report.table import BEGIN, END, replace_block
 
     if not arguments.out.is_dir():
         raise DataError(
             f"--out {arguments.out}: no such folder of results. An evaluation makes one: llava-consensus eval"
         )
     with misread(f"{arguments.out}: a file of a run", CHANGED):
-        rows = table.read_rows(arguments.out, known())
+        rows = read_rows(arguments.out, known())
         found, absent = _of_preset(arguments, rows) if arguments.preset else _of_folder(rows)
-        bench = costs.read_bench(arguments.bench or arguments.out / costs.BENCH)
+        bench = results.read_bench(arguments.bench or arguments.out / results.BENCH)
     if arguments.complete and absent:
         _refuse(absent)
     pages = [(path, "markdown") for path in arguments.write]
@@ -78,11 +77,11 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(arguments, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{arguments.out}: a file of a run", CHANGED):
-        texts = {name: table.FORMATS[name](found, bench) for name in wanted}
+        texts = {name: results.FORMATS[name](found, bench) for name in wanted}
     for path, name in pages:
         if not path.is_file():
-            raise DataError(f"{path}: no such file. It needs the two lines {table.BEGIN} and {table.END}")
-        write_out(path, table.replace_block(read_text(path), texts[name], str(path)).encode())
+            raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
+        write_out(path, replace_block(read_text(path), texts[name], str(path)).encode())
     for name, path in files:
         write_out(_parent(path), texts[name].encode())
     _draw(arguments, found)
@@ -90,18 +89,18 @@ def report(arguments: argparse.Namespace) -> Iterator[str]:
         yield texts[shown]
         return
     if not found:
-        yield table.NOTHING
+        yield results.NOTHING
     for section in found:
-        head = terminal.printable(table.title(section).replace("**", ""))
+        head = terminal.printable(results.title(section).replace("**", ""))
         yield terminal.Rendered(terminal.coloured(head, terminal.BOLD, sys.stdout))
-        yield from terminal.tables(table.tables(section, bench))
+        yield from terminal.tables(results.section_tables(section, bench))
 
 
 def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
     """All runs in sections, and what keeps them from being whole grids of all questions."""
-    from llava_consensus.evaluation.report import table
+    from llava_consensus.evaluation.report import results
 
-    found = table.in_sections(rows)
+    found = results.in_sections(rows)
     missing = [] if found else ["there are no runs"]
     for section in found:
         missing += [line for row in section.rows for line in _not_whole(row)]
@@ -147,31 +146,12 @@ def _refuse(missing: Sequence[str]) -> None:
 def known() -> "Catalogue":
     """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
-    from llava_consensus.evaluation.report.table import Catalogue, Facts
+    from llava_consensus.evaluation.report.rows import Catalogue, Facts
     from llava_consensus.methods import METHODS
 
     methods = {name: METHODS.title(name) for name in METHODS}
     facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
-    return Catalogue(methods, facts, guessing)
-
-
-def guessing(config: Mapping[str, Any]) -> float | None:
-    """What guessing scores on the questions of a run; None where they are not what they were, or not there."""
-    asked = json.dumps(config.get("choices", {})), config["data"], config["questions"], config["limit"]
-    return _guessing(config["benchmark"], *asked)
-
-
-@cache
-def _guessing(name: str, choices: str, data: str, questions: str, limit: int | None) -> float | None:
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.runs.fingerprint import fingerprint
-
-    with suppress(DataError, OptionError, OSError):
-        benchmark, folder = benchmarks.make(name, **json.loads(choices)), Path(data)
-        paths = [benchmark.place(folder) / file.path for file in benchmark.files]
-        if fingerprint(path for path in paths if path.exists()) == questions:
-            return benchmark.chance(benchmark.load(folder)[:limit], folder)
-    return None
+    return Catalogue(methods, facts)
 
 
 def _draw(arguments: argparse.Namespace, found: list["Section"]) -> None:

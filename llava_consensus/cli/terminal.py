@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from unicodedata import category
 
 if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.columns import Table
+    from llava_consensus.evaluation.report.table import Table
 
 RED, BOLD = "31", "1"
 WIDE = 200  # columns where there is no terminal to ask

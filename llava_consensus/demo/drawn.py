@@ -6,7 +6,7 @@ from PIL.Image import Image
 
 from llava_consensus.demo.seen import Seen
 from llava_consensus.evaluation.report import overlay
-from llava_consensus.evaluation.report.sheet import MARGIN, PANEL, contact_sheet
+from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, contact_sheet
 
 STRIP = 3 * PANEL + 2 * MARGIN  # width of the frames of a video in pixels
 SMALL = 120  # of a frame at least

@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.columns import ABSENT, Group, Table
-from llava_consensus.evaluation.report.layout import beside_chance, half, state
 from llava_consensus.evaluation.report.rows import Row
-from llava_consensus.evaluation.report.section import SIGNIFICANT, Cell, told_from_chance
-from llava_consensus.evaluation.report.stats import Comparison, compare, draws, holm, interval
+from llava_consensus.evaluation.report.section import Cell, beside_chance, half, state
+from llava_consensus.evaluation.report.stats import (
+    SIGNIFICANT,
+    Comparison,
+    above_chance,
+    compare,
+    draws,
+    holm,
+    interval,
+)
+from llava_consensus.evaluation.report.table import ABSENT, Group, Table
 from llava_consensus.paper.preset import Preset, PresetRow
 
 FULL = "all tokens"
@@ -84,8 +91,8 @@ class Results:
         for benchmark in self.preset.benchmarks:
             run = self.runs.get(key(None, benchmark))
             if run is not None and run.complete:
-                cell = Cell(run, None if run.sample is None else interval(draws(run.sample, benchmark)))
-                found |= {} if told_from_chance(cell) else {benchmark: cell}
+                cell = Cell(run)
+                found |= {} if above_chance(run.score, run.bounds, run.chance) else {benchmark: cell}
         return found
 
     def mean(self, row: PresetRow | None) -> str:

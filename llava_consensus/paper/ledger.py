@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.errors import unknown_name
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.columns import Column, Group, Table
-from llava_consensus.evaluation.report.costs import count, number
+from llava_consensus.evaluation.report.table import Column, Group, Table, count, number
 
 UNPUBLISHED = "its schedule is not published where it was read"
 PRINTED = {"llava_1_5_7b": ("llava-1.5-7b", "consensusdrop_t1"), "llava_next_7b": ("llava-next-7b", "consensusdrop_t2")}

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llava_consensus.evaluation.report.columns import ABSENT, Group, Table
-from llava_consensus.evaluation.report.layout import half
+from llava_consensus.evaluation.report.section import half
+from llava_consensus.evaluation.report.table import ABSENT, Group, Table
 
 NAMES = {"full": "all tokens", "renumber": "ConsensusDrop, renumber", "keep": "ConsensusDrop, keep"}
 PARTS = 4  # of the picture from top to bottom, in the table

@@ -5,10 +5,9 @@ them).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llava_consensus.evaluation.report.columns import ABSENT, Group, Table
-from llava_consensus.evaluation.report.layout import half
-from llava_consensus.evaluation.report.section import SIGNIFICANT
-from llava_consensus.evaluation.report.stats import holm
+from llava_consensus.evaluation.report.section import half
+from llava_consensus.evaluation.report.stats import SIGNIFICANT, holm
+from llava_consensus.evaluation.report.table import ABSENT, Group, Table
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]

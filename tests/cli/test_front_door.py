@@ -18,7 +18,7 @@ import pytest
 from llava_consensus import __version__, cli
 from llava_consensus.cli import arguments, helps, terminal
 from llava_consensus.cli.evaluate import _remaining
-from llava_consensus.evaluation.report.columns import Group, Table
+from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, known_methods, make
 from llava_consensus.methods.options import options
 

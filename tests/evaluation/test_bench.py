@@ -360,7 +360,9 @@ def test_the_command_prints_the_paper_beside_what_it_measured(
 def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
     from llava_consensus.evaluation.report import efficiency as tables
 
-    find = tables._printed({"model": "llava-1.5-13b"})
+    def find(row: dict[str, object]) -> Any:
+        return tables.printed_row({"model": "llava-1.5-13b"}, row)
+
     assert find({"method": "full", "title": "full", "tokens": 576})["ttft_ms"] == 156.5
     assert find({"method": "consensusdrop", "title": "consensusdrop", "tokens": 57})["speedup"] == 2.35
     assert find({"method": "sparsevlm", "title": "SparseVLM", "tokens": 28})["gen_time_ms"] == 944.4

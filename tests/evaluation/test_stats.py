@@ -15,9 +15,9 @@ from run_folders import store
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.report import samples, stats
+from llava_consensus.evaluation.report import stats
 from llava_consensus.evaluation.report.rows import read_row
-from llava_consensus.evaluation.report.samples import Sample, counted, sample
+from llava_consensus.evaluation.report.stats import Sample, counted, sample
 from llava_consensus.evaluation.scorers import pope
 
 
@@ -27,8 +27,8 @@ def report(correct: Any, **more: Any) -> dict[str, Any]:
 
 def made(found: dict[str, Any]) -> Sample:
     """A report's sample with whatever score its rows make."""
-    statistic = samples.STATISTICS[found.get("statistic", "mean")]
-    raw = samples._sample(counted(found), found.get("statistic", "mean"))
+    statistic = stats.STATISTICS[found.get("statistic", "mean")]
+    raw = stats._sample(counted(found), found.get("statistic", "mean"))
     assert raw is not None and raw.score is statistic.score
     return raw
 

@@ -3,30 +3,19 @@
 import csv
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folders import BASE, TITLES, store
 
 from llava_consensus import cli
-from llava_consensus.cli import tables
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
-from llava_consensus.evaluation.report import costs, latex, layout, paper, table
-from llava_consensus.evaluation.report.section import Section
-from llava_consensus.evaluation.report.table import (
-    BEGIN,
-    END,
-    LINEUP,
-    Catalogue,
-    Facts,
-    full_score,
-    in_sections,
-    read_rows,
-    replace_block,
-)
+from llava_consensus.evaluation.report import paper, results
+from llava_consensus.evaluation.report.rows import LINEUP, Catalogue, Facts, full_score, read_rows
+from llava_consensus.evaluation.report.section import Section, state
+from llava_consensus.evaluation.report.table import BEGIN, END, Table, escape, replace_block
 
 PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
 KNOWN = Catalogue(TITLES, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})
@@ -48,17 +37,17 @@ def out(tmp_path: Path) -> Path:
 
 def only(out: Path) -> Section:
     """The one section of a folder."""
-    (section,) = in_sections(read_rows(out, KNOWN))
+    (section,) = results.in_sections(read_rows(out, KNOWN))
     return section
 
 
-def lines_of(one: layout.Table | None) -> dict[str, list[tuple[str, ...]]]:
+def lines_of(one: Table | None) -> dict[str, list[tuple[str, ...]]]:
     assert one is not None
     return {group.heading: list(group.lines) for group in one.groups}
 
 
 def test_the_papers_layout(out: Path) -> None:
-    scores = layout.scores(only(out))
+    scores = results.scores(only(out))
     assert scores is not None and scores.head == ("method", "GQA", "POPE", "Acc (2 of 9)", "Rel (%)")
     lines = lines_of(scores)
     assert list(lines) == [
@@ -79,14 +68,14 @@ def test_the_papers_layout(out: Path) -> None:
 
 def test_incomplete_is_never_averaged_over(out: Path) -> None:
     section = only(out)
-    lines = lines_of(layout.scores(section))
+    lines = lines_of(results.scores(section))
     assert lines["Retain 128 tokens (77.8 % fewer)"] == [("ConsensusDrop", "incomplete (3 answered)", "-", "-", "-")]
     assert lines["Retain 64 tokens (88.9 % fewer)"][2][2:] == ("-", "-", "-")  # random has no POPE
     store(out, [1, 1], tokens=32, questions_asked=3)
     store(out, [1, 1, 1, 1], tokens=32, benchmark="pope", questions="ghi")
     section = only(out)
     short = next(line for line in section.reduced if line.tokens == 32 and line.label == "ConsensusDrop")
-    assert layout.state(section.cell(short, "gqa")) == "incomplete (2 of 3)"
+    assert state(section.cell(short, "gqa")) == "incomplete (2 of 3)"
     assert section.accuracy(short) is None and section.relative(short) is None
     cell = section.cell(short, "gqa")
     assert cell is not None and cell.bounds is None and cell.test is None
@@ -96,7 +85,7 @@ def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> No
     store(tmp_path, None, method="full", tokens=576)
     store(tmp_path, [1, 0])
     section = only(tmp_path)
-    assert section.full is not None and layout.state(section.cell(section.full, "gqa")) == "incomplete (3 answered)"
+    assert section.full is not None and state(section.cell(section.full, "gqa")) == "incomplete (3 answered)"
     (line,) = section.reduced
     assert section.accuracy(line) is not None and section.relative(line) is None
 
@@ -106,7 +95,7 @@ def test_not_scored_is_said(tmp_path: Path) -> None:
     metrics = json.loads((folder / "metrics.json").read_text())
     (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
     section = only(tmp_path)
-    assert layout.state(section.cell(section.reduced[0], "mmvet")) == "not scored"
+    assert state(section.cell(section.reduced[0], "mmvet")) == "not scored"
     assert section.accuracy(section.reduced[0]) is None
 
 
@@ -117,7 +106,7 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
         metrics = json.loads((folder / "metrics.json").read_text())
         (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
     section = only(tmp_path)
-    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    found, scores = section.accuracy(section.reduced[0]), results.scores(section)
     assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
     assert found is not None and found.value == 75 and scores is not None
     assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
@@ -136,7 +125,7 @@ def test_no_average_has_a_benchmark_in_which_the_full_model_guesses(tmp_path: Pa
             chanced(folder, {"gqa": 50.0, "pope": 50.0, "mmbench_cn": 6.2}[name])
     section = only(tmp_path)
     assert section.averaged == ["gqa", "mmbench_cn"] and list(section.near_chance) == ["pope"]
-    found, scores = section.accuracy(section.reduced[0]), layout.scores(section)
+    found, scores = section.accuracy(section.reduced[0]), results.scores(section)
     assert found is not None and found.value == pytest.approx((75 + 20) / 2)
     assert scores is not None and "POPE" in scores.head and "Acc (2 of 9)" in scores.head
     assert "all tokens cannot be told from guessing there: POPE 55.0 [40.0, 70.0], chance 50.0." in scores.note
@@ -149,9 +138,6 @@ def test_chance_of_a_run_that_does_not_say_it(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], benchmark="pope")
     (row,) = read_rows(tmp_path, catalogue)
     assert row.chance == 50.0 and row.facts.column == "pope_f1"
-    (row,) = read_rows(tmp_path, replace(catalogue, guessing=lambda config: 33.0 if config["limit"] is None else None))
-    assert row.chance == 33.0
-    assert tables.guessing(row.config) is None  # its questions are not those of any file
 
 
 def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
@@ -162,12 +148,12 @@ def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
             row["extracted"] = text
         report = metrics["report"] | {"contains": 75.0, "exact": 50.0}
         (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None, "report": report}))
-    found = layout.unjudged(only(tmp_path))
+    found = results.unjudged(only(tmp_path))
     assert found is not None and found.head == ("method", "MSVD", "as full")
     (line,) = lines_of(found)["Retain 64 tokens (88.9 % fewer)"]
     assert line[1].startswith("75.0 ±") and line[2] == "50.0"
     store(tmp_path / "other", [1, 0])
-    assert layout.unjudged(only(tmp_path / "other")) is None
+    assert results.unjudged(only(tmp_path / "other")) is None
 
 
 def test_what_nobody_has_finished_keeps_its_place_in_acc(tmp_path: Path) -> None:
@@ -234,17 +220,17 @@ def test_significant_differences_are_marked(tmp_path: Path) -> None:
     section = only(tmp_path)
     marks = {line.tokens: section.cell(line, "gqa").mark for line in section.lines}  # type: ignore[union-attr]
     assert marks == {576: "", 192: "", 128: "†", 64: "‡"}  # Holm: 3 / 512 < 0.05, but 2 x 0.031 is not
-    assert "75.0‡" in table.markdown([section])
+    assert "75.0‡" in results.as_markdown([section])
 
 
 def test_no_interval_where_rows_do_not_make_the_score(tmp_path: Path) -> None:
     store(tmp_path, [1, 0, 1, 1], score=81.0)
     section = only(tmp_path)
-    assert lines_of(layout.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
+    assert lines_of(results.intervals(section))["Retain 64 tokens"] == [("ConsensusDrop", "81.0")]
 
 
 def test_difference_to_random(out: Path) -> None:
-    lines = lines_of(layout.differences(only(out)))
+    lines = lines_of(results.differences(only(out)))
     assert list(lines) == ["Retain 64 tokens (88.9 % fewer)"]
     ours, vision = lines["Retain 64 tokens (88.9 % fewer)"]
     assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
@@ -266,7 +252,7 @@ def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
     section = only(tmp_path)
     shown = {line.tokens: section.cell(line, "mmvet") for line in section.reduced}
     assert shown[64] is not None and shown[64].row.score == 31.7 and shown[64].bounds is not None
-    assert layout.state(shown[32]) == "not scored"
+    assert state(shown[32]) == "not scored"
     (judged / "metrics.json").write_text(json.dumps(score | {"complete": False}))
     assert all(row.score is None for row in read_rows(tmp_path))
     (judged / "config.json").write_text("[]")
@@ -276,16 +262,18 @@ def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
 
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
-    assert table.markdown(in_sections(rows[:2] + rows[:1:-1])) == table.markdown(in_sections(rows))
+    assert results.as_markdown(results.in_sections(rows[:2] + rows[:1:-1])) == results.as_markdown(
+        results.in_sections(rows)
+    )
 
 
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
-    text = table.markdown(in_sections(read_rows(out)))
+    text = results.as_markdown(results.in_sections(read_rows(out)))
     assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
-    full = [section.full for section in in_sections(read_rows(out)) if section.full]
+    full = [section.full for section in results.in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
@@ -297,27 +285,27 @@ def test_full_score_is_of_the_same_setting(out: Path) -> None:
 
 
 def test_scores_are_read_from_their_file(out: Path) -> None:
-    before = table.markdown(in_sections(read_rows(out)))
+    before = results.as_markdown(results.in_sections(read_rows(out)))
     for path in out.glob("*/metrics.json"):
         metrics = json.loads(path.read_text())
         extracted = metrics["report"].pop("extracted")
         write_metrics(path.parent, metrics, extracted)
-    assert table.markdown(in_sections(read_rows(out))) == before
+    assert results.as_markdown(results.in_sections(read_rows(out))) == before
     (out / "003" / "scores.jsonl").write_text("[]\n")
     with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
-        table.markdown(in_sections(read_rows(out)))
+        results.as_markdown(results.in_sections(read_rows(out)))
 
 
 def test_the_full_model_has_no_budget(out: Path) -> None:
-    before = table.markdown(in_sections(read_rows(out)))
+    before = results.as_markdown(results.in_sections(read_rows(out)))
     for path in out.glob("*/config.json"):
         config = json.loads(path.read_text())
         if config["method"] == "full":
             path.write_text(json.dumps(config | {"tokens": None}))
-    assert table.markdown(in_sections(read_rows(out))) == before
+    assert results.as_markdown(results.in_sections(read_rows(out))) == before
     for path in (out / "000", out / "001"):
         (path / "metrics.json").unlink()
-    text = table.markdown(in_sections(read_rows(out)))
+    text = results.as_markdown(results.in_sections(read_rows(out)))
     assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
 
 
@@ -343,16 +331,16 @@ def test_costs_stand_beside_scores(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT)
     store(tmp_path, [1, 0], account=ACCOUNT | {"flops": ACCOUNT["flops"] | {"total": None}}, method="fastv")  # type: ignore[operator]
     bench = [{"method": "consensusdrop", "tokens": 64, "ttft_ms": 90.04, "tpot_ms": 12.5, "share": 0.084}]
-    (tmp_path / costs.BENCH).write_text(json.dumps(bench))
-    found = costs.comparison(only(tmp_path), costs.read_bench(tmp_path / costs.BENCH))
+    (tmp_path / results.BENCH).write_text(json.dumps(bench))
+    found = results.costs(only(tmp_path), results.read_bench(tmp_path / results.BENCH))
     ours, fastv = lines_of(found)["Retain 64 tokens"]
     assert ours[3:] == ("64", "32", "40.5", "3.5", "1.5", "90.0", "12.5", "8.4")
     assert fastv[3:] == ("64", "32", "40.5", "-", "1.5", "-", "-", "-")
 
 
 def test_the_summary_has_complete_lines_alone(out: Path) -> None:
-    found = in_sections(read_rows(out))
-    brief, whole = table.FORMATS["brief"](found), table.FORMATS["markdown"](found)
+    found = results.in_sections(read_rows(out))
+    brief, whole = results.FORMATS["brief"](found), results.FORMATS["markdown"](found)
     assert "| ConsensusDrop | 50.0 |" in brief and "| random |" not in brief and "| random |" in whole
     assert "are left out" in brief and "are left out" not in whole
 
@@ -362,17 +350,17 @@ def test_costs_are_compared_over_the_same_benchmarks(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], account=ACCOUNT | {"entering": 1.0}, benchmark="sqa")  # questions without pictures
     store(tmp_path, [1, 0], account=ACCOUNT, method="fastv")
     store(tmp_path, None, method="dart", benchmark="pope")
-    found = costs.comparison(only(tmp_path))
+    found = results.costs(only(tmp_path))
     entering = {cells[0]: cells[3] for cells in lines_of(found)["Retain 64 tokens"]}
     assert entering == {"ConsensusDrop": "64", "FastV": "64", "DART": "-"}
     assert found is not None and "over GQA." in found.note
 
 
 def test_no_costs_no_table(out: Path) -> None:
-    assert costs.comparison(only(out)) is None
-    (out / costs.BENCH).write_text('{"rows": 3}')
+    assert results.costs(only(out)) is None
+    (out / results.BENCH).write_text('{"rows": 3}')
     with pytest.raises(DataError, match=r"bench\.json"):
-        costs.read_bench(out / costs.BENCH)
+        results.read_bench(out / results.BENCH)
 
 
 def test_the_papers_numbers_are_the_printed_ones() -> None:
@@ -381,19 +369,19 @@ def test_the_papers_numbers_are_the_printed_ones() -> None:
 
 
 def test_the_papers_block_stands_beside_ours(out: Path) -> None:
-    (block,) = layout.printed(only(out))
+    (block,) = results.printed(only(out))
     assert block.head[:10] == ("method", *(BENCHMARKS[name].title for name in NINE.values()))
-    (plain,) = in_sections(read_rows(out))
-    assert layout.printed(plain)[0].head[:4] == ("method", "vqav2", "GQA", "sqa_img"), "what no run says is plain"
-    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in table.markdown(
-        in_sections(read_rows(out))
+    (plain,) = results.in_sections(read_rows(out))
+    assert results.printed(plain)[0].head[:4] == ("method", "vqav2", "GQA", "sqa_img"), "what no run says is plain"
+    assert "| ConsensusDrop | 73.1 | 56.2 | 70.2 | 56.4 | 79.8 | 1372.9 |" in results.as_markdown(
+        results.in_sections(read_rows(out))
     )
     store(out, [1, 0], benchmark="tgif")
-    assert [one.title for one in layout.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
+    assert [one.title for one in results.printed(only(out))][1] == "The paper's numbers (Video-LLaVA)"
 
 
 def test_csv_has_every_cell(out: Path) -> None:
-    rows = list(csv.DictReader(table.FORMATS["csv"](in_sections(read_rows(out))).splitlines()))
+    rows = list(csv.DictReader(results.FORMATS["csv"](results.in_sections(read_rows(out))).splitlines()))
     ours = [row for row in rows if row["source"] == "ours"]
     assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
     (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
@@ -404,18 +392,18 @@ def test_csv_has_every_cell(out: Path) -> None:
 
 
 def test_latex(out: Path) -> None:
-    text = table.FORMATS["latex"](in_sections(read_rows(out)))
+    text = results.FORMATS["latex"](results.in_sections(read_rows(out)))
     assert text.count(r"\begin{tabular}") == text.count(r"\toprule") == text.count(r"\bottomrule") == 4
     for line in text.split("\n"):
         if line.endswith(r"\\") and "multicolumn" not in line:
             assert line.count("&") in (2, 4, 14)
     assert r"Retain 64 tokens (88.9 \% fewer)" in text and "tau\\_cross" in text and "±" not in text
-    assert latex.escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
+    assert escape("a_b & 3 % ± <") == r"a\_b \& 3 \% $\pm$ $<$"
 
 
 def test_nothing_measured(tmp_path: Path) -> None:
     for form in ("markdown", "brief"):
-        assert "No results yet" in table.FORMATS[form](in_sections(read_rows(tmp_path / "nowhere")))
+        assert "No results yet" in results.FORMATS[form](results.in_sections(read_rows(tmp_path / "nowhere")))
 
 
 def test_report_command_writes_what_is_asked(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,9 @@ from PIL import Image
 from run_folders import store
 
 from llava_consensus.errors import DataError, MissingDependency
-from llava_consensus.evaluation.report.table import Section, in_sections, read_rows
+from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.rows import read_rows
+from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper.figures import accuracy as figures
 
 

@@ -11,9 +11,8 @@ from run_folders import BASE, store
 from llava_consensus import cli
 from llava_consensus.cli import arguments
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.report.catalogue import Catalogue
-from llava_consensus.evaluation.report.markdown import BEGIN, END
-from llava_consensus.evaluation.report.rows import Row
+from llava_consensus.evaluation.report.rows import Catalogue, Row
+from llava_consensus.evaluation.report.table import BEGIN, END
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.methods import METHODS
 from llava_consensus.paper import preset

@@ -14,8 +14,17 @@ from PIL import Image
 from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.evaluation.report.overlay import fates, heat, overlap, overlay, picture, selection, tint, view
-from llava_consensus.evaluation.report.sheet import contact_sheet
+from llava_consensus.evaluation.report.overlay import (
+    contact_sheet,
+    fates,
+    heat,
+    overlap,
+    overlay,
+    picture,
+    selection,
+    tint,
+    view,
+)
 from llava_consensus.hosts.patches import patches
 
 GRAY = 160

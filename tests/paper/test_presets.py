@@ -15,10 +15,9 @@ from llava_consensus import cli, hosts
 from llava_consensus.cli import arguments, paper
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.evaluation.report import latex
 from llava_consensus.evaluation.report import paper as printed
 from llava_consensus.evaluation.report.rows import read_row
-from llava_consensus.evaluation.report.written import PACKAGES
+from llava_consensus.evaluation.report.table import PACKAGES, latex
 from llava_consensus.hosts import HOSTS
 from llava_consensus.paper import ablation as report
 from llava_consensus.paper import preset
@@ -84,7 +83,7 @@ def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: 
 
 @pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
 def test_latex_compiles(results: report.Results, tmp_path: Path) -> None:
-    body = "\n\n".join(latex.table(table) for table in report.tables(results))
+    body = "\n\n".join(latex(table) for table in report.tables(results))
     page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "page.tex").write_text(f"{PACKAGES}\n{page}")
     options = [] if "tectonic" in str(TEX) else ["-interaction=nonstopmode", "-halt-on-error"]

@@ -15,8 +15,9 @@ from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.judge import GRADERS, grader_of
 from llava_consensus.evaluation.judge.grader import Reply
-from llava_consensus.evaluation.report import costs, table
-from llava_consensus.evaluation.report.columns import Column
+from llava_consensus.evaluation.report import results
+from llava_consensus.evaluation.report.rows import read_rows
+from llava_consensus.evaluation.report.table import Column
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 
@@ -78,12 +79,12 @@ def test_the_example_judge(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    column: Column = eval(code("Adding a report column"), vars(costs))
-    monkeypatch.setattr(costs, "COLUMNS", (*costs.COLUMNS, column))
+    column: Column = eval(code("Adding a report column"), vars(results))
+    monkeypatch.setattr(results, "COSTS", (*results.COSTS, column))
     store(tmp_path, [1, 0])
     bench = [{"method": "consensusdrop", "tokens": 64, "peak_bytes": 3 * 2**20}]
-    sections = table.in_sections(table.read_rows(tmp_path))
-    marked, csv, tex = (table.FORMATS[name](sections, bench) for name in ("markdown", "csv", "latex"))
+    sections = results.in_sections(read_rows(tmp_path))
+    marked, csv, tex = (results.FORMATS[name](sections, bench) for name in ("markdown", "csv", "latex"))
     assert "| peak (MiB) |" in marked and "| 3.0 |" in marked and "Peak: memory" in marked
     assert csv.splitlines()[0].endswith(",peak_bytes") and csv.splitlines()[1].endswith(f",{3 * 2**20}")
     assert "peak (MiB)" in tex

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.columns import ABSENT, Column, Group, Table, heading, upper_bound
-from llava_consensus.evaluation.report.costs import number
 from llava_consensus.evaluation.report.rows import LINEUP
+from llava_consensus.evaluation.report.table import ABSENT, Cells, Column, Table, groups, number, retained, upper_bound
 
 TABLES = {"llava-1.5-7b": "efficiency_llava_1_5_7b", "llava-1.5-13b": "efficiency_llava_1_5_13b"}  # of a model
 FALLBACK = "llava-1.5-7b"  # beside other models
@@ -64,39 +63,58 @@ MEASURED = (
     Column("KV measured", read("kv_bytes"), number(MIB), "kv_bytes"),
     Column("peak (GB)", read("peak_bytes"), number(GB), "peak_bytes"),
 )
-BESIDE = (  # title, ours, how it is written, the paper's column
-    ("TTFT (ms)", read("ttft_ms"), number(), "ttft_ms"),
-    ("speed-up", read("speedup"), lambda value: ABSENT if value is None else f"{value:.2f}", "speedup"),
-    ("TFLOPs", read("paper", "flops"), number(TERA), "flops_t"),
-    ("KV (MiB)", read("paper", "kv_bytes"), number(MIB), "kv_mb"),
-    ("peak (GB)", read("peak_bytes"), number(GB), "gpu_mem_gb"),
-    ("generation (ms)", read("generation_ms"), number(), "gen_time_ms"),
+BESIDE = (  # ours, by the column of the paper that stands beside it
+    Column("TTFT (ms)", read("ttft_ms"), number(), "ttft_ms"),
+    Column("speed-up", read("speedup"), lambda value: ABSENT if value is None else f"{value:.2f}", "speedup"),
+    Column("TFLOPs", read("paper", "flops"), number(TERA), "flops_t"),
+    Column("KV (MiB)", read("paper", "kv_bytes"), number(MIB), "kv_mb"),
+    Column("peak (GB)", read("peak_bytes"), number(GB), "gpu_mem_gb"),
+    Column("generation (ms)", read("generation_ms"), number(), "gen_time_ms"),
 )
 
 
 def tables(content: Mapping[str, Any]) -> list[Table]:
     """What was measured, and the paper's columns beside the same of ours."""
     rows = content["rows"]
+    full = rows[0]["tokens"]
+
+    def by_budget(cells_of: Callable[[Row], Cells]) -> list[tuple[str, Cells]]:
+        headings = [upper_bound(full), *(retained(row["tokens"], full) for row in rows[1:])]
+        return [(heading, cells_of(row)) for heading, row in zip(headings, rows, strict=True)]
+
+    def beside(row: Row) -> Cells:
+        found = printed_row(content, row)
+        pairs = ((column.text(row), str(found.get(column.key) or ABSENT)) for column in BESIDE)
+        return (label(row), *(cell for pair in pairs for cell in pair))
+
+    measured = by_budget(lambda row: tuple(column.text(row) for column in MEASURED))
+    titles = ("method", *(f"{column.title}, {whose}" for column in BESIDE for whose in ("ours", "paper")))
+    same = content["model"] in TABLES
+    whose = content["model"] if same else f"{FALLBACK}: another model than ours, so compare speed-ups alone"
+    paper_note = (
+        f"Paper: tables of {whose}, one RTX 6000 Ada, float16. TFLOPs and KV of both by the paper's formulas, with 50 "
+        "rows of text and 20 decoded tokens (docs/accounting.md)."
+    )
+    head = tuple(column.title for column in MEASURED)
     return [
-        Table(f"Efficiency of {content['model']}", _titles(MEASURED), _groups(rows, _cells), note(content)),
-        Table("The same beside the paper", _beside_titles(), _groups(rows, _beside(content)), _paper_note(content)),
+        Table(f"Efficiency of {content['model']}", head, groups(measured), protocol(content)),
+        Table("The same beside the paper", titles, groups(by_budget(beside)), paper_note),
     ]
 
 
-def cells(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every row as a line of CSV: unrounded, the paper's numbers beside it."""
-    printed, lines = _printed(content), []
+    lines = []
     for row in content["rows"]:
+        found = printed_row(content, row)
         line = {"tokens": row["tokens"], **{column.key or column.title: column.read(row) for column in MEASURED}}
-        found = printed(row)
-        lines.append({**line, **{f"paper_{key}": found.get(key) for _, _, _, key in BESIDE}})
+        lines.append(line | {f"paper_{column.key}": found.get(column.key) for column in BESIDE})
     return lines
 
 
-def note(content: Mapping[str, Any]) -> str:
-    """The protocol in words."""
-    protocol, machine = content["protocol"], content["machine"]
-    loads = content["load_average"]
+def protocol(content: Mapping[str, Any]) -> str:
+    """How it was measured, in words."""
+    protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
     parts = [
         f"{content['weights']}, {content['loading']['dtype']}, on {machine['device']} ({machine['processor']}, "
         f"{machine['threads']} threads).",
@@ -109,58 +127,18 @@ def note(content: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _titles(columns: Sequence[Column]) -> tuple[str, ...]:
-    return tuple(column.title for column in columns)
+def printed_table(model: str) -> str:
+    """The name of the paper's table of a model; of a model that it did not measure, the one that stands beside."""
+    return TABLES.get(model, TABLES[FALLBACK])
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    return tuple(column.format(column.read(row)) for column in MEASURED)
+def printed_name(row: Row) -> str:
+    """What the paper's tables call the method of a row."""
+    return {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
 
 
-def _beside_titles() -> tuple[str, ...]:
-    return ("method", *(f"{title}, {whose}" for title, _, _, _ in BESIDE for whose in ("ours", "paper")))
-
-
-def _beside(content: Mapping[str, Any]) -> Callable[[Row], tuple[str, ...]]:
-    printed = _printed(content)
-
-    def line(row: Row) -> tuple[str, ...]:
-        found = printed(row)
-        pairs = [(write(ours(row)), found.get(key)) for _, ours, write, key in BESIDE]
-        return (label(row), *(cell for ours, theirs in pairs for cell in (ours, str(theirs or ABSENT))))
-
-    return line
-
-
-def _printed(content: Mapping[str, Any]) -> Callable[[Row], Row]:
+def printed_row(content: Mapping[str, Any], row: Row) -> Row:
     """The paper's row about a method and a budget; empty where it has none."""
-    known = {(row["method"], int(row["tokens"])): row for row in paper.tables()[_table(content)]}
-
-    def find(row: Row) -> Row:
-        names = {"full": FULL_TITLE, "consensusdrop": OURS}
-        return known.get((names.get(row["method"], row["title"]), row["tokens"]), {})
-
-    return find
-
-
-def _table(content: Mapping[str, Any]) -> str:
-    return TABLES.get(content["model"], TABLES[FALLBACK])
-
-
-def _paper_note(content: Mapping[str, Any]) -> str:
-    same = content["model"] in TABLES
-    whose = content["model"] if same else f"{FALLBACK}: another model than ours, so compare speed-ups alone"
-    return (
-        f"Paper: tables of {whose}, one RTX 6000 Ada, float16. TFLOPs and KV of both by the paper's formulas, with 50 "
-        "rows of text and 20 decoded tokens (docs/accounting.md)."
-    )
-
-
-def _groups(rows: Sequence[Row], cells_of: Callable[[Row], tuple[str, ...]]) -> tuple[Group, ...]:
-    """Rows under the heading of their budgets."""
-    full = rows[0]["tokens"]
-    lines: dict[str, list[tuple[str, ...]]] = {}
-    for row in rows:
-        title = upper_bound(full) if row is rows[0] else heading(row["tokens"], full)
-        lines.setdefault(title, []).append(cells_of(row))
-    return tuple(Group(title, tuple(group)) for title, group in lines.items())
+    rows = paper.tables()[printed_table(content["model"])]
+    wanted = printed_name(row), row["tokens"]
+    return next((one for one in rows if (one["method"], int(one["tokens"])) == wanted), {})

@@ -1,23 +1,26 @@
 """Result folders -> rows, one for each run. Pure functions of files: no torch, no model; reports are made of these.
 
-    row = read_row(Path("results/gqa-random-64-3f"))   # one run; `table.read_rows` reads all of a folder
+    row = read_row(Path("results/gqa-random-64-3f"))   # one run
+    rows = read_rows(Path("results"))                    # all runs of a folder, with scores that judges gave
     for group in by_setting(rows): ...                   # runs that differ in method, budget and benchmark only
 
-Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other.
+Runs that differ in anything else (model, data, limit, versions, ...) are never compared with each other. A finished
+run says itself what tables call its method and benchmark (`titles`, `scale`, `column` in metrics.json), so that results
+are understood without the code that made them; what no run says is what the caller knows (`Catalogue`), else its name.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, read_json, read_lines
-from llava_consensus.evaluation.report.catalogue import Catalogue, Facts
-from llava_consensus.evaluation.report.samples import Sample, sample
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, read_json, read_lines
+from llava_consensus.evaluation.report.stats import Bounds, Sample, draws, interval, sample
 from llava_consensus.evaluation.shapes import COUNT_OR_NONE, MAYBE_NUMBER, NUMBER, check_shape
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
@@ -40,6 +43,7 @@ METRICS_SHAPE = {
     "report": dict,
 }
 OF_VIDEO = ("av",)  # packages that only runs on videos name
+JUDGED = "judge"  # folder in that of results
 FULL = "full"  # the method that reduces nothing
 ALL = "all tokens"  # its name in tables
 
@@ -66,6 +70,45 @@ LINEUP = (
     Variant("random", "random"),
 )
 RANDOM = LINEUP[-1].label
+
+
+class Facts(NamedTuple):
+    """What tables must know of a benchmark."""
+
+    title: str
+    scale: float = 1.0  # its score divided by this is a percentage
+    column: str | None = None  # of the paper's tables
+    chance: float = 0.0  # what guessing scores, for runs that do not say it
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Titles of methods and facts of benchmarks, by name; one that is not in it goes by its name."""
+
+    methods: Mapping[str, str] = field(default_factory=dict)
+    benchmarks: Mapping[str, Facts] = field(default_factory=dict)
+
+    def method(self, name: str) -> str:
+        """A method's title."""
+        return self.methods.get(name, name)
+
+    def benchmark(self, name: str) -> Facts:
+        """What is known of a benchmark."""
+        return self.benchmarks.get(name, Facts(name))
+
+    def named(self, column: str) -> str:
+        """The benchmark that stands in a column of the paper's tables."""
+        return next((name for name, facts in self.benchmarks.items() if facts.column == column), column)
+
+    def told_by(self, runs: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]]) -> "Catalogue":
+        """This and what runs, given as (config, metrics), say of themselves."""
+        methods, benchmarks = dict(self.methods), dict(self.benchmarks)
+        for config, metrics in runs:
+            if metrics and "titles" in metrics:
+                methods[config["method"]] = metrics["titles"]["method"]
+                name, chance = config["benchmark"], self.benchmark(config["benchmark"]).chance
+                benchmarks[name] = Facts(metrics["titles"]["benchmark"], metrics["scale"], metrics["column"], chance)
+        return replace(self, methods=methods, benchmarks=benchmarks)
 
 
 @dataclass(frozen=True)
@@ -105,13 +148,10 @@ class Row:
         """The headline number, in percent where the benchmark's scale is 1."""
         return None if self.metrics is None else self.metrics["score"]
 
-    @cached_property
+    @property
     def chance(self) -> float:
         """What guessing scores on its questions, in the score's unit; 0 where answers are free, or nobody knows."""
-        if self.metrics is not None and "chance" in self.metrics:
-            return float(self.metrics["chance"])
-        known = None if self.catalogue.guessing is None else self.catalogue.guessing(self.config)
-        return self.facts.chance if known is None else known
+        return float((self.metrics or {}).get("chance", self.facts.chance))
 
     @property
     def complete(self) -> bool:
@@ -157,9 +197,7 @@ class Row:
         if self.metrics is None:
             return {}
         report, scores = self.metrics["report"], self.folder / SCORES
-        if (
-            "extracted" in report or not scores.exists()
-        ):  # a judge's run, or one of an older version without such a file
+        if "extracted" in report or not scores.exists():  # a judge's scores are in the report already
             return dict(report)
         return {**report, "extracted": read_lines(scores, ("index",), AGAIN)}
 
@@ -167,6 +205,11 @@ class Row:
     def sample(self) -> Sample | None:
         """What the score is made of; None while it is incomplete, or where its scorer does not say."""
         return sample(self.report, self.score) if self.complete else None
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """The 95 % interval of the score; None without a sample."""
+        return None if self.sample is None else interval(draws(self.sample, self.benchmark))
 
 
 def read_row(folder: Path) -> Row:
@@ -183,6 +226,55 @@ def read_row(folder: Path) -> Row:
         check_shape(metrics, METRICS_SHAPE, folder / METRICS, AGAIN)
     answered = answers.read_bytes().count(b"\n") if answers.exists() else 0
     return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
+
+
+def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
+    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
+
+    Args:
+        out: the folder of results.
+        fallback: what methods and benchmarks are called that no finished run there says itself.
+    Raises:
+        DataError: a file is not what a run writes; it is named.
+    """
+    grades = _read_judged(out)
+    rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
+    catalogue = (fallback or Catalogue()).told_by((row.config, row.metrics) for row in rows)
+    begun = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
+    return [judged for row in begun for judged in _with_grades(row, grades)]
+
+
+def _read_judged(out: Path) -> dict[str, list[tuple[Record, Record]]]:
+    """(config, metrics) of every run that `llava-consensus judge` finished, by the sha256 of the file of answers it
+    graded, so that grades of other answers are never taken.
+    """
+    runs: dict[str, list[tuple[Record, Record]]] = {}
+    for path in sorted((out / JUDGED).glob(f"*/{METRICS}")):
+        away = f"{path.parent} is not the folder of a judged run: move it away"
+        config, metrics = (read_json(path.parent / name, away, dict) for name in (CONFIG, METRICS))
+        if "answers" not in config:
+            raise DataError(f"{path.parent / CONFIG}: no answers in it. {away}")
+        scores = path.parent / SCORES
+        if "extracted" not in metrics and scores.exists():
+            metrics["extracted"] = read_lines(scores, ("index",), away)
+        runs.setdefault(config["answers"], []).append((config, metrics))
+    return runs
+
+
+def _with_grades(row: Row, grades: Mapping[str, Sequence[tuple[Record, Record]]]) -> list[Row]:
+    """A run as it is, or where it needs a judge and has some, a row with the score of each of them; incomplete grades
+    do not count.
+    """
+    if not grades or row.metrics is None or row.score is not None:
+        return [row]
+    found = []
+    for config, metrics in grades.get(hashlib.sha256((row.folder / ANSWERS).read_bytes()).hexdigest(), ()):
+        if metrics.get("complete") and metrics.get("score") is not None:
+            told = {key: metrics[key] for key in ("extracted", "rounded", "counted") if key in metrics}
+            graded: Record = {"score": metrics["score"], "metric": metrics["metric"], "report": {**row.report, **told}}
+            own: Record = {**row.config, "judge": config["judge"]}
+            found.append(replace(row, config=own, metrics={**row.metrics, **graded}))
+    return found or [row]
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:

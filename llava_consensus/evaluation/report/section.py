@@ -1,8 +1,11 @@
-"""One section of the tables: runs of one setting, with the interval of each score and its test against the full model.
+"""Cells of tables: runs with the interval of each score and its paired test, corrected over all tests of the table.
 
-Every table is made of this (`columns.py`). Incomplete runs are in it, but enter no mean.
+A `Grid` is lines of runs, each compared with a line of reference; every table of scores is made of one. A `Section` is
+the grid of all runs of one setting, compared with the full model; a preset's grid is in `paper/preset.py`. Incomplete
+runs are in a grid, but enter no mean.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,51 +14,132 @@ from typing import NamedTuple
 import numpy as np
 
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.catalogue import Catalogue
-from llava_consensus.evaluation.report.rows import Line, Row, full_line, reduced_lines, version
-from llava_consensus.evaluation.report.stats import Comparison, bootstrap_p, compare, draws, holm, interval
-
-SIGNIFICANT = 0.05
+from llava_consensus.evaluation.report.rows import Catalogue, Line, Row, full_line, reduced_lines, version
+from llava_consensus.evaluation.report.stats import (
+    Bounds,
+    Comparison,
+    Mean,
+    above_chance,
+    bootstrap_p,
+    compare,
+    draws,
+    holm,
+    interval,
+    mark,
+    mean_draws,
+)
+from llava_consensus.evaluation.report.table import ABSENT
 
 
 class Cell(NamedTuple):
-    """A run with its 95 % interval (None where its scorer's rows do not make up the score) and its test."""
+    """A run and its test."""
 
     row: Row
-    bounds: tuple[float, float] | None = None
-    test: Comparison | None = None  # against the full model
-    corrected: float = 1.0  # the test's p after Holm's correction over the section
+    test: Comparison | None = None  # against the line of reference
+    corrected: float = 1.0  # the test's p after Holm's correction over the grid
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """The 95 % interval of the score; None where its scorer's rows do not make it up."""
+        return self.row.bounds
 
     @property
     def mark(self) -> str:
-        """Whether it differs from the full model: † p < 0.05, ‡ also after the correction."""
-        if self.test is None or self.test.p >= SIGNIFICANT:
-            return ""
-        return "‡" if self.corrected < SIGNIFICANT else "†"
+        """Whether it differs from the reference: † p < 0.05, ‡ also after the correction."""
+        return "" if self.test is None else mark(self.test.p, self.corrected)
+
+    @property
+    def percent(self) -> float:
+        """The score in percent."""
+        return (self.row.score or 0.0) / self.row.facts.scale
+
+    @property
+    def percent_bounds(self) -> Bounds:
+        """Its interval in percent; the score itself where it has none."""
+        low, high = self.bounds or (self.row.score or 0.0,) * 2
+        return low / self.row.facts.scale, high / self.row.facts.scale
 
 
-def told_from_chance(cell: Cell) -> bool:
-    """Whether the interval of a score, or without one the score, lies above what guessing scores."""
-    low = cell.row.score if cell.bounds is None else cell.bounds[0]
-    return low is not None and low > cell.row.chance
+class Grid(ABC):
+    """Lines of runs of one setting, each compared with a line of reference."""
 
+    names: Sequence[str]  # the benchmarks, in the order of columns
+    full: Line | None  # the full model's runs
+    lines: Sequence[Line]  # all lines, the full model's on top
 
-class Mean(NamedTuple):
-    """A number made of several benchmarks, and its interval where each of them has one."""
+    @property
+    def papers(self) -> Sequence[str]:
+        """The benchmarks of which means are made, if nothing speaks against it."""
+        return self.names
 
-    value: float
-    bounds: tuple[float, float] | None
-    p: float | None = None  # of no difference to the full model
+    @property
+    @abstractmethod
+    def unjudged(self) -> list[str]:
+        """Those of `papers` that have no score."""
+
+    @abstractmethod
+    def reference(self, line: Line, name: str) -> Row | None:
+        """The run that a line's run of a benchmark is compared with."""
+
+    def cell(self, line: Line, name: str) -> Cell | None:
+        """The cell of a line and a benchmark; None where nothing was run."""
+        return self._cells.get((line.tokens, line.label, name))
+
+    @cached_property
+    def _cells(self) -> Mapping[tuple[float, str, str], Cell]:
+        cells = {}
+        for line in self.lines:
+            for name, row in line.runs.items():
+                other = None if row.sample is None else self.reference(line, name)
+                test = None if other is None or other is row else compare(row, other)
+                cells[line.tokens, line.label, name] = Cell(row, test)
+        tested = {key: cell.test.p for key, cell in cells.items() if cell.test is not None}
+        corrected = zip(tested, holm(list(tested.values())), strict=True)
+        return cells | {key: cells[key]._replace(corrected=p) for key, p in corrected}
+
+    @property
+    def tested(self) -> list[Cell]:
+        """The cells that have a test."""
+        return [cell for cell in self._cells.values() if cell.test is not None]
+
+    @cached_property
+    def near_chance(self) -> dict[str, Cell]:
+        """The benchmarks in which the full model cannot be told from guessing, with its cells: what reduced runs score
+        there says nothing, so no average has it. None where the full model was not run.
+        """
+        cells = {} if self.full is None else {name: self.cell(self.full, name) for name in self.names}
+        return {
+            name: cell
+            for name, cell in cells.items()
+            if cell and cell.row.complete and not above_chance(cell.row.score, cell.bounds, cell.row.chance)
+        }
+
+    @cached_property
+    def averaged(self) -> list[str]:
+        """The benchmarks included in Acc: `papers` without those `unjudged` and those `near_chance`."""
+        return [name for name in self.papers if name not in (*self.unjudged, *self.near_chance)]
+
+    def scores(self, line: Line) -> list[float] | None:
+        """Scores over the averaged benchmarks in percent; None unless all are complete."""
+        runs = [line.runs[name] for name in self.averaged if name in line.runs]
+        if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
+            return None
+        return [(row.score or 0.0) / row.facts.scale for row in runs]
+
+    def guessed(self, names: Sequence[str] | None = None) -> str:
+        """The benchmarks of `near_chance` with the full model's scores there, as words of a note."""
+        cells = {name: cell for name, cell in self.near_chance.items() if names is None or name in names}
+        return "; ".join(f"{cell.row.facts.title} {beside_chance(cell)}" for cell in cells.values())
 
 
 @dataclass(frozen=True)
-class Section:
-    """Runs that differ in method, budget and benchmark only."""
+class Section(Grid):
+    """Runs that differ in method, budget and benchmark only, compared with the full model."""
 
     rows: Sequence[Row]
 
     @cached_property
-    def full(self) -> Line | None:
+    def full(self) -> Line | None:  # type: ignore[override]
         """The full model's runs."""
         return full_line(self.rows)
 
@@ -65,7 +149,7 @@ class Section:
         return reduced_lines(self.rows)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Line]:  # type: ignore[override]
         """All lines, the full model's on top."""
         return [*([self.full] if self.full else []), *self.reduced]
 
@@ -79,7 +163,7 @@ class Section:
         return self.catalogue.benchmark(name).title
 
     @cached_property
-    def names(self) -> list[str]:
+    def names(self) -> list[str]:  # type: ignore[override]
         """The benchmarks that were run: those of the paper's Acc in its order, then others by name."""
         return self.papers + sorted({row.benchmark for row in self.rows} - set(self.papers))
 
@@ -89,11 +173,6 @@ class Section:
         places = {column: place for place, column in enumerate(paper.averaged())}
         order = {row.benchmark: places[row.facts.column] for row in self.rows if row.facts.column in places}
         return sorted(order, key=lambda name: order[name])
-
-    @cached_property
-    def averaged(self) -> list[str]:
-        """The benchmarks included in Acc: `papers` without those `unjudged` and those `near_chance`."""
-        return [name for name in self.papers if name not in (*self.unjudged, *self.near_chance)]
 
     @cached_property
     def unjudged(self) -> list[str]:
@@ -106,103 +185,95 @@ class Section:
         return [name for name in self.papers if name in finished - scored]
 
     @cached_property
-    def near_chance(self) -> dict[str, Cell]:
-        """The benchmarks in which the full model cannot be told from guessing, with its cells: what reduced runs score
-        there says nothing, so no average has it. None where the full model was not run.
-        """
-        cells = {} if self.full is None else {name: self.cell(self.full, name) for name in self.names}
-        return {
-            name: cell
-            for name, cell in cells.items()
-            if cell is not None and cell.row.complete and not told_from_chance(cell)
-        }
-
-    @cached_property
     def common(self) -> list[str]:
         """The benchmarks that every line with a finished run has finished: costs over these can be compared."""
         finished = [{name for name, row in line.runs.items() if row.metrics is not None} for line in self.lines]
         shared = set.intersection(*filter(None, finished)) if any(finished) else set()
         return [name for name in self.names if name in shared]
 
-    def reference(self, row: Row) -> Row | None:
+    def reference(self, line: Line, name: str) -> Row | None:
         """The full model's complete run of the same questions."""
-        full_run = None if self.full is None else self.full.runs.get(row.benchmark)
-        return full_run if full_run is not None and full_run.complete and version(full_run) == version(row) else None
-
-    def cell(self, line: Line, name: str) -> Cell | None:
-        """The cell of a line and a benchmark; None where nothing was run."""
-        return self._cells.get((line.tokens, line.label, name))
-
-    @cached_property
-    def _cells(self) -> Mapping[tuple[float, str, str], Cell]:
-        cells = {
-            (line.tokens, line.label, name): self._measured(row)
-            for line in self.lines
-            for name, row in line.runs.items()
-        }
-        tested = [key for key, cell in cells.items() if cell.test is not None]
-        corrected = holm([cells[key].test.p for key in tested])  # type: ignore[union-attr]
-        return cells | {key: cells[key]._replace(corrected=p) for key, p in zip(tested, corrected, strict=True)}
-
-    def _measured(self, row: Row) -> Cell:
-        if row.sample is None:
-            return Cell(row)
-        reference = self.reference(row)
-        test = None if reference is None or reference is row else compare(row, reference)
-        return Cell(row, interval(draws(row.sample, row.benchmark)), test)
+        full_run = None if self.full is None else self.full.runs.get(name)
+        same = full_run is not None and full_run.complete and version(full_run) == version(line.runs[name])
+        return full_run if same else None
 
     def accuracy(self, line: Line) -> Mean | None:
         """Plain mean over the averaged benchmarks, each divided by its scale; None unless every run is complete.
 
         Its interval and p come from adding the benchmarks' independent resamples.
         """
-        scores = self._scores(line)
+        scores = self.scores(line)
         if scores is None:
             return None
         value, pairs = sum(scores) / len(scores), self._resampled_pairs(line)
         if pairs is not None:
-            full = self._scores(self.full) if self.full else None
+            full = self.scores(self.full) if self.full else None
             p = bootstrap_p(pairs[:, 0] - pairs[:, 1], value - sum(full) / len(full)) if full else None
             tests = [cell.test for name in self.averaged if (cell := self.cell(line, name)) and cell.test]
             return Mean(value, interval(pairs[:, 0]), tests[0].p if len(tests) == 1 else p)
-        resampled = self._resampled(line)
-        return Mean(value, None if resampled is None else interval(resampled))
+        samples = [(line.runs[name].sample, line.runs[name].facts.scale) for name in self.averaged]
+        if any(sample is None for sample, _ in samples):
+            return Mean(value, None)
+        total = [draws(one, name) / scale for (one, scale), name in zip(samples, self.averaged, strict=True) if one]
+        return Mean(value, interval(np.mean(total, axis=0)))
 
     def relative(self, line: Line) -> Mean | None:
         """Acc in percent of the full model's (the paper's Rel); None without either."""
-        scores, full = self._scores(line), None if self.full is None else self._scores(self.full)
-        if scores is None or not full or not sum(full) or any(self.reference(row) is None for row in self._runs(line)):
+        scores, full = self.scores(line), None if self.full is None else self.scores(self.full)
+        if scores is None or not full or not sum(full):
+            return None
+        if any(self.reference(line, name) is None for name in self.averaged):
             return None
         value, pairs = 100 * sum(scores) / sum(full), self._resampled_pairs(line)
         if pairs is None or not pairs[:, 1].all():
             return Mean(value, None)
         return Mean(value, interval(100 * pairs[:, 0] / pairs[:, 1]))
 
-    def _runs(self, line: Line) -> list[Row]:
-        return [line.runs[name] for name in self.averaged if name in line.runs]
-
-    def _scores(self, line: Line) -> list[float] | None:
-        """Scores over the averaged benchmarks as they enter a mean; None unless all are complete."""
-        runs = self._runs(line)
-        if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
-            return None
-        return [(row.score or 0.0) / row.facts.scale for row in runs]
-
-    def _resampled(self, line: Line) -> np.ndarray | None:
-        """Resampled Acc [resamples]; None where a benchmark has no interval."""
-        total = []
-        for row in self._runs(line):
-            if row.sample is None:
-                return None
-            total.append(draws(row.sample, row.benchmark) / row.facts.scale)
-        return np.mean(total, axis=0)
-
     def _resampled_pairs(self, line: Line) -> np.ndarray | None:
         """Resampled Acc of a reduced line and of the full model, [resamples, 2]; None where a benchmark has no test."""
-        total = []
-        for row in self._runs(line):
-            cell = self.cell(line, row.benchmark)
-            if cell is None or cell.test is None:
-                return None
-            total.append(cell.test.draws / row.facts.scale)
-        return np.mean(total, axis=0)
+        cells = [self.cell(line, name) for name in self.averaged]
+        tests = [cell.test if cell else None for cell in cells]
+        return mean_draws(tests, [line.runs[name].facts.scale for name in self.averaged])
+
+
+# ---- cells in words
+
+
+def state(cell: Cell | None) -> str:
+    """Why there is no number; nothing if there is one."""
+    if cell is None:
+        return ABSENT
+    row = cell.row
+    if row.metrics is None:
+        return f"incomplete ({row.answered} answered)"
+    if row.score is None:
+        return "not scored"
+    return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
+
+
+def score(cell: Cell | None) -> str:
+    """A score as papers print it, marked where it differs from the reference."""
+    return state(cell) or f"{cell.row.score:.1f}{cell.mark}"  # type: ignore[union-attr]
+
+
+def with_interval(cell: Cell | None) -> str:
+    """A score with half of its interval, and its mark."""
+    return state(cell) or f"{cell.row.score:.1f}{half(cell.bounds)}{cell.mark}"  # type: ignore[union-attr]
+
+
+def half(bounds: Sequence[float] | None) -> str:
+    """Half the width of an interval, after its number."""
+    return "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.1f}"
+
+
+def beside_chance(cell: Cell) -> str:
+    """A score with its interval, and what guessing scores."""
+    between = "" if cell.bounds is None else f" [{cell.bounds[0]:.1f}, {cell.bounds[1]:.1f}]"
+    return f"{cell.row.score:.1f}{between}, chance {cell.row.chance:.1f}"
+
+
+def signed(difference: float | None, bounds: Sequence[float] | None = None) -> str:
+    """A difference with its interval."""
+    if difference is None:
+        return ABSENT
+    return f"{difference:+.1f}" + ("" if bounds is None else f" ({bounds[0]:+.1f} to {bounds[1]:+.1f})")

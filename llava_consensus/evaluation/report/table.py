@@ -1,130 +1,215 @@
-"""All tables of a folder of results, as Markdown, LaTeX or CSV. No torch, no model; only the command line imports this.
+"""Tables as data, and their text: Markdown to read, LaTeX (booktabs) to input into a paper, CSV for scripts.
 
-`llava-consensus report --out results --write docs/results.md` puts them between the markers
-`<!-- results:begin -->` and `<!-- results:end -->`. From files to text: `rows.py` (runs), `samples.py` and `stats.py`
-(intervals, tests), `section.py` (runs of one setting), `columns.py`, `layout.py` and `costs.py` (tables as data),
-`markdown.py`, `latex.py`, `tidy.py` (text).
+    table = Table("Scores", ("method", "GQA"), groups({"Retain 64 tokens": [("random", "41.0")]}), "A note.")
+    markdown(table), latex(table), csv_text([{"method": "random", "gqa": 41.0}])
+
+Every table of the package is one of these. A `Column` is an entry in a list of columns, from which tables and CSV are
+made alike.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from llava_consensus.evaluation.files import CONFIG
-from llava_consensus.evaluation.report import costs, latex, layout, tidy
-from llava_consensus.evaluation.report import markdown as marked
-from llava_consensus.evaluation.report.catalogue import Catalogue, Facts
-from llava_consensus.evaluation.report.columns import Table
-from llava_consensus.evaluation.report.costs import Bench
-from llava_consensus.evaluation.report.judged import join, read_judged
-from llava_consensus.evaluation.report.markdown import BEGIN, END, replace_block
-from llava_consensus.evaluation.report.rows import LINEUP, RANDOM, Row, Variant, by_setting, full_score, read_row
-from llava_consensus.evaluation.report.section import Section
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import write_out
 
-__all__ = [  # what others use: they need not know in which file it is
-    "BEGIN",
-    "END",
-    "FORMATS",
-    "LINEUP",
-    "RANDOM",
-    "Catalogue",
-    "Facts",
-    "Row",
-    "Section",
-    "Variant",
-    "full_score",
-    "in_sections",
-    "read_row",
-    "read_rows",
-    "replace_block",
-]
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"  # between which tables stand in a page
+PACKAGES = r"% needs \usepackage{booktabs}"
+ABSENT = "-"
+SPECIAL = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "†": r"$^{\dagger}$",
+    "‡": r"$^{\ddagger}$",
+    "<": "$<$",
+    ">": "$>$",
+}
 
-NOTHING = "No results yet: `make tables` measures them."
+Cells = tuple[str, ...]
 
 
-def read_rows(out: Path, fallback: Catalogue | None = None) -> list[Row]:
-    """Every run below a folder of results that has an answer, with a judge's score where it needs one and has it.
+@dataclass(frozen=True)
+class Column:
+    """One column.
 
     Args:
-        out: the folder of results.
-        fallback: what methods and benchmarks are called that no finished run there says itself.
+        title: its heading.
+        read: takes what the list of columns is about (a line of a section, a measured run, ...), gives the value.
+        format: the value as tables show it; CSV has it as it is.
+        key: its heading in CSV, where that is another one.
+        note: what a reader must know of it, for the note below the table.
+    """
+
+    title: str
+    read: Callable[[Any], Any]
+    format: Callable[[Any], str] = str
+    key: str = ""
+    note: str = ""
+
+    def text(self, item: Any) -> str:
+        """Its cell in the line about `item`."""
+        return self.format(self.read(item))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lines of one budget under a heading."""
+
+    heading: str
+    lines: tuple[Cells, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What any markup is written from; the first column holds names, the others numbers."""
+
+    title: str
+    head: Cells
+    groups: tuple[Group, ...]
+    note: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no cell beside the names has anything in it."""
+        return all(cell == ABSENT for group in self.groups for line in group.lines for cell in line[1:])
+
+
+def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
+    """Lines, each with the heading it stands under, gathered in the order in which headings appear."""
+    found: dict[str, list[Cells]] = {}
+    for heading, cells in lines:
+        found.setdefault(heading, []).append(cells)
+    return tuple(Group(heading, tuple(under)) for heading, under in found.items())
+
+
+def retained(tokens: float, full: float | None) -> str:
+    """The paper's heading of a budget; a fraction is a share of each picture's own tokens."""
+    if 0 < tokens < 1:
+        return f"Retain {100 * tokens:g} % of each picture's tokens"
+    if full is None or tokens > full:
+        return f"Retain {tokens} tokens"
+    return f"Retain {tokens} tokens ({100 * (1 - tokens / full):.1f} % fewer)"
+
+
+def upper_bound(tokens: float) -> str:
+    """The heading of the full model; 0 stands for a number that no finished run tells."""
+    return f"Upper bound, {tokens or 'all'} tokens"
+
+
+def one_decimal(value: float | None) -> str:
+    """A number as papers print it."""
+    return ABSENT if value is None else f"{value:.1f}"
+
+
+def number(scale: float = 1.0) -> Callable[[float | None], str]:
+    """Writes a value times `scale` with one decimal, and more for what is small."""
+
+    def write(value: float | None) -> str:
+        if value is None:
+            return ABSENT
+        scaled = value * scale
+        return f"{scaled:.1f}" if scaled >= 1 or not scaled else f"{scaled:.3f}"
+
+    return write
+
+
+def count(value: float | None) -> str:
+    """A number of tokens."""
+    return ABSENT if value is None else f"{value:.1f}".removesuffix(".0")
+
+
+def markdown(table: Table) -> str:
+    """A table under its title, its note below; the heading of a group is a line of its own."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    others = len(table.head) - 1
+    lines = [line(table.head), line(["---", *["--:"] * others])]
+    for group in table.groups:
+        lines += [line([f"**{group.heading}**", *[""] * others]), *map(line, group.lines)]
+    return "\n\n".join(part for part in (f"{table.title}:", "\n".join(lines), table.note) if part)
+
+
+def escape(text: str) -> str:
+    """Plain text as LaTeX shows it."""
+    return "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
+def latex(table: Table) -> str:
+    """A booktabs table: names to the left, numbers to the right, a rule and a heading for each group."""
+
+    def line(cells: Iterable[str]) -> str:
+        return " & ".join(map(escape, cells)) + r" \\"
+
+    width, lines = len(table.head), [line(table.head)]
+    for group in table.groups:
+        lines += [r"\midrule", rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escape(group.heading)}}}}} \\"]
+        lines += map(line, group.lines)
+    above = [
+        r"\begin{table}[t]",
+        r"\centering\small",
+        rf"\caption{{{escape(f'{table.title}. {table.note}'.rstrip())}}}",
+    ]
+    above += [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule"]
+    return "\n".join([*above, *lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"])
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> str:
+    """Rows as CSV with these keys, those of the first row unless given; what is not known is empty. Lines end as
+    RFC 4180 says.
+    """
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(keys or rows[0]), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: str) -> list[str]:
+    """What a command prints of its tables: one text for each as `markdown` or `latex`, or its rows as `csv`."""
+    if form == "csv":
+        return [csv_text(rows)]
+    return [{"markdown": markdown, "latex": latex}[form](table) for table in tables]
+
+
+def write(folder: Path, name: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """Writes NAME.md, NAME.tex and NAME.csv.
+
+    Args:
+        folder: made where it is missing.
+        name: of the files, without their endings.
+        tables: as Markdown and LaTeX.
+        rows: with the same keys, as CSV.
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "md": "\n\n".join(map(markdown, tables)) + "\n",
+        "tex": "\n\n".join([PACKAGES, *map(latex, tables)]) + "\n",
+        "csv": csv_text(rows),
+    }
+    files = {folder / f"{name}.{ending}": text for ending, text in texts.items()}
+    for path, text in files.items():
+        write_out(path, text.encode())
+    return list(files)
+
+
+def replace_block(text: str, block: str, name: str) -> str:
+    """`text` with `block` between the two markers, and not a character changed elsewhere.
+
     Raises:
-        DataError: a file is not what a run writes; it is named.
+        DataError: unless both markers are there once, in order.
     """
-    judged = read_judged(out)
-    rows = [read_row(path.parent) for path in sorted(out.glob(f"*/{CONFIG}"))]
-    catalogue = (fallback or Catalogue()).told_by((row.config, row.metrics) for row in rows)
-    begun_rows = [replace(row, catalogue=catalogue) for row in rows if row.answered or row.metrics]
-    return [judged_row for row in begun_rows for judged_row in join(row, judged)]
-
-
-def in_sections(rows: Iterable[Row]) -> list[Section]:
-    """Runs in sections, those of all questions before those of the first few."""
-    return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
-
-
-def markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """All tables: one part for every model, data and setting."""
-    parts = [
-        "\n\n".join([title(section), *(marked.table(table) for table in shown)])
-        for section, shown in _each_once(sections, bench)
-    ]
-    return "\n\n".join(parts) if parts else NOTHING
-
-
-def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
-    sections = list(sections)
-    unlimited = [one for one in sections if any(row.config["limit"] is None for row in one.rows)] or sections
-    parts = [
-        "\n\n".join([title(section), marked.table(layout.scores(section, complete=True) or layout.intervals(section))])
-        for section in unlimited
-    ]
-    return "\n\n".join(parts) if parts else NOTHING
-
-
-def tex(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """All tables as LaTeX, to be input into a document that uses booktabs."""
-    parts = ["% needs \\usepackage{booktabs}; written by llava-consensus report"]
-    for section, shown in _each_once(sections, bench):
-        parts += [f"% {title(section)}", *(latex.table(table) for table in shown)]
-    return "\n\n".join(parts)
-
-
-def comma_separated(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """Every cell as a line of CSV."""
-    return tidy.table(sections, bench)
-
-
-FORMATS = {"markdown": markdown, "csv": comma_separated, "latex": tex, "brief": brief}
-
-
-def tables(section: Section, bench: Bench = ()) -> list[Table]:
-    """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, what needs a judge,
-    differences.
-    """
-    parts: list[Table | None] = [layout.scores(section), *layout.printed(section)]
-    parts += [costs.comparison(section, bench), layout.intervals(section)]
-    parts += [layout.unjudged(section), layout.differences(section)]
-    return [table for table in parts if table is not None]
-
-
-def _each_once(sections: Iterable[Section], bench: Bench) -> Iterator[tuple[Section, list[Table]]]:
-    """Each section with its tables, without those that stood under one before: the paper's."""
-    before: list[Table] = []
-    for section in sections:
-        shown = [table for table in tables(section, bench) if table not in before]
-        before += shown
-        yield section, shown
-
-
-def title(section: Section) -> str:
-    """Which model, data and setting a section is about."""
-    config = section.rows[0].config
-    limits = {row.benchmark: row.config["limit"] for row in section.rows if row.limited}
-    limit = "".join(f", of {section.title(name)} the first {count} questions" for name, count in limits.items())
-    if {row.config["limit"] for row in section.rows} == {config["limit"]}:
-        limit = "" if config["limit"] is None else f", first {config['limit']} questions"
-    versions = config["versions"]
-    where = f"{config['device']}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
-    return f"**{config['model']}** on `{config['data']}`{limit} ({where})"
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise DataError(f"{name}: needs the two lines {BEGIN} and {END}, once each; the tables go between them")
+    head, rest = text.split(BEGIN)
+    return f"{head}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row, version
-from llava_consensus.evaluation.report.samples import Report, counted
-from llava_consensus.evaluation.report.stats import Comparison, compare, holm, paired
+from llava_consensus.evaluation.report.stats import Comparison, Report, compare, counted, holm, paired
 
 RESAMPLES = 10000
 
@@ -47,16 +46,12 @@ def lines(first: Row, second: Row) -> list[str]:
     if comparison is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
     output = [f"{name}, {comparison.questions} questions"]
-    output += [_run(letter, row) for letter, row in (("A", first), ("B", second))]
+    for letter, row in (("A", first), ("B", second)):
+        output.append(f"{letter}: {row.score:.2f}  {row.label}, {'all' if row.full else row.config['tokens']} tokens")
     keys = (*OF_SECTION, "weights", "dtype", "loading")
     differing = [key for key in keys if first.config.get(key) != second.config.get(key)]
     output += [f"note: the runs differ in {', '.join(differing)} too"] * bool(differing)
     return [*output, f"A - B: {_difference(comparison)}", *_by_type(first.report, second.report, name)]
-
-
-def _run(letter: str, row: Row) -> str:
-    tokens = "all" if row.full else row.config["tokens"]
-    return f"{letter}: {row.score:.2f}  {row.label}, {tokens} tokens"
 
 
 def _difference(comparison: Comparison) -> str:
@@ -69,23 +64,22 @@ def _difference(comparison: Comparison) -> str:
 
 def _by_type(first: Report, second: Report, name: str) -> list[str]:
     """One line for each group of questions, p corrected for their number (Holm)."""
+
+    def only(report: Report, group: str) -> Report:
+        return {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}
+
     groups = sorted({str(row["group"]) for row in counted(first) if row.get("group") is not None})
-    tests = [(group, paired(_only(first, group), _only(second, group), name, RESAMPLES)) for group in groups]
-    tested = [(group, test) for group, test in tests if test is not None]
+    tests = {group: paired(only(first, group), only(second, group), name, RESAMPLES) for group in groups}
+    tested = {group: test for group, test in tests.items() if test is not None}
     if len(tested) < 2:
         return []
-    corrected = holm([test.p for _, test in tested])
+    corrected = holm([test.p for test in tested.values()])
     head = f"{'by question type':24} {'questions':>9} {'A - B':>8}  {'95 % interval':19} {'p':>8} {'p (Holm)':>8}"
     return [
         head,
         *(
             f"{group:24} {test.questions:9d} {test.difference:+8.2f}  {test.low:+8.2f} to {test.high:+7.2f} "
             f"{test.p:8.2g} {p:8.2g}"
-            for (group, test), p in zip(tested, corrected, strict=True)
+            for (group, test), p in zip(tested.items(), corrected, strict=True)
         ),
     ]
-
-
-def _only(report: Report, group: str) -> Report:
-    """A report of one group's rows."""
-    return {**report, "extracted": [row for row in report["extracted"] if str(row.get("group")) == group]}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.report.catalogue import Catalogue
+from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.rows import Catalogue, read_rows
 from llava_consensus.evaluation.report.section import Section
-from llava_consensus.evaluation.report.table import in_sections, read_rows
 
 STUDY, SCAP, GROWTH = "study.json", "scap.json", "growth.json"
 STUDY_AGAIN = "Remove it; llava-consensus study makes it again"

@@ -1,0 +1,440 @@
+"""All tables of a folder of results, as Markdown, LaTeX or CSV. No torch, no model; pure functions of files.
+
+`llava-consensus report --out results --write docs/results.md` puts them between the markers of a page. The paper's
+layout is its Table 1: a block for each budget, the benchmarks, Acc (plain mean, MME perception / 20) and Rel (Acc in
+percent of the full model's).
+
+`COSTS` is the only list of what a method costs, `CELLS` of what CSV says of a cell beside. Counts, FLOPs and bytes come
+from `account` in metrics.json (means over the benchmarks that all lines have finished; the cache as measured where a
+run measured it); times from `bench.json` in the folder of results: rows with `method` (its name, or its label in
+tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first token).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.report import paper
+from llava_consensus.evaluation.report import table as engine
+from llava_consensus.evaluation.report.rows import FULL, RANDOM, Catalogue, Line, Row, by_setting
+from llava_consensus.evaluation.report.section import Cell, Section, half, score, with_interval
+from llava_consensus.evaluation.report.stats import RESAMPLES, Comparison, Mean, compare, mark
+from llava_consensus.evaluation.report.table import (
+    ABSENT,
+    Column,
+    Table,
+    count,
+    csv_text,
+    groups,
+    number,
+    one_decimal,
+    retained,
+    upper_bound,
+)
+
+NOTHING = "No results yet: `make tables` measures them."
+BENCH = "bench.json"
+AGAIN = "Measure again, or move it away"
+MEANS = (  # means and times in the paper's tables
+    ("acc", "Acc"),
+    ("rel_percent", "Rel (%)"),
+    ("avg_acc", "Acc"),
+    ("kv_mb", "KV (MB)"),
+    ("ttft_ms", "TTFT (ms)"),
+    ("tpot_ms", "TPOT (ms)"),
+)
+MARKS = (
+    "† differs from the full model, paired by question (exact McNemar, or bootstrap where a score is no mean of right "
+    "and wrong; p < 0.05), ‡ also after Holm's correction over all cells."
+)
+NAME = Column("method", lambda line: line.label)
+
+Bench = Sequence[Mapping[str, Any]]
+
+
+def in_sections(rows: Iterable[Row]) -> list[Section]:
+    """Runs in sections, those of all questions before those of the first few."""
+    return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
+
+
+def title(section: Section) -> str:
+    """Which model, data and setting a section is about."""
+    config = section.rows[0].config
+    limits = {row.benchmark: row.config["limit"] for row in section.rows if row.limited}
+    limit = "".join(f", of {section.title(name)} the first {count} questions" for name, count in limits.items())
+    if {row.config["limit"] for row in section.rows} == {config["limit"]}:
+        limit = "" if config["limit"] is None else f", first {config['limit']} questions"
+    versions = config["versions"]
+    where = f"{config['device']}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+    return f"**{config['model']}** on `{config['data']}`{limit} ({where})"
+
+
+def section_tables(section: Section, bench: Bench = ()) -> list[Table]:
+    """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, what needs a judge,
+    differences.
+    """
+    parts: list[Table | None] = [scores(section), *printed(section), costs(section, bench), intervals(section)]
+    parts += [unjudged(section), differences(section)]
+    return [table for table in parts if table is not None]
+
+
+def tabulate(
+    section: Section, title: str, columns: Sequence[Column], note: str, lines: Sequence[Line] | None = None
+) -> Table:
+    """Lines of a section (all of them unless given) under the headings of their budgets, a cell for each column."""
+    full, found = section.full, []
+    for line in section.lines if lines is None else lines:
+        heading = upper_bound(line.tokens) if line is full else retained(line.tokens, full.tokens if full else None)
+        found.append((heading, tuple(column.text(line) for column in (NAME, *columns))))
+    return Table(title, tuple(column.title for column in (NAME, *columns)), groups(found), note)
+
+
+def of_benchmarks(section: Section, names: Sequence[str], write: Callable[[Cell | None], str]) -> list[Column]:
+    """A column for each benchmark."""
+    return [Column(section.title(name), partial(section.cell, name=name), write) for name in names]
+
+
+def means(section: Section, count: str = "") -> list[Column]:
+    """Acc and Rel of a line."""
+    return [Column(f"Acc{count}", section.accuracy, mean), Column("Rel (%)", section.relative, mean)]
+
+
+def mean(average: Mean | None) -> str:
+    """Acc or Rel with half of its interval, marked where it differs from the full model."""
+    return ABSENT if average is None else f"{average.value:.1f}{half(average.bounds)}{mark(average.p, 1.0)}"
+
+
+def scores(section: Section, complete: bool = False) -> Table | None:
+    """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run. `complete` leaves out lines
+    without an Acc, if there is any line with one.
+    """
+    names, paper_count = section.papers, len(paper.averaged())
+    if not names:
+        return None
+    count = "" if len(section.averaged) == paper_count else f" ({len(section.averaged)} of {paper_count})"
+    unjudged_titles = [section.title(name) for name in section.unjudged]
+    lines = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
+    lines = lines or section.lines
+    exclusion = f", without {' and '.join(unjudged_titles)}, which nobody has judged" if unjudged_titles else ""
+    omission = " Lines with an incomplete cell are left out." if len(lines) < len(section.lines) else ""
+    near = section.guessed(names)
+    guessed = f" In no average, because all tokens cannot be told from guessing there: {near}." if near else ""
+    note = (
+        f"Acc: plain mean of the columns (MME perception / 20){exclusion}. Rel: Acc in percent of the full model's. A "
+        f"line with an incomplete cell has neither.{omission}{guessed} {MARKS}"
+    )
+    return tabulate(section, "Scores", [*of_benchmarks(section, names, score), *means(section, count)], note, lines)
+
+
+def intervals(section: Section) -> Table:
+    """Every benchmark that was run, each score with its interval."""
+    columns = []
+    for name, column in zip(section.names, of_benchmarks(section, section.names, with_interval), strict=True):
+        done = [row.metrics for row in section.rows if row.metrics is not None and row.benchmark == name]
+        asked = f"{done[0]['questions']} questions" if done else "no complete run"
+        columns.append(replace(column, title=f"{column.title} ({asked})"))
+    note = (
+        f"Score ± half of its 95 % interval: bootstrap over questions, {RESAMPLES} resamples. MME in points. {MARKS} "
+        "A score without an interval has a scorer that does not say what it is made of."
+    )
+    return tabulate(section, "Scores with 95 % intervals", columns, note)
+
+
+def unjudged(section: Section) -> Table | None:
+    """What benchmarks that need a judge give without one: contained matches, and agreement with the full model."""
+    rows = [
+        replace(row, metrics={**row.metrics, "score": row.metrics["report"]["contains"]})
+        for row in section.rows
+        if row.metrics is not None and row.score is None and row.metrics["report"].get("contains") is not None
+    ]
+    if not rows:
+        return None
+    free = Section(rows)
+    free_lines = {(line.tokens, line.label): line for line in free.reduced}
+
+    def cell(line: Line, name: str) -> Cell | None:
+        free_line = free.full if line is section.full else free_lines.get((line.tokens, line.label))
+        return None if free_line is None else free.cell(free_line, name)
+
+    def agreement(line: Line, name: str) -> str:
+        """The share of answers that read the same as the full model's; absent where one of the two is not complete."""
+        found = cell(line, name)
+        full = None if found is None else free.reference(Line(0, "", {name: found.row}), name)
+        if found is None or full is None or not found.row.complete:
+            return ABSENT
+        full_answers = {row["index"]: row["extracted"] for row in full.report["extracted"]}
+        matches = [row["extracted"] == full_answers[row["index"]] for row in found.row.report["extracted"]]
+        return f"{100 * (sum(matches) / len(matches)):.1f}"
+
+    columns = []
+    for name in free.names:
+        columns.append(Column(free.title(name), partial(cell, name=name), with_interval))
+        columns.append(Column("as full", partial(agreement, name=name)))
+    lines = [line for line in section.lines if any(cell(line, name) for name in free.names)]
+    note = (
+        "Answers that contain the reference, in percent ± half of the 95 % interval; as full: answers that read the "
+        f"same as the full model's. Nobody has judged these runs. Tokens of a video are per frame. {MARKS}"
+    )
+    return tabulate(section, "Without a judge", columns, note, lines)
+
+
+def differences(section: Section) -> Table | None:
+    """Paired difference to random selection with the same budget; None where random selection was not run."""
+    floors = {line.tokens: line for line in section.reduced if line.label == RANDOM}
+    lines = [line for line in section.reduced if floors.get(line.tokens, line) is not line]
+
+    def difference(line: Line, name: str) -> str:
+        first, second = line.runs.get(name), floors[line.tokens].runs.get(name)
+        test = None if first is None or second is None else compare(first, second)
+        return ABSENT if test is None else f"{test.difference:+.1f}{half((test.low, test.high))}"
+
+    columns = [Column(section.title(name), partial(difference, name=name)) for name in section.names]
+    note = "Difference ± half of its 95 % interval (paired bootstrap over questions)."
+    table = tabulate(section, "Difference to random selection with the same budget", columns, note, lines)
+    return None if table.empty else table
+
+
+def printed(section: Section) -> list[Table]:
+    """The paper's own numbers in the same layout."""
+    tokens = section.full.tokens if section.full else max(row.tokens for row in section.rows)
+    columns = [section.catalogue.benchmark(name).column for name in section.names]
+    return [_printed(table, section.catalogue) for table in paper.printed(columns, tokens)]
+
+
+def _printed(name: str, catalogue: Catalogue) -> Table:
+    rows, model = paper.tables()[name], paper.MODELS[name]
+    titles = [(key, catalogue.benchmark(catalogue.named(key)).title) for key in paper.columns(name)]
+    titles += [(key, title) for key, title in MEANS if key in rows[0]]
+    columns = [Column("method", itemgetter("method"))]
+    columns += [Column(title, itemgetter(key), one_decimal) for key, title in titles]
+    full = rows[0]["tokens"]
+    lines = [
+        (
+            upper_bound(full) if row is rows[0] else retained(row["tokens"], full),
+            tuple(column.text(row) for column in columns),
+        )
+        for row in rows
+    ]
+    note = f"As printed, for {model} on the complete benchmarks: another model and other data than ours above."
+    return Table(f"The paper's numbers ({model})", tuple(column.title for column in columns), groups(lines), note)
+
+
+# ---- costs
+
+
+class Measured(NamedTuple):
+    """What is known of the costs of one run: `account` of its metrics, and the row of bench.json about its method."""
+
+    account: Mapping[str, Any]
+    times: Mapping[str, Any]
+
+
+def account(key: str) -> Callable[[Measured], float | None]:
+    """Reads one number of a run's account: as measured where it was, the total where it has parts."""
+
+    def read(run: Measured) -> float | None:
+        value = (run.account.get("measured") or {}).get(key, run.account.get(key))
+        return value.get("total") if isinstance(value, Mapping) else value
+
+    return read
+
+
+def timed(key: str) -> Callable[[Measured], float | None]:
+    """Reads one number of the bench row."""
+    return lambda run: run.times.get(key)
+
+
+COUNTED = "Visual tokens that enter the language model, that are kept after the last cut, and the mean over its layers."
+FLOPS = "FLOPs of one prefill: language model, vision tower and the method's own work."
+TIMES = "TTFT, TPOT: time to the first and to each further token, medians of interleaved measurements in one process."
+COSTS = (  # of one Measured
+    Column("entering", account("entering"), count, note=COUNTED),
+    Column("kept", account("kept"), count),
+    Column("layer average", account("average"), count, "average"),
+    Column("GFLOPs", account("flops"), number(1e-9), "flops", FLOPS),
+    Column("KV (MiB)", account("kv_bytes"), number(2**-20), "kv_bytes", "KV: bytes of the cache after it."),
+    Column("TTFT (ms)", timed("ttft_ms"), number(), "ttft_ms", TIMES),
+    Column("TPOT (ms)", timed("tpot_ms"), number(), "tpot_ms"),
+    Column("selection (% of TTFT)", timed("share"), number(100.0), "share"),
+)
+
+
+def read_bench(path: Path) -> list[dict[str, Any]]:
+    """The rows of a bench file; none where there is no file. DataError for another kind of file."""
+    if not path.is_file():
+        return []
+    rows = read_json(path, AGAIN)
+    rows = rows.get("rows") if isinstance(rows, dict) else rows
+    if not isinstance(rows, list) or not all(
+        isinstance(row, dict) and {"method", "tokens"} <= row.keys() for row in rows
+    ):
+        raise DataError(f"{path}: not a list of rows with method and tokens. {AGAIN}")
+    return rows
+
+
+def costs(section: Section, bench: Bench = ()) -> Table | None:
+    """Every line with its scores and costs; None where no cost is known."""
+    columns = [Column(column.title, partial(_mean_cost, section, bench, column), column.format) for column in COSTS]
+    scope = f" Counts, FLOPs and KV: over {', '.join(map(section.title, section.common))}." if section.common else ""
+    note = " ".join(column.note for column in COSTS if column.note) + scope
+    if tabulate(section, "", columns, "").empty:
+        return None
+    return tabulate(section, "Scores and costs", [*means(section), *columns], note)
+
+
+def _mean_cost(section: Section, bench: Bench, column: Column, line: Line) -> float | None:
+    """Mean of one cost over the benchmarks that all lines have finished, or over the line's own benchmarks where there
+    are none in common; None unless the cost is known for each of these runs.
+    """
+    runs = [line.runs[name] for name in section.common or section.papers or section.names if name in line.runs]
+    times = _times(section, line, bench)
+    values = [column.read(_measured(row, times)) for row in runs] or [column.read(Measured({}, times))]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _measured(row: Row, times: Mapping[str, Any]) -> Measured:
+    return Measured((row.metrics or {}).get("account") or {}, times)
+
+
+def _times(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
+    """The bench row about a line: the full model's, or that of its label or plain method with its budget."""
+    names = {line.label, *(run.config["method"] for run in line.runs.values() if not run.config["changed"])}
+    for row in bench:
+        if row["method"] == FULL if line is section.full else row["tokens"] == line.tokens and row["method"] in names:
+            return row
+    return {}
+
+
+# ---- CSV
+
+
+class Entry(NamedTuple):
+    """One of our lines of CSV: a line of a section, and its cell of one benchmark."""
+
+    line: Line
+    cell: Cell
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """What was measured; nothing of a run that is not finished."""
+        return self.cell.row.metrics or {}
+
+
+def config(key: str) -> Column:
+    """A key of the run's configuration."""
+    return Column(key, lambda entry: entry.cell.row.config[key])
+
+
+def metric(key: str) -> Column:
+    """A key of the run's metrics."""
+    return Column(key, lambda entry: entry.metrics.get(key))
+
+
+def tested(key: str, read: Callable[[Comparison], Any]) -> Column:
+    """A number of the test against the full model."""
+    return Column(key, lambda entry: entry.cell.test and read(entry.cell.test))
+
+
+CELLS = (  # of Entry; COSTS follow. Scores in percent (MME in points), unrounded
+    Column("source", lambda entry: "ours"),
+    *map(config, ("model", "data", "limit")),
+    Column("label", lambda entry: entry.line.label),
+    config("method"),
+    Column("tokens", lambda entry: entry.line.tokens or None),
+    config("benchmark"),
+    metric("metric"),
+    Column("status", lambda entry: "complete" if entry.cell.row.complete else "incomplete"),
+    metric("questions"),
+    Column("answered", lambda entry: entry.metrics.get("answered", entry.cell.row.answered)),
+    Column("score", lambda entry: entry.cell.row.score),
+    Column("low", lambda entry: entry.cell.bounds and entry.cell.bounds[0]),
+    Column("high", lambda entry: entry.cell.bounds and entry.cell.bounds[1]),
+    Column("chance", lambda entry: entry.cell.row.chance),
+    tested("difference", lambda test: test.difference),
+    tested("difference_low", lambda test: test.low),
+    tested("difference_high", lambda test: test.high),
+    tested("p", lambda test: test.p),
+    Column("p_corrected", lambda entry: entry.cell.test and entry.cell.corrected),
+    tested("test", lambda test: test.name),
+)
+
+
+def as_csv(sections: Iterable[Section], bench: Bench = ()) -> str:
+    """Every cell of all sections as a line, and below them the paper's tables that stand beside one of them."""
+    lines: list[dict[str, Any]] = []
+    catalogues: dict[str, Catalogue] = {}
+    for section in sections:
+        cells = [(line, section.cell(line, name)) for line in section.lines for name in section.names]
+        for line, cell in cells:
+            if cell is not None:
+                entry, cost = Entry(line, cell), _measured(cell.row, _times(section, line, bench))
+                own = {column.key or column.title: column.read(entry) for column in CELLS}
+                lines.append(own | {column.key or column.title: column.read(cost) for column in COSTS})
+        columns = [section.catalogue.benchmark(name).column for name in section.names]
+        for table in paper.printed(columns, section.full.tokens if section.full else 0):
+            catalogues.setdefault(table, section.catalogue)
+    for table, catalogue in catalogues.items():
+        lines += _printed_cells(table, catalogue)
+    return csv_text(lines, [column.key or column.title for column in (*CELLS, *COSTS)])
+
+
+def _printed_cells(table: str, catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    """The cells of one of the paper's tables; times stand beside each score, as in our lines."""
+    for row in paper.tables()[table]:
+        for column in paper.columns(table):
+            if row.get(column) is not None:
+                shared = {"source": "paper", "model": paper.MODELS[table], "label": row["method"], "status": "printed"}
+                cell = {"tokens": row["tokens"], "benchmark": catalogue.named(column), "score": row[column]}
+                yield {
+                    **shared,
+                    **cell,
+                    **{key: row[key] for key in ("ttft_ms", "tpot_ms") if row.get(key) is not None},
+                }
+
+
+# ---- all sections as text
+
+
+def _each_once(sections: Iterable[Section], bench: Bench) -> Iterator[tuple[Section, list[Table]]]:
+    """Each section with its tables, without those that stood under one before: the paper's."""
+    before: list[Table] = []
+    for section in sections:
+        shown = [table for table in section_tables(section, bench) if table not in before]
+        before += shown
+        yield section, shown
+
+
+def as_markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
+    """All tables: one part for every model, data and setting."""
+    parts = [
+        "\n\n".join([title(section), *map(engine.markdown, shown)]) for section, shown in _each_once(sections, bench)
+    ]
+    return "\n\n".join(parts) if parts else NOTHING
+
+
+def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
+    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
+    sections = list(sections)
+    unlimited = [one for one in sections if any(row.config["limit"] is None for row in one.rows)] or sections
+    parts = [
+        f"{title(section)}\n\n{engine.markdown(scores(section, complete=True) or intervals(section))}"
+        for section in unlimited
+    ]
+    return "\n\n".join(parts) if parts else NOTHING
+
+
+def as_latex(sections: Iterable[Section], bench: Bench = ()) -> str:
+    """All tables, to be input into a document that uses booktabs."""
+    parts = [r"% needs \usepackage{booktabs}; written by llava-consensus report"]
+    for section, shown in _each_once(sections, bench):
+        parts += [f"% {title(section)}", *map(engine.latex, shown)]
+    return "\n\n".join(parts)
+
+
+FORMATS = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex, "brief": brief}
