@@ -320,7 +320,7 @@ def assemble(attachment: Attachment, ids: Tensor, pixels: Tensor) -> tuple[Tenso
     projected = [one.projected for one in tiles]
     embeds, places, mask = module.place(ids, torch.cat(projected) if projected else torch.empty(0, TOKENS, WIDTH))
     layout = attachment.layout(kinds(ids, mask))
-    if attachment.decoder is not None or not layout.reduced():
+    if attachment.cuts is not None or not layout.reduced():
         attachment.arm(call, layout, embeds)
         return embeds, places, mask
     out = attachment.reduce(call, Sequence(embeds, mask, places), layout, tiles, ids.abs().sum(1))

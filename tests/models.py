@@ -12,7 +12,7 @@ import transformers
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layout import RowKinds
-from llava_consensus.hosts.towers import ClipBlocks, attending_block, chosen_block, hidden_state_block
+from llava_consensus.hosts.towers import ClipBlocks, blocks_read, hidden_state_block
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
@@ -139,7 +139,7 @@ def as_units(tower: Any, method: Any, found: Any) -> VisualTokens:
     count, size = found.projected.shape[:2]
     parts = dict(found.parts)
     query, key = parts.pop("query", None), parts.pop("key", None)
-    block = attending_block(tower, chosen_block(tower, method.vision_layer), method.blocks_ahead)
+    block = blocks_read(tower, method)[1]
     return VisualTokens(
         projected=found.projected,
         tile=torch.arange(count)[:, None].expand(-1, size),

@@ -2,56 +2,43 @@
 
     host -> attachment -> reduction -> attachment -> host
 
-The host says how its model is entered and assembles sequences; the attachment collects what the method needs, gives
-every picture its budget, reduces, puts the reduced tokens back, and reports. Hooks are installed when a method is
-attached and removed by `detach`; what one call collects and reports lives in that call (`call.py`), so that calls in
-several threads never meet. The class of the model is never touched.
+The host says how its model is entered and assembles sequences; the attachment lets the tower give what the method
+reads, has the sequences reduced (`reduce.py`, or between decoder layers `cuts.py`), and reports. Hooks are installed
+when a method is attached and removed by `detach`; what belongs to one call is in that call (`call.py`), so that calls
+in several threads never meet. The class of the model is never touched.
 """
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
-from llava_consensus.hosts.base import Model, Tiles, Tower
+from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
 from llava_consensus.hosts.cache import cached_layers
-from llava_consensus.hosts.call import Call, Caller
-from llava_consensus.hosts.cuts import DecoderHooks
-from llava_consensus.hosts.inside import acts_inside, check_inside, install_inside, run_inside
-from llava_consensus.hosts.layout import Layout, RowKinds, Shares, content, copied, read_layout
-from llava_consensus.hosts.reduce import (
-    Group,
-    Source,
-    counted,
-    inserts,
-    outcomes,
-    picture_rows,
-    planned,
-    probe_text,
-    shared_fronts,
-    with_pictures,
-)
-from llava_consensus.hosts.remembered import Remembered
-from llava_consensus.hosts.sequence import Rule, Sequence, cut, splice
+from llava_consensus.hosts.call import Call, Given, Report
+from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
+from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
+from llava_consensus.hosts.sequence import Sequence
 from llava_consensus.hosts.shadow import Shadow
-from llava_consensus.hosts.towers import attending_block, chosen_block, fingerprint, install_taps, skip_unread
+from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, skip_unread
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens
+from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
-NO_TEXT = "no text after the image: reduced by vision saliency alone"
-STRUCTURES = 64  # of prompts, that are remembered
+if TYPE_CHECKING:
+    from llava_consensus.hosts.cuts import Cuts
+
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
-class Attachment(Caller, Shares):
+class Attachment:
     """A method on one model; leaving the `with` block detaches it. `outcomes` says what became of the pictures of the
     last call.
 
@@ -66,13 +53,13 @@ class Attachment(Caller, Shares):
     def __init__(self, model: Model, method: Method, budget: Budget | Share) -> None:
         self.model, self.method, self.budget = model, method, budget
         self.active = False
-        self.structures = Remembered(STRUCTURES)  # of prompts, with all that follows from them alone
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
         self._warned = False
+        self._latest: Call | None = None
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
-        self.decoder: DecoderHooks | None = None
+        self.cuts: Cuts | None = None
         try:
             self._install()
         except BaseException:
@@ -88,14 +75,19 @@ class Attachment(Caller, Shares):
         self._handles.append(module.register_forward_hook(self._read_cache))
         if tower is not None:
             self._handles += install_taps(self, tower)
-            shadows, handles = install_inside(self, tower)
-            self._shadows += shadows
-            self._handles += handles
+            if self.method.acts_inside:
+                from llava_consensus.hosts.inside import install_inside
+
+                shadows, handles = install_inside(self, tower)
+                self._shadows += shadows
+                self._handles += handles
             self._shadows += skip_unread(self, tower)
         if self.method.place is Place.DECODER:
-            self.decoder = DecoderHooks(self)
-            self._handles += self.decoder.install(self.model.decoder)
-            self._shadows += self.decoder.shadows(self.model.decoder)
+            from llava_consensus.hosts.cuts import Cuts
+
+            self.cuts = Cuts(self)
+            self._handles += self.cuts.install(self.model.decoder)
+            self._shadows += self.cuts.shadows(self.model.decoder)
         for name, entrance in self.model.entrances(self).items():
             owner, _, attribute = name.rpartition(".")
             self._shadows.append(Shadow(module.get_submodule(owner), attribute, entrance))
@@ -114,14 +106,12 @@ class Attachment(Caller, Shares):
                 f"{type(self.method).__name__} needs {', '.join(missing_needs)}, which the vision side of "
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
-        self.attention_block(tower)
-        if acts_inside(self.method):
-            check_inside(tower, self.method, [*self.tile_tokens(1), *self.tile_tokens(self.model.most_tiles)])
+        blocks_read(tower, self.method)
+        if self.method.acts_inside:
+            from llava_consensus.hosts.inside import check_inside
 
-    def attention_block(self, tower: Tower) -> int:
-        """The vision block whose queries and keys the method reads."""
-        features = chosen_block(tower, self.method.vision_layer)
-        return attending_block(tower, features, self.method.blocks_ahead)
+            sharing = self.sharing
+            check_inside(tower, self.method, [*sharing.of_tiles(1), *sharing.of_tiles(self.model.most_tiles)])
 
     def detach(self) -> None:
         """Gives the model back as it was, bit for bit. Detaching twice does nothing."""
@@ -152,6 +142,55 @@ class Attachment(Caller, Shares):
             setattr(twin, name, None if name == "_latest" else copy.deepcopy(value, memo))
         return twin
 
+    @contextmanager
+    def call(self, **given: Any) -> Iterator[Call]:
+        """One call of the model with what is known beforehand: the fields of `Given`."""
+        with calls.scope(Call(self, Given(**given))) as new_call:
+            self._latest = new_call
+            yield new_call
+
+    def asking(self, questions: list[str]) -> Any:
+        """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
+        the text asked in each row of the batch.
+        """
+        return self.call(questions=questions)
+
+    def current(self, fresh: bool = True) -> Call:
+        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
+        unless somebody ends the present one.
+        """
+        call = calls.current(self)
+        if call is None or (fresh and not call.scoped):
+            call = calls.begin(Call(self))
+            self._latest = call
+        return call
+
+    @property
+    def _report(self) -> Report:
+        """Of the last call of this thread, or of any thread where this one made none."""
+        call = calls.latest(self) or self._latest
+        return call.report if call else Report()
+
+    @property
+    def outcomes(self) -> list[PictureOutcome]:
+        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
+        return self._report.outcomes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks on the last call that go into its record."""
+        return self._report.notes
+
+    def milliseconds(self) -> dict[str, float]:
+        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
+        reductions = [reduction for outcome in self.outcomes for _, reduction in outcome.reductions]
+        watches = {id(reduction.watch): reduction.watch for reduction in reductions}
+        spent: dict[str, float] = {}
+        for watch in (self._report.watch, *watches.values()):
+            for name, time in watch.milliseconds().items() if watch else ():
+                spent[name] = spent.get(name, 0.0) + time
+        return spent
+
     @property
     def here(self) -> Model:
         """The model whose forward runs: this one, or its replica on another device."""
@@ -165,28 +204,41 @@ class Attachment(Caller, Shares):
             self.current()
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Sizes of the cache behind the first forward of a call."""
+        """Sizes of the cache after the first forward of a call."""
         call, cache = calls.current(self), getattr(output, "past_key_values", None)
-        if call is not None and call.scoped and cache is not None and not call.cache:
-            call.cache = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
+        if call is not None and call.scoped and cache is not None and not call.report.cache:
+            layers = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
+            call.report = replace(call.report, cache=tuple(layers))
+
+    @property
+    def sharing(self) -> Sharing:
+        """How the budget of a picture is shared over its tiles."""
+        tower = self.model.tower
+        return Sharing(self.method, self.budget, 0 if tower is None else tower.tokens, self.model.most_tiles)
+
+    @property
+    def cuts_by_tower(self) -> bool:
+        """Whether the method cuts between decoder layers by what the vision tower says."""
+        return self.cuts is not None and bool(self.method.needs)
 
     def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
         needs: what was encoded before where there is some, one `Tiles` for each picture.
         """
         call = self.current(fresh=False)
-        if call.encoded is not None:
-            return call.encoded
+        if call.given.encoded is not None:
+            return call.given.encoded
         tower = self.here.tower
         assert tower is not None
         with self.collecting() as parts:
-            if acts_inside(self.method):
-                tokens = [count for number in tiles for count in self.tile_tokens(number)]
-                projected, slot = run_inside(self.method, call, tower, pixels, tokens)
+            if self.method.acts_inside:
+                from llava_consensus.hosts.inside import run_inside
+
+                sharing = self.sharing
+                tokens = [count for number in tiles for count in sharing.of_tiles(number)]
+                projected, parts["slot"] = run_inside(self.method, call, tower, pixels, tokens)
             else:
-                projected, slot = tower.encode(pixels), None
-        if slot is not None:
-            parts["slot"] = slot
+                projected = tower.encode(pixels)
         if Need.FINGERPRINT in self.method.needs:
             parts["fingerprint"] = fingerprint(pixels)
         split = {name: value.split(tiles) for name, value in parts.items()}
@@ -195,52 +247,29 @@ class Attachment(Caller, Shares):
             for i, picture_tiles in enumerate(projected.split(tiles))
         ]
 
-    @contextmanager
-    def collecting(self) -> Iterator[dict[str, Tensor]]:
-        """The parts that hooks take from the tower while the body runs."""
-        call = self.current(fresh=False)
-        parts: dict[str, Tensor] = {}
-        call.parts = parts
-        try:
-            yield parts
-        finally:
-            call.parts = None
+    def collecting(self) -> Any:
+        """The parts that hooks take from the tower while the body of a `with` runs."""
+        return collecting(self.current(fresh=False))
 
-    def layout(self, kinds: RowKinds, structure: Hashable = None) -> Layout:
-        """Where the pictures of assembled sequences stand, and what of them is reduced. Remembered: most prompts have
-        the structure of one before.
-
-        Args:
-            kinds: what every row is.
-            structure: equal for equal kinds, where the host knows such a key; else they are compared themselves.
-        """
-        answer_rows, drops_newlines = self.method.answer_rows, self.method.newlines == "drop"
-        key = ("layout", structure or content(kinds), self.model.most_tiles)
-        return self.structures.get(key, lambda: read_layout(copied(kinds), self.budgets, answer_rows, drops_newlines))
+    def layout(self, kinds: RowKinds) -> Layout:
+        """Where the pictures of assembled sequences stand, and what of them is reduced."""
+        return read_layout(kinds, self.sharing)
 
     def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:
         """Reports the pictures of a call that stay as they are, `limit` being the rows that are left of a longer
         sequence.
         """
-        call.outcomes, call.notes, call.watch = outcomes(layout, []), (), None
-        if limit is not None:
-            left = picture_rows(layout).where(layout.real.cumsum(1) <= limit, -1)
-            call.outcomes = counted(call.outcomes, left)
-
-    @property
-    def cuts_by_tower(self) -> bool:
-        """Whether the method cuts between decoder layers by what the vision tower says."""
-        return self.decoder is not None and bool(self.method.needs)
+        call.tell(Report(untouched(layout, limit)))
 
     def arm(
-        self, call: Call, layout: Layout, embeds: Tensor, tiles: "list[Tiles] | None" = None, limit: int | None = None
+        self, call: Call, layout: Layout, embeds: Tensor, tiles: list[Tiles] | None = None, limit: int | None = None
     ) -> None:
         """Reports pictures that stay as they are; sequences [R, S, D] that a method between decoder layers will cut
         while they are read are announced to it, with the tiles of each picture where it reads the tower.
         """
         self.pass_by(call, layout, limit)
-        if self.decoder is not None:
-            self.decoder.arm(call, layout, embeds, tiles or [])
+        if self.cuts is not None:
+            self.cuts.arm(call, layout, embeds, tiles or [])
 
     def reduce(
         self,
@@ -248,70 +277,35 @@ class Attachment(Caller, Shares):
         full: Sequence,
         layout: Layout,
         tiles: list[Tiles],
-        prompts: Tensor | None,
+        prompts: Tensor | None = None,
         limit: int | None = None,
+        watch: Stopwatch | None = None,
     ) -> Sequence:
-        """The sequences with their visual tokens reduced, padded on the right; the call has the outcomes.
-
-        Args:
-            full: as the language model would have read them.
-            tiles: of each picture of the call.
-            prompts: [R] int64 fingerprint of each row's prompt; None where the method does not ask for it.
-            limit: rows that are left of a longer sequence, as the host truncates.
-        """
-        watch = call.watch = call.watch or Stopwatch(full.embeds.device)
-        model = self.here
-        assert model.tower is not None
-        if self.method.positions == "mean":
-            full = replace(full, position_rule=Rule.MEAN)
-        with torch.autocast(full.embeds.device.type, enabled=False):
-            clip = (
-                None if self._clip is None else self._clip.sides(model.tower, tiles, self._asked(call, len(full.real)))
-            )
-            probing = Need.PROBE in self.method.needs
-            with watch.time("probe"):
-                fronts = shared_fronts(layout, tiles) if probing and call.begin_alike else None
-                probe = probe_text(full, layout, model.decoder, fronts, call.spare) if probing else None
-            block = self.attention_block(model.tower)
-            source = Source(full, layout, tiles, model.tower, block, self.method, prompts, probe, clip)
-            groups = []
-            for units in source.groups():
-                with watch.time("gather"):
-                    tokens = source.tokens(units)
-                groups.append(Group(units, _timed(self.method, tokens, units[0].budget)))
-        with watch.time("splice"):
-            call.outcomes = outcomes(layout, groups)
-            slots, keys = planned(full, layout, groups, self.method.order)
-            truncated = limit is not None and max(slots.lengths) > limit
-            full = with_pictures(full, layout) if truncated else full
-            out = splice(full, inserts(full, groups, keys), slots)
-            if truncated and limit is not None:
-                out = cut(out, limit)
-                call.outcomes = counted(call.outcomes, out.channels["picture"].values)
-        self._note_missing_text(call, layout)
+        """The sequences with their visual tokens reduced (see `reduce.reduce`); the call has the outcomes."""
+        model, begin_alike = self.here, call.given.begin_alike
+        clip = self._clip_sides(call, model, tiles, len(full.real))
+        out, report = reduce(
+            full, layout, tiles, self.method, model,
+            clip=clip, prompts=prompts, begin_alike=begin_alike, limit=limit, watch=watch,
+        )  # fmt: skip
+        call.tell(report)
+        if NO_TEXT in report.notes and not self._warned:
+            self._warned = True
+            warnings.warn(NO_TEXT, stacklevel=3)
         return out
 
-    def _asked(self, call: Call, rows: int) -> list[str]:
-        """The question of each row, for methods that read it themselves. OptionError where they are not known."""
-        if call.questions is None or len(call.questions) != rows:
+    def _clip_sides(self, call: Call, model: Model, tiles: list[Tiles], rows: int) -> ClipSides | None:
+        """Patches and questions in CLIP's space, for methods that read the question itself. OptionError where the
+        questions are not known.
+        """
+        if self._clip is None:
+            return None
+        questions = call.given.questions
+        if questions is None or len(questions) != rows:
             raise OptionError(
                 "this method reads the question: say it around the call, `with attached.asking([...]):`, "
                 f"{rows} texts, one for each prompt"
             )
-        return [self.method.query(text) for text in call.questions]
-
-    def _note_missing_text(self, call: Call, layout: Layout) -> None:
-        """Says once, and in every record, that a prompt had nothing to probe with."""
-        text_missing = Need.PROBE in self.method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
-        call.notes = (NO_TEXT,) if text_missing else ()
-        if text_missing and not self._warned:
-            self._warned = True
-            warnings.warn(NO_TEXT, stacklevel=4)
-
-
-def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
-    """The reduction with its time: by the method's own steps, or as one where it has none."""
-    watch = Stopwatch(tokens.projected.device)
-    with watch.time("method"):
-        reduction = method.reduce(tokens, budget)
-    return reduction if reduction.watch is not None else reduction._replace(watch=watch)
+        with torch.autocast(tiles[0].projected.device.type, enabled=False):
+            sides: ClipSides = self._clip.sides(model.tower, tiles, [self.method.query(text) for text in questions])
+        return sides

@@ -1,49 +1,66 @@
-"""What one call of an attached model collects and reports. Hooks are installed once, when a method is attached; they
-look here and do nothing where no call is under way, so that calls in several threads never meet.
+"""One call of an attached model: what was given, what became of it, and which call is under way. Hooks are installed
+once, when a method is attached; they look here and do nothing where no call is under way.
 
-A call lives in a context variable: every thread, and every asynchronous task, sees its own.
+A call lives in a context variable: every thread, and every asynchronous task, sees its own, so that calls never meet.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.cache import CachedLayer
-    from llava_consensus.hosts.forwards import Armed, CutForward, Step
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of a call before the model runs.
+
+    Args:
+        encoded: of each picture that went through the tower before, what its host reads.
+        questions: text asked in each row of the batch, for methods that read it.
+        settings: entries of the model's configuration that are others in this call.
+        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures, so that what
+            they begin with is probed once.
+    """
+
+    encoded: list[Any] | None = None
+    questions: list[str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    begin_alike: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a call."""
+
+    outcomes: list[PictureOutcome] = field(default_factory=list)  # of each picture
+    notes: tuple[str, ...] = ()  # remarks that go into the record
+    watch: Stopwatch | None = None  # times of the last reduction
+    cache: "tuple[CachedLayer, ...]" = ()  # sizes of the cache that the prefill left
 
 
 @dataclass(eq=False)
 class Call:
-    """One call. The first fields are given, the others are filled while it runs."""
+    """One call, from its first forward to its last."""
 
     owner: Any  # the attachment
-    encoded: list[Any] | None = None  # of each picture that went through the tower before, what its host reads
-    questions: list[str] | None = None  # text asked in each row of the batch, for methods that read it
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the host, where this call differs from its model
-    spare: Tensor | None = None  # [R] rows behind the last word of each sequence that are none, where there may be some
-    begin_alike: bool = False  # whether all prompts have the same words, and no padding, in front of their pictures
+    given: Given = field(default_factory=Given)
     scoped: bool = False  # whether somebody ends this call; else the next one does
     active: bool = True
-    outcomes: list[PictureOutcome] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-    watch: Stopwatch | None = None  # times of the last reduction
-    parts: dict[str, Tensor] | None = None  # taken from the tower while it runs
-    inside: Any = None  # of a method inside the tower: its state while the tower runs
-    cache: "list[CachedLayer]" = field(default_factory=list)  # sizes of the cache that the prefill left
-    prepared: Any = None  # of the host's entrance, for functions of the model further in
-    armed: "Armed | None" = None  # a sequence that is about to be read and cut
-    forward: "CutForward | Step | None" = None  # of the decoder, under way
-    layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
-    mask: Tensor | None = None  # [R, columns] of the decoder's forward under way
-    outer: Mapping[str, Any] = field(default_factory=dict)  # positions among the arguments of that forward
+    report: Report = field(default_factory=Report)
+    state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by who they are of
+
+    def tell(self, report: Report) -> None:
+        """Takes in what became of the pictures; the sizes of the cache are those of the first forward."""
+        self.report = replace(report, cache=self.report.cache)
 
 
 _NONE: Mapping[int, Call] = {}
@@ -78,8 +95,8 @@ def scope(call: Call) -> Iterator[Call]:
     try:
         yield call
     finally:
-        call.active, call.forward, call.armed, call.parts, call.inside = False, None, None, None, None
-        call.prepared = None
+        call.active = False
+        call.state.clear()
 
 
 def called(model: nn.Module) -> nn.Module:
@@ -96,59 +113,3 @@ def enter_model(module: nn.Module, *args: Any) -> None:
 def leave_model(module: nn.Module, *args: Any) -> None:
     """Forward hook of a model: notes that its module has run."""
     _CALLED.set(None)
-
-
-class Caller:
-    """What an attachment offers around calls: to make one with what is known beforehand, and to read the last one."""
-
-    active: bool
-    _latest: Call | None = None
-
-    @contextmanager
-    def call(self, **fields: Any) -> Iterator[Call]:
-        """One call of the model with what is known beforehand: `encoded`, `questions`, `settings`, `begin_alike`
-        (see `Call`)."""
-        with scope(Call(self, **fields)) as new_call:
-            self._latest = new_call
-            yield new_call
-
-    def asking(self, questions: list[str]) -> Any:
-        """A call for methods that read the question itself: `with attached.asking(["..."]): model.generate(...)`, with
-        the text asked in each row of the batch.
-        """
-        return self.call(questions=questions)
-
-    def current(self, fresh: bool = True) -> Call:
-        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
-        unless somebody ends the present one.
-        """
-        call = current(self)
-        if call is None or (fresh and not call.scoped):
-            call = begin(Call(self))
-            self._latest = call
-        return call
-
-    @property
-    def _last(self) -> Call | None:
-        return latest(self) or self._latest
-
-    @property
-    def outcomes(self) -> list[PictureOutcome]:
-        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
-        return self._last.outcomes if self._last else []
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on the last call that go into its record."""
-        return self._last.notes if self._last else ()
-
-    def milliseconds(self) -> dict[str, float]:
-        """Time the last reduction took, by step: the host's bookkeeping and the method's own work."""
-        watches = {
-            id(reduction.watch): reduction.watch for outcome in self.outcomes for _, reduction in outcome.reductions
-        }
-        spent: dict[str, float] = {}
-        for watch in (self._last.watch if self._last else None, *watches.values()):
-            for name, time in watch.milliseconds().items() if watch else ():
-                spent[name] = spent.get(name, 0.0) + time
-        return spent

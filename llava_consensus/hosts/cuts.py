@@ -13,6 +13,7 @@ import copy
 import weakref
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
-from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
-from llava_consensus.hosts.call import Call
-from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, Step, fits
+from llava_consensus.hosts.base import CutDecoder, Tiles
+from llava_consensus.hosts.call import Call, Report
+from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
 from llava_consensus.hosts.layout import Layout
 from llava_consensus.hosts.shadow import Shadow, uncompiled
 from llava_consensus.reduction.tokens import Stopwatch
@@ -46,7 +47,7 @@ def _forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
     return type(module).forward(module, *args, **kwargs)
 
 
-class DecoderHooks:
+class Cuts:
     """The hooks of one attachment, whose method is an `InDecoder`.
 
     Raises:
@@ -62,7 +63,7 @@ class DecoderHooks:
         self.depth = len(decoder.layers)
         self._known: weakref.WeakKeyDictionary[Any, CutCache] = weakref.WeakKeyDictionary()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DecoderHooks":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Cuts":
         """Caches that were cut belong to the original."""
         twin = copy.copy(self)
         memo[id(self)] = twin
@@ -101,48 +102,50 @@ class DecoderHooks:
             OptionError: for a budget the method has no cuts for.
         """
         units = [(unit, self.method.cuts(unit.budget, len(unit.places), self.depth)) for unit in layout.reduced()]
-        call.armed = Armed(layout, units, weakref.ref(embeds), tiles) if units else None
-        call.watch = Stopwatch(embeds.device) if units else None
-        call.outcomes = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.outcomes]
+        _state(call).armed = Armed(layout, units, weakref.ref(embeds), tiles) if units else None
+        whole = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.report.outcomes]
+        call.tell(Report(whole, watch=Stopwatch(embeds.device) if units else None))
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = calls.current(self.attachment)
         if call is not None:
-            call.forward, call.mask, call.layer_parts = None, kwargs.get("attention_mask"), {}
-            call.outer = {"position_ids": kwargs.get("position_ids")}
+            state = _state(call)
+            state.forward, state.mask, state.layer_parts = None, kwargs.get("attention_mask"), {}
+            state.outer = {"position_ids": kwargs.get("position_ids")}
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """What enters layer `index`: as it was, or shortened."""
         call = calls.current(self.attachment)
         if call is None:
             return None
-        hidden = args[0] if args else kwargs["hidden_states"]
+        state, hidden = _state(call), args[0] if args else kwargs["hidden_states"]
         if index == 0:
-            call.forward = self._recognise(call, hidden, kwargs)
-        if call.forward is None:
+            state.forward = self._recognise(call, state, hidden, kwargs)
+        if state.forward is None:
             return None
-        hidden, changes = call.forward.enter(index, hidden, kwargs)
+        hidden, changes = state.forward.enter(index, hidden, kwargs)
         if not changes:
             return None
         if args:
             return (hidden, *args[1:]), {**kwargs, **changes}
         return args, {**kwargs, **changes, "hidden_states": hidden}
 
-    def _recognise(self, call: Call, hidden: Tensor, kwargs: dict[str, Any]) -> CutForward | Step | None:
+    def _recognise(self, call: Call, state: State, hidden: Tensor, kwargs: dict[str, Any]) -> CutForward | Step | None:
         """Whether this forward is the prefill that was announced, a step on a cache that was cut, or neither."""
-        cache = next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)
-        armed, call.armed = call.armed, None
+        cache = _cache(kwargs)
+        armed, state.armed = state.armed, None
         rows, size = armed.layout.real.shape if armed else (1, 0)
         if armed and armed.embeds() is not None and hidden.shape[1] == size and hidden.shape[0] % rows == 0:
             if cache is not None and cache.get_seq_length() > 0:
                 raise OptionError("pictures in a later turn on a cache are not supported: pass the whole conversation")
-            return CutForward(self, call, armed, hidden, kwargs, cache)
+            state.cache = cache
+            return CutForward(self.attachment, call, state, armed, hidden, kwargs)
         if cache is None or cache.get_seq_length() == 0:
             return None
         cut_cache = self._known.get(cache) or self._last_that_fits(cache)
         if cut_cache is None:
             return None
-        return Step(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), call)
+        return Step(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), state)
 
     def _last_that_fits(self, cache: Any) -> CutCache | None:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a
@@ -152,35 +155,48 @@ class DecoderHooks:
         return cut_cache if owner is self and cut_cache is not None and fits(cut_cache, cache) else None
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Behind the last layer: the full length again."""
+        """After the last layer: the full length again. A prefill that was cut is reported, and bound to its cache."""
         call = calls.current(self.attachment)
-        if call is None or call.forward is None:
+        if call is None or (state := _state(call)).forward is None:
             return None
-        forward, call.forward = call.forward, None
-        states = forward.end(output[0] if isinstance(output, tuple) else output)
+        forward, state.forward = state.forward, None
+        hidden = output[0] if isinstance(output, tuple) else output
+        if isinstance(forward, CutForward):
+            cache, state.cache = state.cache, None
+            cut_cache, cut = CutCache(forward.rows.size, forward.columns), forward.outcomes(hidden)
+            others = {key: entry for key, entry in _LAST.get().items() if entry[0].attachment.active}
+            _LAST.set({**others, id(self): (self, cut_cache)})
+            if cache is not None:
+                self._known[cache] = cut_cache
+            report = call.report  # pictures that were not cut passed whole
+            outcomes = [cut.get(index, outcome) for index, outcome in enumerate(report.outcomes)]
+            call.tell(replace(report, outcomes=outcomes))
+        states = forward.end(hidden)
         return (states, *output[1:]) if isinstance(output, tuple) else states
 
     def _collect(self, index: int, which: int, module: nn.Module, args: Any, output: Any) -> None:
         """Keeps query or key of a layer that the next one is cut by."""
         call = calls.current(self.attachment)
-        if call is not None and call.forward is not None and call.forward.wants(index):
-            tap = call.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
-            call.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
-
-    def remember(self, cache: Any, cut_cache: CutCache) -> None:
-        """Binds a prefill that was cut to its cache."""
-        other_entries = {key: entry for key, entry in _LAST.get().items() if entry[0].attachment.active}
-        _LAST.set({**other_entries, id(self): (self, cut_cache)})
-        if cache is not None:
-            self._known[cache] = cut_cache
-
-    def report(self, call: Call, cut: dict[int, PictureOutcome]) -> None:
-        """Takes in what became of the pictures that were cut; the others passed whole."""
-        call.outcomes = [cut.get(index, outcome) for index, outcome in enumerate(call.outcomes)]
+        if call is None or (state := _state(call)).forward is None:
+            return
+        if state.forward.wants(index):
+            tap = state.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
+            state.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""
         call = calls.current(self.attachment)
-        if call is None or call.forward is None:
+        if call is None or (state := _state(call)).forward is None:
             return None
-        return args, {**kwargs, "seq_len": max(kwargs["seq_len"], call.forward.reach)}
+        return args, {**kwargs, "seq_len": max(kwargs["seq_len"], state.forward.reach)}
+
+
+def _state(call: Call) -> State:
+    """What the hooks of this file hand on in a call."""
+    state: State = call.state.setdefault("cuts", State())
+    return state
+
+
+def _cache(kwargs: dict[str, Any]) -> Any:
+    """The cache among the arguments of a layer; None where there is none."""
+    return next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)

@@ -146,7 +146,8 @@ def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Te
     a cut, to those that are left.
     """
     call, module = calls.current(attachment), attachment.here.decoder.module
-    rows = getattr(call.forward, "rows", None) if call is not None else None
+    state = call.state.get("cuts") if call is not None else None
+    rows = getattr(state.forward, "rows", None) if state is not None else None
     if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:
         run = plain or type(module)._deepstack_process.__get__(module)
         states: Tensor = run(hidden, visual_pos_masks, visual_embeds)

@@ -9,7 +9,7 @@ after the last layer. Letters: R rows of the batch, S full length, W current len
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -19,12 +19,20 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
 from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.reduce import Source
-from llava_consensus.hosts.sequence import NEVER, Sequence, rows_of, wide
+from llava_consensus.hosts.sequence import (
+    NEVER,
+    PART,
+    ROW,
+    TAILS,
+    Channel,
+    Inserts,
+    Sequence,
+    edit,
+    rows_of,
+    wide,
+)
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
-
-STRIDE = 1 << 24  # sort key of a row is its place times this; tokens merged behind a place rank below it
-PER_CUT = 1 << 16
 
 
 @dataclass(eq=False)
@@ -49,7 +57,7 @@ class Rows(NamedTuple):
     positions: Tensor  # [R, W] position ids, or [R, W, A] of A axes
     origin: Tensor  # [R, W] place in the full sequence; a merged token's is that of the dropped token it stands for
     owner: Tensor  # [R, W] which seen picture a visual token belongs to, else -1
-    key: Tensor  # [R, W] int64 order
+    place: Tensor  # [R, W] int64 place of `edit`: what orders them
     real: Tensor  # [R, W]
     lengths: tuple[int, ...]  # real rows of each sequence
     first: Tensor  # [R, 1] position id of each sequence's first real row, or [R, 1, A]
@@ -90,7 +98,7 @@ def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -
     size = real.shape[1]
     place = torch.arange(size, device=positions.device).expand_as(real)
     origin = torch.where(real, place, size)
-    return Rows(positions, origin, owner, place * STRIDE, real, lengths, rows_of(positions, start), size)
+    return Rows(positions, origin, owner, place * ROW, real, lengths, rows_of(positions, start), size)
 
 
 def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
@@ -127,69 +135,52 @@ class Group(NamedTuple):
 
 
 def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], renumber: bool) -> tuple[Rows, Tensor]:
-    """The sequences without the dropped tokens and with the merged ones behind their pictures.
+    """The sequences without the dropped tokens and with the merged ones after their pictures.
 
     Args:
         hidden: [R, W, D] states that enter the layer.
         renumber: whether position ids close the gaps.
     """
-    device, (count, width) = hidden.device, rows.origin.shape
-    dropped = torch.zeros(count, width, dtype=torch.bool, device=device)
-    added: list[list[Tensor]] = []  # of each picture with merged tokens: row, states, owner, key, origin
-    lengths = list(rows.lengths)
-    for group in groups:
-        indices, columns, _, chosen = group
-        batch = torch.tensor([seen[index].row for index in indices], device=device)
-        kept_mask = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
-        dropped[batch[:, None].expand_as(columns), columns] = ~kept_mask
-        for index in indices:
-            lengths[seen[index].row] += chosen.kept.shape[1] - columns.shape[1]
-        if chosen.merged is not None and chosen.centres is not None:
-            added += _merged(rows, seen, group, batch)
-            for index in indices:
-                lengths[seen[index].row] += chosen.merged.shape[1]
-    keys = rows.key.masked_fill(dropped | ~rows.real, NEVER)
-    pool, channels = hidden, [rows.positions, rows.origin, rows.owner, keys]
-    if added:
-        pool, channels = _append(pool, channels, added)
-    order = channels[3].sort(dim=1, stable=True).indices[:, : max(lengths)]
-    real = torch.arange(order.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
-    positions, origin, owner, key = (rows_of(values, order) for values in channels)
+    device, lengths = hidden.device, list(rows.lengths)
+    dropped = torch.zeros_like(rows.real)
+    into: list[int] = []  # sequence of every merged token, and what goes with each
+    merged: dict[str, list[Tensor]] = defaultdict(list)
+    for indices, columns, cut, chosen in groups:
+        own = [seen[index].row for index in indices]
+        batch = torch.tensor(own, device=device)[:, None]
+        kept = torch.zeros_like(columns, dtype=torch.bool).scatter(1, chosen.kept, True)
+        dropped[batch.expand_as(columns), columns] = ~kept
+        for row in own:
+            lengths[row] += chosen.kept.shape[1] - columns.shape[1]
+        if chosen.merged is None or chosen.centres is None:
+            continue
+        count, centres = chosen.merged.shape[1], columns.gather(1, chosen.centres)  # [P, M]
+        for row in own:
+            lengths[row] += count
+            into += [row] * count
+        ends = torch.tensor([[seen[index].end] for index in indices], device=device)
+        after = ends * ROW + TAILS + cut.layer * PART + torch.arange(count, device=device)
+        values = {"hidden": chosen.merged, "positions": rows.positions[batch, centres], "place": after}
+        values |= {"origin": rows.origin[batch, centres]}
+        values |= {"owner": torch.tensor(indices, device=device)[:, None].expand_as(centres)}
+        for name, value in values.items():
+            merged[name].append(value.flatten(0, 1))
+    place = rows.place.masked_fill(dropped | ~rows.real, NEVER)
+    channels = {
+        "hidden": Channel(hidden, 0),
+        "positions": Channel(rows.positions, 0),
+        "origin": Channel(rows.origin, rows.size),
+        "owner": Channel(rows.owner, -1),
+        "place": Channel(place, NEVER),
+    }
+    together = {name: torch.cat(parts) for name, parts in merged.items()}
+    new, real, _ = edit(channels, place, lengths, Inserts(into, together["place"], together) if into else None)
+    positions = new["positions"]
     if renumber:
-        step = torch.arange(order.shape[1], device=device)
-        positions = rows.first + wide(step[None], rows.first)
-    positions, origin = positions.where(wide(real, positions), 0), origin.where(real, rows.size)
-    owner = owner.where(real, -1)
-    shorter = Rows(positions, origin, owner, key, real, tuple(lengths), rows.first, rows.size)
-    return shorter, rows_of(pool, order).where(real[..., None], 0)
-
-
-def _merged(rows: Rows, seen: list[Seen], group: Group, batch: Tensor) -> list[list[Tensor]]:
-    """Row, states, position, origin, owner and key of the merged tokens of every picture of a group."""
-    merged, centres = group.chosen.merged, group.chosen.centres
-    assert merged is not None and centres is not None
-    slots = group.columns.gather(1, centres)  # [P, M]
-    positions, origin = rows.positions[batch[:, None], slots], rows.origin[batch[:, None], slots]
-    rank = 1 + torch.arange(merged.shape[1], device=merged.device) + group.cut.layer * PER_CUT
-    merged_rows = []
-    for place, index in enumerate(group.indices):
-        owner = torch.full_like(origin[place], index)
-        key = rank + seen[index].end * STRIDE
-        merged_rows.append([batch[place].expand_as(owner), merged[place], positions[place], origin[place], owner, key])
-    return merged_rows
-
-
-def _append(hidden: Tensor, channels: list[Tensor], added: list[list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
-    """Rows with the merged tokens behind them, in a block as wide as all merged tokens together."""
-    row, states, *values = (torch.cat(parts) for parts in zip(*added, strict=True))
-    in_row = row[None] == torch.arange(len(hidden), device=hidden.device)[:, None]  # [R, all merged]
-    pool = torch.cat((hidden, states.to(hidden.dtype).expand(len(hidden), -1, -1)), dim=1)
-    blank = (0, 0, -1, NEVER)
-    longer = [
-        torch.cat((channel, torch.where(wide(in_row, channel), value, filler)), dim=1)
-        for channel, value, filler in zip(channels, values, blank, strict=True)
-    ]
-    return pool, longer
+        positions = rows.first + wide(torch.arange(real.shape[1], device=device)[None], rows.first)
+        positions = positions.where(wide(real, positions), 0)
+    shorter = Rows(positions, new["origin"], new["owner"], new["place"], real, tuple(lengths), rows.first, rows.size)
+    return shorter, new["hidden"]
 
 
 def note_measures(seen: list[Seen], indices: list[int], measures: Mapping[str, Tensor]) -> None:
@@ -197,12 +188,6 @@ def note_measures(seen: list[Seen], indices: list[int], measures: Mapping[str, T
     for name, values in measures.items():
         for place, index in enumerate(indices):
             seen[index].measures.setdefault(name, []).append(values[place].detach())
-
-
-def put_back(rows: Rows, hidden: Tensor) -> Tensor:
-    """States at their places in the full sequence, zero where a token was dropped: [R, W, D] -> [R, S, D]."""
-    full = hidden.new_zeros(hidden.shape[0], rows.size + 1, hidden.shape[2])
-    return full.scatter(1, rows.origin[..., None].expand_as(hidden), hidden)[:, :-1]
 
 
 def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> PictureOutcome:
@@ -234,33 +219,6 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
     )
 
 
-def tower_source(attachment: Any, armed: "Armed", embeds: Tensor, positions: Tensor) -> Source | None:
-    """Where parts of the tower are read; None for a method that needs none.
-
-    Args:
-        attachment: whose method cuts.
-        armed: the sequences that are cut, with the tiles of their pictures.
-        embeds, positions: of these sequences, [R, S, D] and [R, S] or [R, S, A].
-    """
-    if not attachment.cuts_by_tower:
-        return None
-    layout, tower = armed.layout, attachment.here.tower
-    full = Sequence(embeds, layout.real.to(embeds.device), positions)
-    block = attachment.attention_block(tower)
-    prompts = torch.zeros(len(embeds), dtype=torch.long)  # no fingerprint is asked for here
-    return Source(full, layout, armed.tiles, tower, block, attachment.method, prompts)
-
-
-class Hooks(Protocol):
-    """The hooks that started a forward: their method chooses tokens, and they are told what was cut (`hooks.py`)."""
-
-    attachment: Any
-    method: Any
-
-    def remember(self, cache: Any, cut_cache: "CutCache") -> None: ...
-    def report(self, call: Any, cut: dict[int, PictureOutcome]) -> None: ...
-
-
 class Armed(NamedTuple):
     """A sequence that is about to be read, and what to do with it."""
 
@@ -268,6 +226,18 @@ class Armed(NamedTuple):
     units: list[tuple[Unit, list[Cut]]]
     embeds: Callable[[], Tensor | None]  # dead once the sequence is gone
     tiles: list[Tiles]  # of each picture, for methods that read the tower
+
+
+@dataclass(eq=False)
+class State:
+    """What hooks between layers hand on while a call is under way."""
+
+    armed: Armed | None = None  # a sequence that is about to be read and cut
+    forward: "CutForward | Step | None" = None  # under way
+    layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
+    mask: Tensor | None = None  # [R, columns] of the forward under way
+    outer: Mapping[str, Any] = field(default_factory=dict)  # positions among the arguments of that forward
+    cache: Any = None  # that a prefill which is cut will fill
 
 
 class Columns(NamedTuple):
@@ -298,11 +268,10 @@ class CutForward:
     """The forward that is cut."""
 
     def __init__(
-        self, hooks: Hooks, call: Any, armed: Armed, embeds: Tensor, kwargs: dict[str, Any], cache: Any
+        self, attachment: Any, call: Any, state: State, armed: Armed, embeds: Tensor, kwargs: dict[str, Any]
     ) -> None:
-        self.hooks, self.call, self.layout, self.embeds, self.cache = hooks, call, armed.layout, embeds, cache
-        self.method, self.decoder = hooks.method, hooks.attachment.here.decoder
-        self.watch = call.watch
+        self.state, self.layout, self.embeds = state, armed.layout, embeds
+        self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
         check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
         beams = len(embeds) // len(armed.layout.real)
@@ -311,8 +280,13 @@ class CutForward:
         for index, picture in enumerate(self.seen):
             for cut in picture.cuts:
                 self.cuts[cut.layer].append(index)
-        positions = self.decoder.positions(kwargs, len(embeds), call.outer)
-        self.source = tower_source(hooks.attachment, armed, embeds[::beams], positions[::beams])
+        positions = self.decoder.positions(kwargs, len(embeds), state.outer)
+        self.source: Source | None = None  # of what the vision tower says of these pictures
+        if attachment.cuts_by_tower:
+            real = armed.layout.real.to(embeds.device)
+            full = Sequence(embeds[::beams], real, positions[::beams])
+            prompts = torch.zeros(len(real), dtype=torch.long)  # no fingerprint is asked for here
+            self.source = Source(full, armed.layout, armed.tiles, attachment.here.tower, self.method, prompts)
         self.rows: Rows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
         self.columns: dict[int, Columns] = {}
@@ -399,26 +373,29 @@ class CutForward:
         if self.method.attention == "own":
             normed = self.decoder.normed(layer, hidden)
             return self.decoder.query(layer, normed[batch[:, None], asked_columns]), self.decoder.key(layer, normed)
-        query, key = self.call.layer_parts["query"], self.call.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
+        query, key = self.state.layer_parts["query"], self.state.layer_parts["key"]  # [R, H, W, d], [R, H_kv, W, d]
         return query.transpose(1, 2)[batch[:, None], asked_columns].transpose(1, 2), key
 
     def end(self, hidden: Tensor) -> Tensor:
-        """Reports what was cut, remembers the cache, and gives the states at the full length again."""
-        self.hooks.remember(self.cache, CutCache(self.rows.size, self.columns))
-        index_of = {picture.unit.picture: index for index, picture in enumerate(self.seen) if picture.first}
-        outcomes = {
-            number: outcome(self.layout, self.rows, hidden, self.seen, index) for number, index in index_of.items()
+        """The states at the full length again, zero where a token was dropped."""
+        full = hidden.new_zeros(hidden.shape[0], self.rows.size + 1, hidden.shape[2])
+        return full.scatter(1, self.rows.origin[..., None].expand_as(hidden), hidden)[:, :-1]
+
+    def outcomes(self, hidden: Tensor) -> dict[int, PictureOutcome]:
+        """What became of the pictures that were cut, by their number in the layout, given the last states."""
+        return {
+            picture.unit.picture: outcome(self.layout, self.rows, hidden, self.seen, index)
+            for index, picture in enumerate(self.seen)
+            if picture.first
         }
-        self.hooks.report(self.call, outcomes)
-        return put_back(self.rows, hidden)
 
 
 class Step:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
-    def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, call: Any) -> None:
-        self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, call.outer
-        mask: Tensor | None = call.mask
+    def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: State) -> None:
+        self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, state.outer
+        mask = state.mask
         self.mask = None if mask is None or mask.ndim != 2 else mask[:, cut_cache.size :].bool()
         self.reach = 0
         self.layer_arguments: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns

@@ -163,9 +163,9 @@ def answer_of(call: Call, row: int, text: str, prefill: Prefill, limit: int | No
     positions the model was made for: it is answered, but from places never seen in training, or, where a checkpoint of
     official LLaVA sets `tokenizer_model_max_length`, cut there by the official code.
     """
-    outcomes = tuple(outcome for outcome in call.outcomes if outcome.row == row)
+    outcomes = tuple(outcome for outcome in call.report.outcomes if outcome.row == row)
     before, after, structural = (sum(getattr(outcome, name) for outcome in outcomes) for name in COUNTS)
-    notes = call.notes
+    notes = call.report.notes
     if limit is not None and prefill.text + max(prefill.entering, default=after) > limit:
         notes += (f"prompt longer than the {limit} positions of the model",)
         warnings.warn(f"{notes[-1]}: take fewer tokens per image", stacklevel=2)  # Python says it once

@@ -25,6 +25,7 @@ from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
 
+INSIDE = "inside"  # what the tower is made to do, in the state of a call
 ATTRIBUTES = {Place.TOWER: "attend", Place.PICTURE: "embeddings"}  # what a tower has that a method can act inside
 
 
@@ -54,11 +55,6 @@ class Shrinking(NamedTuple):
 
     rows: int
     columns: int
-
-
-def acts_inside(method: Method) -> bool:
-    """Whether a method works before the projector."""
-    return method.place in ATTRIBUTES
 
 
 def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
@@ -124,12 +120,12 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
         return projected, torch.arange(tower.tokens, device=projected.device).expand(projected.shape[:2])
     small = method.place is Place.PICTURE
     counts = None if small else method.schedule(count, tower.tokens, tower.feature_block + 1)
-    call.inside = Shrinking(*method.picture(count)) if counts is None else Merging(counts)
+    state = Shrinking(*method.picture(count)) if counts is None else Merging(counts)
+    call.state[INSIDE] = state
     try:
         merged = tower.encode(pixels)  # [T, count, D]
-        state = call.inside
     finally:
-        call.inside = None
+        call.state.pop(INSIDE, None)
     if isinstance(state, Shrinking):
         slot = _spread(tower.side, state.rows, state.columns, merged.device).expand(len(merged), -1)
     elif state.bag is None:
@@ -141,21 +137,20 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
 
 def _embed(attachment: Any, plain: Callable[..., Any], pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Forward of a tower's embeddings: of a smaller picture while a call is at work."""
-    call = calls.current(attachment)
-    if call is None or not isinstance(call.inside, Shrinking):
+    small = _state(attachment)
+    if not isinstance(small, Shrinking):
         return plain(pixel_values, *args, **kwargs)
-    return shrunk_picture(attachment.here.tower.embeddings, pixel_values, call.inside.rows, call.inside.columns)
+    return shrunk_picture(attachment.here.tower.embeddings, pixel_values, small.rows, small.columns)
 
 
 def _merge_inside(
     attachment: Any, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Forward of block `index`: with the merge between attention and MLP while a call is at work."""
-    call = calls.current(attachment)
-    if call is None or not isinstance(call.inside, Merging):
+    merging = _state(attachment)
+    if not isinstance(merging, Merging):
         return plain(hidden, *args, **kwargs)
     tower: OpenTower = attachment.here.tower
-    merging = call.inside
     if index == 0 and merging.bag is not None:
         raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
     bag = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)
@@ -170,9 +165,15 @@ def _merge_inside(
 
 def _keep_key(attachment: Any, tap: Tap, module: Any, inputs: Any, output: Any) -> None:
     """Forward hook of a block's key projection."""
+    merging = _state(attachment)
+    if isinstance(merging, Merging):
+        merging.key = tap.read(output)["key"].detach()
+
+
+def _state(attachment: Any) -> "Merging | Shrinking | None":
+    """What the tower is made to do at present."""
     call = calls.current(attachment)
-    if call is not None and isinstance(call.inside, Merging):
-        call.inside.key = tap.read(output)["key"].detach()
+    return None if call is None else call.state.get(INSIDE)
 
 
 def _spread(side: int, rows: int, columns: int, device: torch.device) -> Tensor:

@@ -3,28 +3,16 @@ picture is shared over its tiles. Pure bookkeeping on the CPU; no model.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.base import Model
-from llava_consensus.hosts.inside import acts_inside
-from llava_consensus.hosts.remembered import Remembered
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
-
-Value = TypeVar("Value")
-WORKED_OUT = 64  # things that are remembered with one layout
-
-
-class Budgets(Protocol):
-    """Tiles and visual tokens of a picture -> one budget for all, or one for each tile."""
-
-    def __call__(self, tiles: int, available: int, video: bool = False) -> list[Budget]: ...
 
 
 class RowKinds(NamedTuple):
@@ -38,14 +26,41 @@ class RowKinds(NamedTuple):
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
 
 
-def content(kinds: RowKinds) -> Hashable:
-    """Equal for equal kinds."""
-    return tuple((value.shape, value.numpy().tobytes()) if isinstance(value, Tensor) else value for value in kinds)
+@dataclass(frozen=True)
+class Sharing:
+    """How a budget is shared over the tiles of a picture."""
 
+    method: Method
+    budget: Budget | Share
+    tile_tokens: int  # of one tile; the most there can be
+    most_tiles: int  # of a picture of this model
 
-def copied(kinds: RowKinds) -> RowKinds:
-    """The same kinds in tensors that nobody else has."""
-    return RowKinds._make(value.clone() if isinstance(value, Tensor) else value for value in kinds)
+    def of_picture(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
+        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
+        picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
+        divided over its own tiles. A budget of all its tokens leaves a picture as it is.
+        """
+        if self.method.acts_inside and self.tile_tokens:
+            available = tiles * self.tile_tokens  # known before the sequence is
+        budget = self.budget.of(available)
+        if not self.method.reduces or budget.tokens >= available:
+            return [Budget(max(available, 1))]
+        if tiles == 1 or self.method.tile_budget == "global":
+            return [budget]
+        own_tiles = video or isinstance(self.budget, Share)
+        return budget.share(tiles if own_tiles else max(tiles, self.most_tiles))[:tiles]
+
+    def of_tiles(self, tiles: int) -> list[int]:
+        """Tokens left of each tile of a picture, for methods inside the tower."""
+        size = self.tile_tokens or 1
+        shares = self.of_picture(tiles, tiles * size)
+        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether what is left of a picture depends on the question asked about it."""
+        most = self.most_tiles * self.tile_tokens
+        return self.method.reduces and self.budget.of(most).tokens < most and self.method.reads_prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +102,16 @@ class Layout:
     asked: Tensor  # [R, S] true where a row can ask: no padding, and in training no answer unless the method wants it
     pictures: list[Picture]
     units: list[Unit]
-    _known: Remembered = field(default_factory=lambda: Remembered(WORKED_OUT), repr=False)
-
-    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What follows from the layout alone, worked out the first time it is asked for under this key."""
-        return self._known.get(key, make)
 
     @property
     def real(self) -> Tensor:
         """True where a row is not padding: [R, S]."""
         return self.kinds.real
+
+    @property
+    def positions(self) -> Tensor:
+        """The place of every row among the real ones of its sequence: [R, S]."""
+        return (self.real.cumsum(1) - 1).clamp_min(0)
 
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""
@@ -114,20 +129,17 @@ class Layout:
 
     def origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
         """Tile, and token of that tile, of each visual token of a picture, in order: [before] each."""
-        return self.once(("origin", picture), lambda: self._origin(picture))
-
-    def _origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
         token = self.kinds.token[picture.row]
         here = (self.kinds.picture[picture.row] == picture.source) & (token >= 0)
         return self.kinds.tile[picture.row][here], token[here]
 
-    def real_on(self, device: torch.device) -> Tensor:
-        """Which rows are no padding, on a device: [R, S]."""
-        return self.once(("real", device), lambda: self.real.to(device))
-
-    def places_on(self, device: torch.device) -> Tensor:
-        """The place of every row among the real ones of its sequence, on a device: [R, S]."""
-        return self.once(("places", device), lambda: (self.real.cumsum(1) - 1).clamp_min(0).to(device))
+    def picture_rows(self) -> Tensor:
+        """Which of the pictures every visual token belongs to, else -1: [R, S]."""
+        kinds, numbers = self.kinds, torch.full(self.real.shape, -1)
+        for index, picture in enumerate(self.pictures):
+            own = (kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)
+            numbers[picture.row][own] = index
+        return numbers
 
     def has_text(self, unit: Unit) -> bool:
         """Whether text follows the unit's picture."""
@@ -143,18 +155,12 @@ class Layout:
         return list(groups.values())
 
 
-def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False, drops_newlines: bool = False) -> Layout:
-    """The layout of assembled sequences.
-
-    Args:
-        kinds: what every row is.
-        budgets: of a picture, from its numbers of tiles and of visual tokens, and whether it is a video.
-        answer_rows: whether rows with labels count as text rows.
-        drops_newlines: whether the structural rows of a picture, not of a video, leave when it is reduced.
-    """
+def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
+    """The layout of assembled sequences whose rows are of these kinds."""
+    method = sharing.method
     pictures: list[Picture] = []
     units: list[Unit] = []
-    asked = kinds.real if kinds.answer is None or answer_rows else kinds.real & ~kinds.answer
+    asked = kinds.real if kinds.answer is None or method.answer_rows else kinds.real & ~kinds.answer
     words = asked & (kinds.picture < 0)
     places_all = torch.arange(kinds.real.shape[1])
     for row in range(len(kinds.real)):
@@ -167,28 +173,20 @@ def read_layout(kinds: RowKinds, budgets: Budgets, answer_rows: bool = False, dr
                 continue
             end = int(in_picture.nonzero()[-1])
             text = (words[row] & (places_all > end)).nonzero()[:, 0]
-            picture_budgets = partial(budgets, video=source in kinds.videos)
-            own = _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], picture_budgets)
+            video = source in kinds.videos
+            own = _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], sharing, video)
             structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
-            leave = drops_newlines and source not in kinds.videos and any(unit.is_reduced for unit in own)
+            leave = method.newlines == "drop" and not video and any(unit.is_reduced for unit in own)
             staying, leaving = ((), structural) if leave else (structural, ())
             pictures.append(Picture(source, row, len(places), len(staying), end, text, leaving))
             units += own
     return Layout(kinds, asked, pictures, units)
 
 
-def fingerprints(ids: Tensor, real: Tensor) -> Tensor:
-    """A number for each prompt [R, S], the same wherever padding stands: int64 [R]."""
-    mask = real.to(ids.dtype)
-    return (ids * mask * (mask.cumsum(1) * 0x2545F4914F6CDD1D)).sum(1)
-
-
-def _units(
-    picture: int, places: Tensor, tile: Tensor, token: Tensor, budgets: Callable[[int, int], list[Budget]]
-) -> list[Unit]:
+def _units(picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, video: bool) -> list[Unit]:
     """The units of one picture: the whole of it under one budget, or each tile under its own."""
     present = tile.unique().tolist()
-    shares = budgets(present[-1] + 1 if len(present) > 1 else 1, len(places))
+    shares = sharing.of_picture(present[-1] + 1 if len(present) > 1 else 1, len(places), video)
     if len(shares) == 1:
         return [Unit(picture, places, tile, token, len(present), 0, shares[0])]
     units = []
@@ -199,39 +197,7 @@ def _units(
     return units
 
 
-class Shares:
-    """What an attachment knows of budgets: those of a picture, and of each of its tiles."""
-
-    model: Model
-    method: Method
-    budget: Budget | Share
-
-    def budgets(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
-        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
-        picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
-        divided over its own tiles. A budget of all its tokens leaves a picture as it is.
-        """
-        tower, method = self.model.tower, self.method
-        if acts_inside(method) and tower is not None:
-            available = tiles * tower.tokens  # known before the sequence is
-        budget = self.budget.of(available)
-        if not method.reduces or budget.tokens >= available:
-            return [Budget(max(available, 1))]
-        if tiles == 1 or method.tile_budget == "global":
-            return [budget]
-        own_tiles = video or isinstance(self.budget, Share)
-        return budget.share(tiles if own_tiles else max(tiles, self.model.most_tiles))[:tiles]
-
-    def tile_tokens(self, tiles: int) -> list[int]:
-        """Budget of each tile of a picture, for methods inside the tower."""
-        tower = self.model.tower
-        size = tower.tokens if tower is not None else 1
-        shares = self.budgets(tiles, tiles * size)
-        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
-
-    @property
-    def reads_prompts(self) -> bool:
-        """Whether what is left of a picture depends on the question asked about it."""
-        tower = self.model.tower
-        most_tokens = self.model.most_tiles * (tower.tokens if tower is not None else 0)
-        return self.method.reduces and self.budget.of(most_tokens).tokens < most_tokens and self.method.reads_prompt
+def fingerprints(ids: Tensor, real: Tensor) -> Tensor:
+    """A number for each prompt [R, S], the same wherever padding stands: int64 [R]."""
+    mask = real.to(ids.dtype)
+    return (ids * mask * (mask.cumsum(1) * 0x2545F4914F6CDD1D)).sum(1)

@@ -1,8 +1,13 @@
-"""One reduction, before the language model's first layer: what a method reads is gathered from the parts a host has
-collected, the method reduces, and the reduced tokens take the place of the others in the sequences.
+"""The heart: `reduce` takes assembled sequences and gives back shorter ones, before the language model reads them.
+
+What a method reads of a picture is gathered from the parts that were collected (`Source`), and from the language
+model's first layer as the words after the picture see it (`probe_text`); the method reduces units of equal size
+together; and the reduced tokens take the place of the others in one edit of the sequences (`put_in`). Nothing here
+knows an attachment, and nothing that is given is changed.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence as List
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -10,11 +15,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, PictureOutcome, Tiles, Tower
-from llava_consensus.hosts.layout import Layout, Unit
-from llava_consensus.hosts.sequence import NEVER, Channel, Inserts, Rule, Sequence, Slots, rows_of, wide
+from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Model, PictureOutcome, Tiles, Tower
+from llava_consensus.hosts.call import Report
+from llava_consensus.hosts.layout import Layout, Picture, Unit
+from llava_consensus.hosts.sequence import (
+    HEADS,
+    NEVER,
+    NEXT,
+    PART,
+    ROW,
+    TAILS,
+    Channel,
+    Inserts,
+    Rule,
+    Sequence,
+    edit,
+    rows_of,
+    wide,
+)
+from llava_consensus.hosts.towers import blocks_read
+from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
-from llava_consensus.reduction.saliency import sight_of
 from llava_consensus.reduction.tokens import (
     BEHIND,
     PLACE,
@@ -22,12 +43,211 @@ from llava_consensus.reduction.tokens import (
     FrontKeys,
     Need,
     Reduction,
-    Sight,
+    Stopwatch,
     TextProbe,
     VisionAttention,
     VisualTokens,
     WholePictures,
 )
+
+NO_TEXT = "no text after the image: reduced by vision saliency alone"
+MOST_TILES = 1 << 20  # of a picture
+
+
+class Group(NamedTuple):
+    """Units that went through the method together."""
+
+    units: list[Unit]
+    reduction: Reduction
+
+
+def reduce(
+    full: Sequence,
+    layout: Layout,
+    tiles: list[Tiles],
+    method: Method,
+    model: Model,
+    *,
+    clip: ClipSides | None = None,
+    prompts: Tensor | None = None,
+    begin_alike: bool = False,
+    limit: int | None = None,
+    watch: Stopwatch | None = None,
+) -> tuple[Sequence, Report]:
+    """The sequences with their visual tokens reduced, padded on the right, and what became of every picture.
+
+    Args:
+        full: as the language model would have read them.
+        layout: what every row is, and the budget of each unit.
+        tiles: of each picture, with the parts of the tower that the method needs.
+        method: what reduces.
+        model: the tower that gave the parts, and the decoder whose first layer is probed.
+        clip: patches and questions in CLIP's space, for methods that need QUESTION.
+        prompts: [R] int64 fingerprint of each row's prompt, for methods that need FINGERPRINT.
+        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures.
+        limit: rows that are left of a longer sequence, as the host truncates.
+        watch: that has timed what came before.
+    """
+    watch = watch or Stopwatch(full.embeds.device)
+    assert model.tower is not None
+    with torch.autocast(full.embeds.device.type, enabled=False):
+        probe = None
+        if Need.PROBE in method.needs:
+            with watch.time("probe"):
+                probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
+        source = Source(full, layout, tiles, model.tower, method, prompts, probe, clip)
+        groups = []
+        for units in source.groups():
+            with watch.time("gather"):
+                tokens = source.tokens(units)
+            groups.append(Group(units, _timed(method, tokens, units[0].budget)))
+        with watch.time("splice"):
+            out, outcomes = put_in(full, layout, groups, method, limit)
+    no_text = Need.PROBE in method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
+    return out, Report(outcomes, (NO_TEXT,) if no_text else (), watch)
+
+
+def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
+    """The reduction with its time: by the method's own steps, or as one where it has none."""
+    watch = Stopwatch(tokens.projected.device)
+    with watch.time("method"):
+        reduction = method.reduce(tokens, budget)
+    return reduction if reduction.watch is not None else reduction._replace(watch=watch)
+
+
+def put_in(
+    full: Sequence, layout: Layout, groups: List[Group], method: Method, limit: int | None
+) -> tuple[Sequence, list[PictureOutcome]]:
+    """The sequences with the reduced tokens of these units in place of the others, and what became of each picture."""
+    device, width = full.embeds.device, layout.real.shape[1]
+    channels = full.everything()
+    if method.positions == "mean":
+        channels["positions"] = channels["positions"]._replace(rule=Rule.MEAN)
+    stays, came = layout.real.clone(), [0] * len(layout.real)
+    for picture in layout.pictures:
+        stays[picture.row, list(picture.leaving)] = False
+    into: list[int] = []  # sequence of every reduced token
+    for units, reduction in groups:
+        for unit in units:
+            row, count = layout.pictures[unit.picture].row, reduction.tokens.shape[1]
+            stays[row, unit.places] = False
+            came[row] += count
+            into += [row] * count
+    lengths = [left + more for left, more in zip(stays.sum(1).tolist(), came, strict=True)]
+    truncated = limit is not None and max(lengths) > limit
+    if truncated and limit is not None:  # a channel that says which picture a token is of, to count what is left
+        lengths = [min(length, limit) for length in lengths]
+        channels["picture"] = Channel(layout.picture_rows().to(device), -1, Rule.SOURCE)
+    values: dict[str, list[Tensor]] = {name: [] for name in channels}
+    places = []
+    for units, reduction in groups:
+        rows = torch.tensor([[layout.pictures[unit.picture].row] for unit in units], device=device)
+        columns = torch.stack([unit.places for unit in units]).to(device)
+        source = columns.gather(1, reduction.source.clamp_min(0))  # of no patch: the unit's first
+        places.append(_places(layout, units, reduction, source * ROW, method.order).flatten())
+        for name, channel in channels.items():
+            value = reduction.tokens if name == "embeds" else _values(channel, rows, columns, source, reduction)
+            values[name].append(value.flatten(0, 1).to(channel.values.dtype))
+    inserts = Inserts(into, torch.cat(places), {name: torch.cat(parts) for name, parts in values.items()})
+    place = torch.where(stays, torch.arange(width) * ROW, NEVER).to(device)
+    new, real, unpadded = edit(channels, place, lengths, inserts)
+    outcomes = _outcomes(layout, groups)
+    if truncated:
+        outcomes = counted(outcomes, new["picture"])
+    return full.with_values(real, new, unpadded), outcomes
+
+
+def _values(channel: Channel, rows: Tensor, columns: Tensor, source: Tensor, reduction: Reduction) -> Tensor:
+    """What the reduced tokens of a group get in a channel: [B, K + M, ...].
+
+    Args:
+        rows: [B, 1] of the batch.
+        columns: [B, N] places of the units' tokens.
+        source: [B, K + M] place of the token that each slot stands for.
+    """
+    if channel.rule is Rule.BLANK:
+        return channel.values.new_full((*source.shape, *channel.values.shape[2:]), channel.blank)
+    if channel.rule is Rule.SOURCE:
+        return channel.values[rows, source]
+    return _means(channel.values[rows, columns], reduction)
+
+
+def _means(values: Tensor, reduction: Reduction) -> Tensor:
+    """Mean of a channel over the tokens each slot was made of, rounded where its values are whole numbers:
+    [B, N, ...] -> [B, K + M, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no patch is
+    zero.
+    """
+    slots = reduction.source.shape[1]
+    whole = not values.is_floating_point()
+    dtype = torch.float32 if whole else values.dtype
+    member = one_hot(reduction.owner + 1, slots + 1)[..., 1:].transpose(1, 2).to(dtype)  # [B, K + M, N]
+    flat = (values.flatten(2) if values.ndim > 2 else values[..., None]).to(dtype)
+    count = member.sum(-1, keepdim=True)
+    mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
+    if whole:
+        mean = mean.round().to(values.dtype)
+    source_values = rows_of(values, reduction.source.clamp_min(0))
+    return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
+
+
+def _places(layout: Layout, units: List[Unit], reduction: Reduction, at_source: Tensor, order: str) -> Tensor:
+    """Places [B, K + M] of reduced tokens in the order of the sequence, by the zones of the method or by its order."""
+    slots, kept = torch.arange(reduction.tokens.shape[1], device=at_source.device), reduction.kept.shape[1]
+    if reduction.zone is None and (order == "raster" or kept == len(slots)):
+        return at_source
+    zones = torch.tensor([_zones(layout, unit) for unit in units], device=at_source.device)[..., None] + slots
+    if reduction.zone is None:
+        return torch.where(slots < kept, at_source, zones[:, BEHIND])
+    return torch.where(reduction.zone == PLACE, at_source, zones.gather(1, reduction.zone[:, None])[:, 0])
+
+
+def _zones(layout: Layout, unit: Unit) -> list[int]:
+    """Place of the first slot in each zone of a unit: ahead of it, (at the source's place), right after it, or after
+    the last row of its picture. A unit whose rows are mixed with those of other tiles has no place of its own: what
+    belongs ahead of it stands after the picture, and what belongs after it after that.
+    """
+    picture = layout.pictures[unit.picture]
+    first, last = int(unit.places[0]), int(unit.places[-1])
+    heads, tails = (picture.end * ROW + stretch + unit.part * PART for stretch in (HEADS, TAILS))
+    stands_alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
+    return [(first - 1) * ROW + NEXT, 0, last * ROW + TAILS, tails] if stands_alone else [heads, 0, tails, tails]
+
+
+def _outcomes(layout: Layout, groups: List[Group]) -> list[PictureOutcome]:
+    """Tokens before and after of every picture, with the bookkeeping of its units in order."""
+    whole = untouched(layout)
+    after = [outcome.after for outcome in whole]
+    parts: list[list[tuple[int, Reduction]]] = [[] for _ in whole]
+    for units, reduction in groups:
+        for index, unit in enumerate(units):
+            one = reduction
+            if len(reduction.tokens) > 1:
+                own = (value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction)
+                one = Reduction._make(own)
+            after[unit.picture] += reduction.tokens.shape[1] - len(unit.places)
+            parts[unit.picture].append((unit.part, one))
+    return [
+        outcome._replace(after=after[i], reductions=tuple(sorted(parts[i], key=lambda part: part[0])))
+        for i, outcome in enumerate(whole)
+    ]
+
+
+def untouched(layout: Layout, limit: int | None = None) -> list[PictureOutcome]:
+    """What becomes of pictures that stay as they are, `limit` being the rows that are left of a longer sequence."""
+    outcomes = [
+        PictureOutcome(picture.row, picture.before, picture.before, picture.structural, (), (), layout.origin(picture))
+        for picture in layout.pictures
+    ]
+    if limit is None:
+        return outcomes
+    return counted(outcomes, layout.picture_rows().where(layout.real.cumsum(1) <= limit, -1))
+
+
+def counted(outcomes: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
+    """The outcomes with the visual tokens that are left in sequences [R, S], given which picture each row belongs to.
+    Waits for the device.
+    """
+    return [outcome._replace(after=int((picture == index).sum())) for index, outcome in enumerate(outcomes)]
 
 
 class Fronts(NamedTuple):
@@ -58,100 +278,46 @@ def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
     return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
 
 
-def probe_text(
-    full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None, spare: Tensor | None = None
-) -> TextProbe:
+def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
     projections (paper section 3.2); what prompts begin with alike is projected once, and comes apart, as a front.
-
-    Args:
-        spare: [R] rows at the end of each sequence that are no words and ask nothing, though they count as real; no
-            word sees them.
     """
-    device = full.embeds.device
-    asked = layout.once(("asked", device), lambda: _asked(layout, device))
+    device, asking = full.embeds.device, layout.probes[0]
+    texts = torch.nn.utils.rnn.pad_sequence([picture.text for picture in asking], batch_first=True)
+    row_mask = torch.arange(texts.shape[1]) < torch.tensor([[len(picture.text)] for picture in asking])
+    padded = not bool(row_mask.all())
+    rows = [picture.row for picture in asking]
+    every = rows == list(range(len(layout.real)))  # then nothing is copied
+    row, texts, row_mask = torch.tensor(rows, device=device), texts.to(device), row_mask.to(device)
     if EXPERTS in full.channels:
         decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
     start = 0 if fronts is None else fronts.size
+    texts = (texts - start).clamp_min(0) if start else texts  # of padding among the text rows there is no place
     front = None
-    positions, real = full.positions[:, start:], full.real[:, start:]
-    rows = (asked.rows - start).clamp_min(0) if start else asked.rows  # of padding among the text rows is no place
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds[:, start:] if start else full.embeds)
-        query = decoder.query(0, normed[asked.row, rows])
-        key = decoder.key(0, normed)
+        query, key = decoder.query(0, normed[row[:, None], texts]), decoder.key(0, normed)
+        cos, sin = decoder.rotary(normed, full.positions[:, start:])
+        real = full.real[:, start:]
         if fronts is not None:
             shared = decoder.normed(0, full.embeds[fronts.rows, :start])
             angles = decoder.rotary(shared, full.positions[fronts.rows, :start])
-            which = torch.tensor(fronts.which, device=device)[asked.row[:, 0]]
-            front = FrontKeys(decoder.key(0, shared), *angles, which)
-        if not asked.every:  # what is asked of every prompt, once and in order, is not copied
-            key = key[asked.row[:, 0]]
-        row_mask = asked.row_mask
-        if spare is not None:
-            row_mask = row_mask & (asked.rows < (full.real.sum(1) - spare)[asked.row])
-
-        def look() -> tuple[Tensor, Tensor, Tensor, Sight]:
-            """Angles, mask and sight of the prompts."""
-            cos, sin = decoder.rotary(normed, positions)
-            cos, sin, mask = (values[asked.row[:, 0]] for values in (cos, sin, real))
-            probe = TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask)
-            return cos, sin, mask, sight_of(probe, padded=asked.padded or spare is not None)
-
-        known = full.positions is layout.places_on(device) and full.real is layout.real_on(device)
-        alone = len(normed) == 1  # of a batch, what is remembered would be large
-        if known and alone and spare is None and not decoder.follows_length:
-            cos, sin, mask, sight = layout.once(("sight", device, normed.dtype), look)
-        else:
-            cos, sin, mask, sight = look()
-    return TextProbe(query, key, cos, sin, decoder.scale(0), rows, row_mask, mask, sight, front)
-
-
-class Asked(NamedTuple):
-    """The text rows of I probes, on the device of the sequences."""
-
-    row: Tensor  # [I, 1] of the batch
-    rows: Tensor  # [I, L] places in the sequence
-    row_mask: Tensor  # [I, L] true where there is one
-    every: bool  # whether there is one probe for each prompt
-    padded: bool  # whether there is no text row somewhere
-
-
-def _asked(layout: Layout, device: torch.device) -> Asked:
-    pictures = layout.probes[0]
-    rows = torch.nn.utils.rnn.pad_sequence([picture.text for picture in pictures], batch_first=True)
-    count = torch.tensor([[len(picture.text)] for picture in pictures])
-    row = torch.tensor([[picture.row] for picture in pictures])
-    mask = torch.arange(rows.shape[1]) < count
-    every = row[:, 0].tolist() == list(range(len(layout.real)))
-    return Asked(row.to(device), rows.to(device), mask.to(device), every, not bool(mask.all()))
-
-
-class Places(NamedTuple):
-    """Where a group of B units stands, on the device of the sequences."""
-
-    used_tiles: list[tuple[int, int]]  # the U tiles they need, as (picture of the layout, tile of it)
-    row: Tensor  # [B, 1] of the batch
-    columns: Tensor  # [B, N] in the sequence
-    tile: Tensor  # [B, N] which of the U
-    first_tile: Tensor  # [B]
-    patch: Tensor  # [B, N]
-    picture: Tensor  # [B] of the layout
-    prompt: Tensor  # [B] which of the probes
+            front = FrontKeys(decoder.key(0, shared), *angles, torch.tensor(fronts.which, device=device)[row])
+        key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, real))
+    return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a method's inputs come from."""
+    """Where a method's inputs come from: what it reads of the units of assembled sequences."""
 
     full: Sequence
     layout: Layout
     tiles: list[Tiles]  # of each picture of the call
     tower: Tower
-    attention: int  # the vision block whose queries and keys were read
     method: Method
-    prompts: Tensor | None  # [R] int64 fingerprint of each row's prompt, where the method asks for it
+    prompts: Tensor | None = None  # [R] int64 fingerprint of each row's prompt, where the method asks for it
     probe: TextProbe | None = None
     clip: ClipSides | None = None  # patches of all tiles of the call; text of each row
 
@@ -169,8 +335,11 @@ class Source:
         shapes = [value.shape[-2] for value in (tiles.projected, *rows) if value is not None]
         return (*shapes, self._side(unit))
 
+    def _picture(self, unit: Unit) -> Picture:
+        return self.layout.pictures[unit.picture]
+
     def _tiles(self, unit: Unit) -> Tiles:
-        return self.tiles[self.layout.pictures[unit.picture].source]
+        return self.tiles[self._picture(unit).source]
 
     def _side(self, unit: Unit) -> int:
         side = self._tiles(unit).side
@@ -178,98 +347,65 @@ class Source:
 
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
-        device = self.full.embeds.device
-        sizes, sources = tuple(len(tiles.projected) for tiles in self.tiles), self._sources
-        places = self.layout.once(("units", tuple(units), sizes, sources, device), lambda: self._places(units))
-        parts = {name: self._part(name, places.used_tiles) for name in self._names()}
-        fingerprint = parts.pop("fingerprint", None)
-        query, key = parts.pop("query", None), parts.pop("key", None)
+        device, own, needs = self.full.embeds.device, self._tiles(units[0]), self.method.needs
+        used, tile = self._used(units)
+        row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
+        columns = torch.stack([unit.places for unit in units]).to(device)
+        parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
+        fingerprint, query, key = (parts.pop(name, None) for name in ("fingerprint", "query", "key"))
+        if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
+            fingerprint = fingerprint[tile[:, 0].to(device)] ^ self.prompts.to(device)[row[:, 0]]
         attention = None
         if query is not None and key is not None:
-            scale, own = self.tower.scale(self.attention), self._tiles(units[0]).class_is_token
-            attention = VisionAttention(query, key, scale, self.tower.classes, own)
-        tile_members = self._tiles(units[0]).members
-        members = self.tower.members if tile_members is None else tile_members
+            scale = self.tower.scale(blocks_read(self.tower, self.method)[1])
+            attention = VisionAttention(query, key, scale, self.tower.classes, own.class_is_token)
+        members = self.tower.members if own.members is None else own.members
         return VisualTokens(
-            projected=self.full.embeds[places.row, places.columns],
-            tile=places.tile,
-            patch=places.patch,
+            projected=self.full.embeds[row, columns],
+            tile=tile.to(device),
+            patch=torch.stack([unit.patch for unit in units]).to(device),
             tiles_per_unit=units[0].tiles,
             side=self._side(units[0]),
             members=None if members is None else members.to(device),
-            picture=places.picture,
-            prompt=places.prompt,
-            columns=places.columns,
+            picture=torch.tensor([unit.picture for unit in units], device=device),
+            prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
+            columns=columns,
             attention=attention,
-            project=self.tower.project if Need.PROJECTOR in self.method.needs else None,
-            clip=self._clip(places.used_tiles),
+            project=self.tower.project if Need.PROJECTOR in needs else None,
+            clip=self._clip(used),
             probe=self._probe(units[0]),
-            fingerprint=None if fingerprint is None else self._fingerprint(fingerprint, places),
-            whole=self._whole_pictures(places.used_tiles) if Need.WHOLE_PICTURES in self.method.needs else None,
+            fingerprint=fingerprint,
+            whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
             **parts,
         )
 
-    def _places(self, units: list[Unit]) -> Places:
-        """Where these units stand, from the layout alone."""
-        device, pictures = self.full.embeds.device, self.layout.pictures
-        used_tiles, tile = self._tiles_of(units)
-        return Places(
-            used_tiles,
-            torch.tensor([[pictures[unit.picture].row] for unit in units], device=device),
-            torch.stack([unit.places for unit in units]).to(device),
-            tile.to(device),
-            tile[:, 0].to(device),
-            torch.stack([unit.patch for unit in units]).to(device),
-            torch.tensor([unit.picture for unit in units], device=device),
-            torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
-        )
-
-    def _fingerprint(self, tiles: Tensor, places: Places) -> Tensor:
-        """Fingerprints [B] of the units' first tiles and of their prompts, in one."""
-        assert self.prompts is not None  # it comes with the tiles' own
-        return tiles[places.first_tile] ^ self.prompts.to(tiles.device)[places.row[:, 0]]
-
-    def _tiles_of(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
-        """The tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them
-        each token came from [B, N].
+    def _used(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
+        """The U tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them
+        each token came from [B, N]. Prompts about one picture share its tiles, but where tiles go with the question.
         """
-        whole = Need.WHOLE_PICTURES in self.method.needs
-        if whole:
-            pictures = sorted({unit.picture for unit in units})
-            sources = [self.layout.pictures[picture].source for picture in pictures]
-            sizes = [len(self.tiles[source].projected) for source in sources]
-            used_tiles = [
-                (picture, tile) for picture, size in zip(pictures, sizes, strict=True) for tile in range(size)
-            ]
+        pictures = sorted({unit.picture for unit in units})
+        if Need.WHOLE_PICTURES in self.method.needs:
+            shown = {picture: picture for picture in pictures}
+            sizes = {one: len(self.tiles[self.layout.pictures[one].source].projected) for one in pictures}
+            used = [(picture, tile) for picture in pictures for tile in range(sizes[picture])]
         else:
-            first = self._first_shown(units)
-            used_tiles = sorted({(first[unit.picture], tile) for unit in units for tile in unit.tile.unique().tolist()})
-        tile_keys = torch.tensor([picture * _MOST + tile for picture, tile in used_tiles])
-        shown = {picture: picture for picture, _ in used_tiles} if whole else first
-        token_keys = torch.stack([unit.tile + shown[unit.picture] * _MOST for unit in units])
-        return used_tiles, torch.searchsorted(tile_keys, token_keys)
+            same = self._same
+            first: dict[int, int] = {}
+            shown = {one: first.setdefault(same[self.layout.pictures[one].source], one) for one in pictures}
+            used = sorted({(shown[unit.picture], tile) for unit in units for tile in unit.tile.unique().tolist()})
+        tile_keys = torch.tensor([picture * MOST_TILES + tile for picture, tile in used])
+        token_keys = torch.stack([unit.tile + shown[unit.picture] * MOST_TILES for unit in units])
+        return used, torch.searchsorted(tile_keys, token_keys)
 
     @cached_property
-    def _sources(self) -> tuple[int, ...]:
-        """Of each picture of the call, the first that is the same one: prompts about one picture share its tiles, but
-        where tiles go with the question (`_clip`).
-        """
+    def _same(self) -> tuple[int, ...]:
+        """Of each picture of the call, the first that has the same tiles."""
         return tuple(range(len(self.tiles))) if self.clip is not None else same_pictures(self.tiles)
 
-    def _first_shown(self, units: list[Unit]) -> dict[int, int]:
-        """For the picture of each of these units, the first picture of theirs that shows the same."""
-        pictures = sorted({unit.picture for unit in units})
-        first: dict[int, int] = {}
-        sources = {picture: self._sources[self.layout.pictures[picture].source] for picture in pictures}
-        return {picture: first.setdefault(source, picture) for picture, source in sources.items()}
-
-    def _names(self) -> list[str]:
-        return list(self.tiles[0].parts) if self.tiles else []
-
-    def _part(self, name: str, used_tiles: list[tuple[int, int]]) -> Tensor:
+    def _part(self, name: str, used: list[tuple[int, int]]) -> Tensor:
         """One part of these tiles: [U, ...]."""
         device = self.full.embeds.device
-        sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used_tiles]
+        sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used]
         first = self.tiles[sources[0][0]].parts[name]
         if sources == [(sources[0][0], tile) for tile in range(len(first))]:  # one picture is not copied
             return first if first.device == device else first.to(device)
@@ -282,249 +418,30 @@ class Source:
         none = self.probe.rows[:, :0]
         return self.probe._replace(query=self.probe.query[:, :, :0], rows=none, row_mask=self.probe.row_mask[:, :0])
 
-    def _clip(self, used_tiles: list[tuple[int, int]]) -> ClipSides | None:
-        """Patches and question of these tiles."""
+    def _clip(self, used: list[tuple[int, int]]) -> ClipSides | None:
+        """Patches of these tiles, and the question of the row each is asked about in."""
         if self.clip is None:
             return None
-        device = self.clip.patches.device
-        place, row = self.layout.once(
-            ("clip", tuple(used_tiles), device), lambda: self._clip_places(used_tiles, device)
-        )
-        return ClipSides(self.clip.patches[place], self.clip.text[row], self.clip.real[row])
-
-    def _clip_places(self, used_tiles: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Place of each tile among all tiles of the call, and row of the batch it is asked about in: [U] each."""
         pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
-        place = [sum(sizes[: pictures[picture].source]) + tile for picture, tile in used_tiles]
-        row = [pictures[picture].row for picture, _ in used_tiles]
-        return torch.tensor(place, device=device), torch.tensor(row, device=device)
+        device = self.clip.patches.device
+        place = [sum(sizes[: pictures[picture].source]) + tile for picture, tile in used]
+        row = torch.tensor([pictures[picture].row for picture, _ in used], device=device)
+        patches = self.clip.patches[torch.tensor(place, device=device)]
+        return ClipSides(patches, self.clip.text[row], self.clip.real[row])
 
-    def _whole_pictures(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
-        key = ("whole", tuple(used_tiles), self.full.embeds.device)
-        return self.layout.once(key, lambda: self._whole(used_tiles))
-
-    def _whole(self, used_tiles: list[tuple[int, int]]) -> WholePictures:
+    def _whole(self, used: list[tuple[int, int]]) -> WholePictures:
         """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
-        device, layout = self.full.embeds.device, self.layout
-        present = torch.zeros(len(used_tiles), self.tiles[0].projected.shape[1], dtype=torch.bool)
-        for place, (index, tile) in enumerate(used_tiles):
-            picture = layout.pictures[index]
-            kinds = layout.kinds
+        kinds, device = self.layout.kinds, self.full.embeds.device
+        present = torch.zeros(len(used), self.tiles[0].projected.shape[1], dtype=torch.bool)
+        for place, (index, tile) in enumerate(used):
+            picture = self.layout.pictures[index]
             in_tile = (kinds.picture[picture.row] == picture.source) & (kinds.tile[picture.row] == tile)
             token = kinds.token[picture.row][in_tile]
             present[place, token[token >= 0]] = True
-        return WholePictures(torch.tensor([picture for picture, _ in used_tiles], device=device), present.to(device))
+        return WholePictures(torch.tensor([picture for picture, _ in used], device=device), present.to(device))
 
 
 def same_pictures(tiles: list[Tiles]) -> tuple[int, ...]:
     """Of each picture of a call the first that is the same one, encoded once and asked about in several prompts."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(one), source) for source, one in enumerate(tiles))
-
-
-_MOST = 1 << 20  # tiles of a picture
-
-
-class Reduced(NamedTuple):
-    """Numbers of a group of units that went through the method together."""
-
-    units: tuple[Unit, ...]
-    kept: int
-    tokens: int  # K + M
-
-
-class Keys(NamedTuple):
-    """Of what the sort keys of a group's B units are made. A key is the place in the sequence times `stride`, plus a
-    rank: behind each row there is room for three blocks: heads, tails, and what goes ahead of the next row.
-    """
-
-    row: Tensor  # [B, 1] of the batch
-    columns: Tensor  # [B, N] places of the unit's tokens
-    by_zone: Tensor  # [B, 4, K + M] key of each slot in the zones AHEAD, PLACE (0), AFTER, BEHIND
-    fixed: Tensor | None  # [B, K + M] keys of slots that stand behind the picture, where the method names no zones
-    at_source: Tensor  # [K + M] true where a slot stands at its source's place, where the method names no zones
-    stride: int
-
-
-def slots_of(layout: Layout, groups: list[Reduced], order: str, device: torch.device) -> tuple[Slots, list[Keys]]:
-    """Where the reduced tokens of these groups go, remembered with the layout."""
-    key = ("slots", tuple(groups), order, device)
-    return layout.once(key, lambda: (_slots(layout, groups, device), _keys(layout, groups, order, device)))
-
-
-def _stride(layout: Layout, groups: list[Reduced]) -> tuple[int, int]:
-    """Distance of the sort keys of two rows, and of two units in a block."""
-    longest = max(group.tokens for group in groups) + 1
-    return 3 * (longest * (1 + max(unit.part for unit in layout.units)) + 1), longest
-
-
-def _slots(layout: Layout, groups: list[Reduced], device: torch.device) -> Slots:
-    rows, width = layout.real.shape
-    stays = layout.real.clone()
-    own: list[list[int]] = [[] for _ in range(rows)]  # rows of the pool that are reduced tokens of each sequence
-    for picture in layout.pictures:
-        stays[picture.row, list(picture.leaving)] = False
-    count = rows * width
-    for group in groups:
-        for unit in group.units:
-            row = layout.pictures[unit.picture].row
-            stays[row, unit.places] = False
-            own[row] += range(count, count + group.tokens)
-            count += group.tokens
-    most = max(map(len, own))
-    added = torch.tensor([ids + [count] * (most - len(ids)) for ids in own])
-    candidates = torch.cat((torch.arange(rows * width).view(rows, width), added), dim=1)
-    lengths = [left + len(ids) for left, ids in zip(stays.sum(1).tolist(), own, strict=True)]
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    keys = torch.where(stays, torch.arange(width) * _stride(layout, groups)[0], NEVER).flatten()
-    unpadded = min(lengths) == max(lengths)
-    return Slots(
-        lengths, real.to(device), keys.to(device), torch.tensor([NEVER]).to(device), candidates.to(device), unpadded
-    )
-
-
-def _keys(layout: Layout, groups: list[Reduced], order: str, device: torch.device) -> list[Keys]:
-    stride, longest = _stride(layout, groups)
-    found = []
-    for units, kept, tokens in groups:
-        slots = torch.arange(tokens)
-        zones = torch.tensor([_zones(layout, unit, stride, longest) for unit in units])  # [B, 4]
-        by_zone = zones[..., None] + slots
-        by_zone[:, PLACE] = 0
-        at_source = (slots < kept) | (order == "raster")
-        fixed = None if bool(at_source.all()) else by_zone[:, BEHIND].to(device)
-        row = torch.tensor([[layout.pictures[unit.picture].row] for unit in units], device=device)
-        columns = torch.stack([unit.places for unit in units]).to(device)
-        found.append(Keys(row, columns, by_zone.to(device), fixed, at_source.to(device), stride))
-    return found
-
-
-def _zones(layout: Layout, unit: Unit, stride: int, longest: int) -> list[int]:
-    """Key of the first slot in each zone of a unit: ahead of it, (at the source's place), right after it, or behind the
-    last row of its picture. A unit whose rows are mixed with those of other tiles has no place of its own: what belongs
-    ahead of it stands behind the picture, and what belongs after it behind that.
-    """
-    picture = layout.pictures[unit.picture]
-    first, last = int(unit.places[0]), int(unit.places[-1])
-    heads = picture.end * stride + unit.part * longest + 1
-    tails = heads + stride // 3
-    stands_alone = last - first == len(unit.places) - 1 or len(unit.places) == picture.before
-    if stands_alone:
-        return [first * stride - longest, 0, last * stride + stride // 3 + 1, tails]
-    return [heads, 0, tails, tails]
-
-
-class Group(NamedTuple):
-    """Units that went through the method together."""
-
-    units: list[Unit]
-    reduction: Reduction
-
-
-def outcomes(layout: Layout, groups: list[Group]) -> list[PictureOutcome]:
-    """Tokens before and after of every picture, with the bookkeeping of its units in order."""
-    after = [picture.before for picture in layout.pictures]
-    parts: list[list[tuple[int, Reduction]]] = [[] for _ in layout.pictures]
-    for units, reduction in groups:
-        for index, unit in enumerate(units):
-            after[unit.picture] += reduction.tokens.shape[1] - len(unit.places)
-            parts[unit.picture].append((unit.part, _of_unit(reduction, index)))
-    return [
-        PictureOutcome(
-            picture.row,
-            picture.before,
-            after[i],
-            picture.structural,
-            tuple(sorted(parts[i], key=lambda part: part[0])),
-            origin=layout.origin(picture),
-        )
-        for i, picture in enumerate(layout.pictures)
-    ]
-
-
-def _of_unit(reduction: Reduction, index: int) -> Reduction:
-    """What one unit of a group became."""
-    if len(reduction.tokens) == 1:
-        return reduction
-    return Reduction._make(value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction)
-
-
-def planned(full: Sequence, layout: Layout, groups: list[Group], order: str) -> tuple[Slots, list[Keys]]:
-    """Where the reduced tokens go, and of what their sort keys are made."""
-    reduced = [Reduced(tuple(units), one.kept.shape[1], one.tokens.shape[1]) for units, one in groups]
-    return slots_of(layout, reduced, order, full.embeds.device)
-
-
-def inserts(full: Sequence, groups: list[Group], keys: list[Keys]) -> Inserts:
-    """The reduced tokens with what goes with them, and their places."""
-    values: dict[str, list[Tensor]] = {name: [] for name in full.everything()}
-    sort_keys = []
-    for group, group_keys in zip(groups, keys, strict=True):
-        place = group_keys.columns.gather(1, group.reduction.source.clamp_min(0))  # of no patch: the unit's first
-        for name, value in _values(full, group.reduction, group_keys, place).items():
-            values[name].append(value.flatten(0, 1))
-        sort_keys.append(_sort_keys(group.reduction, group_keys, place).flatten())
-    return Inserts(values, sort_keys)
-
-
-def _values(full: Sequence, reduction: Reduction, keys: Keys, place: Tensor) -> dict[str, Tensor]:
-    """What the reduced tokens of a group, whose sources stand at `place` [B, K + M], get in each channel:
-    [B, K + M, ...].
-    """
-    values = {"embeds": reduction.tokens}
-    for name, channel in full.everything().items():
-        if name == "embeds":
-            continue
-        if channel.rule is Rule.BLANK:
-            values[name] = channel.values.new_full((*place.shape, *channel.values.shape[2:]), channel.blank)
-        elif channel.rule is Rule.SOURCE:
-            values[name] = channel.values[keys.row, place]
-        else:
-            values[name] = _means(channel.values[keys.row, keys.columns], reduction)
-    return values
-
-
-def _sort_keys(reduction: Reduction, keys: Keys, place: Tensor) -> Tensor:
-    """Sort keys [B, K + M] of reduced tokens, by the zones of the method or else by its order."""
-    at_source = place * keys.stride
-    if reduction.zone is not None:
-        by_zone = keys.by_zone.gather(1, reduction.zone[:, None])[:, 0]
-        return torch.where(reduction.zone == PLACE, at_source, by_zone)
-    return at_source if keys.fixed is None else torch.where(keys.at_source, at_source, keys.fixed)
-
-
-def _means(values: Tensor, reduction: Reduction) -> Tensor:
-    """Mean of a channel over the tokens each slot was made of, rounded where its values are whole numbers:
-    [B, N, ...] -> [B, K + M, ...]. Kept tokens have their own value, bit for bit; a slot that stands for no patch is
-    zero.
-    """
-    slots = reduction.source.shape[1]
-    whole = not values.is_floating_point()
-    dtype = torch.float32 if whole else values.dtype
-    member = one_hot(reduction.owner + 1, slots + 1)[..., 1:].transpose(1, 2).to(dtype)  # [B, K + M, N]
-    flat = (values.flatten(2) if values.ndim > 2 else values[..., None]).to(dtype)
-    count = member.sum(-1, keepdim=True)
-    mean = (member @ flat / count.clamp_min(1)).reshape(len(values), slots, *values.shape[2:])
-    if whole:
-        mean = mean.round().to(values.dtype)
-    source_values = rows_of(values, reduction.source.clamp_min(0))
-    return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
-
-
-def with_pictures(full: Sequence, layout: Layout) -> Sequence:
-    """The sequences with a channel that says which picture a visual token belongs to, to count what truncation left."""
-    channel = Channel(picture_rows(layout).to(full.embeds.device), -1, Rule.SOURCE)
-    return replace(full, channels={**full.channels, "picture": channel})
-
-
-def picture_rows(layout: Layout) -> Tensor:
-    """Which picture of the layout every visual token belongs to, else -1: [R, S]."""
-    kinds, numbers = layout.kinds, torch.full(layout.real.shape, -1)
-    for index, picture in enumerate(layout.pictures):
-        numbers[picture.row][(kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)] = index
-    return numbers
-
-
-def counted(outcomes: list[PictureOutcome], picture: Tensor) -> list[PictureOutcome]:
-    """The outcomes with the visual tokens that are left in the sequences [R, S]. Waits for the device."""
-    return [outcome._replace(after=int((picture == index).sum())) for index, outcome in enumerate(outcomes)]

@@ -1,18 +1,20 @@
-"""Assembled sequences of a batch, and the one edit there is: rows leave, others take their places, padding is put
-right.
-
-Everything is one gather over the whole batch. Where rows may come from is known beforehand, so nothing waits for the
-device.
+"""Assembled sequences of a batch, and the one edit there is (`edit`): rows leave, others come in at their places, and
+what is left is padded on the right. Before the first layer and between layers it is the same.
 """
 
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-NEVER = torch.iinfo(torch.int64).max
+NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
+ROW = 1 << 40  # distance of the places of two rows; between them is room for what stands after the first:
+HEADS, TAILS, NEXT = 1 << 36, 2 << 36, 3 << 36  # three stretches, the last one for what belongs ahead of the second row
+PART = 1 << 20  # in each of them, one block for each part of a picture, or for each cut
 
 
 class Rule(Enum):
@@ -28,7 +30,7 @@ class Channel(NamedTuple):
 
     values: Tensor  # [R, S, ...]
     blank: float  # of padding
-    rule: Rule
+    rule: Rule = Rule.SOURCE
 
 
 @dataclass(frozen=True)
@@ -40,22 +42,10 @@ class Sequence:
     positions: Tensor  # [R, S], or [R, S, A] of A axes
     channels: dict[str, Channel] = field(default_factory=dict)  # whatever else goes with the rows
     unpadded: bool = False  # whether all rows are known to be real
-    position_rule: Rule = Rule.SOURCE  # what a merged token gets for its position
 
     def everything(self) -> dict[str, Channel]:
         """All channels, positions and embeddings among them."""
-        base_channels = {
-            "embeds": Channel(self.embeds, 0, Rule.BLANK),
-            "positions": Channel(self.positions, 0, self.position_rule),
-        }
-        return {**base_channels, **self.channels}
-
-    def blanked(self, real: Tensor, values: dict[str, Tensor]) -> "Sequence":
-        """The same channels with other values, blank wherever a row is padding."""
-        channels = self.everything()
-        return self.with_values(
-            real, {name: value.where(wide(real, value), channels[name].blank) for name, value in values.items()}
-        )
+        return {"embeds": Channel(self.embeds, 0, Rule.BLANK), "positions": Channel(self.positions, 0), **self.channels}
 
     def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Sequence":
         """The same channels with other values."""
@@ -63,49 +53,62 @@ class Sequence:
         return Sequence(values["embeds"], real, values["positions"], channels, unpadded)
 
 
-class Slots(NamedTuple):
-    """Where the rows of new sequences come from. The pool of rows: the R S rows of the sequences, one behind the other,
-    all reduced tokens, and one blank row.
-    """
-
-    lengths: list[int]  # real rows of each new sequence
-    real: Tensor  # [R, S'] true where a new row is no padding
-    keys: Tensor  # [R S] sort key of each row there is, NEVER where it leaves or is padding
-    never: Tensor  # [1] the key of the blank row
-    candidates: Tensor  # [R, S + T] rows of the pool that may become rows of each new sequence; the blank one fills up
-    unpadded: bool  # whether all new rows are real
-
-
 class Inserts(NamedTuple):
-    """Reduced tokens of a batch, group by group."""
+    """Rows that come into the sequences of a batch."""
 
-    values: dict[str, list[Tensor]]  # [t, ...] by channel, embeddings among them
-    keys: list[Tensor]  # [t] sort keys
-
-
-def splice(full: Sequence, inserts: Inserts, slots: Slots) -> Sequence:
-    """The sequences without the rows that leave and with the inserts at their places, padded on the right."""
-    keys = torch.cat((slots.keys, *inserts.keys, slots.never))[slots.candidates]  # [R, S + T]
-    order = keys.sort(dim=1, stable=True).indices[:, : slots.real.shape[1]]
-    index = slots.candidates.gather(1, order)
-    pools = {name: _pool(channel, inserts.values[name]) for name, channel in full.everything().items()}
-    if slots.unpadded:
-        return full.with_values(slots.real, {name: pool[index] for name, pool in pools.items()}, unpadded=True)
-    index = index.where(slots.real, len(pools["embeds"]) - 1)
-    return full.with_values(slots.real, {name: pool[index] for name, pool in pools.items()})
+    sequence: list[int]  # [t] which sequence each belongs to
+    place: Tensor  # [t]
+    values: dict[str, Tensor]  # [t, ...] by channel
 
 
-def _pool(channel: Channel, inserts: list[Tensor]) -> Tensor:
-    """All rows of a channel, what is inserted, and a blank row."""
-    rows = channel.values.flatten(0, 1)
-    blank = rows.new_full((1, *rows.shape[1:]), channel.blank)
-    return torch.cat((rows, *(values.to(rows.dtype) for values in inserts), blank))
+class Edited(NamedTuple):
+    """What `edit` makes of sequences."""
+
+    values: dict[str, Tensor]  # [R, S', ...] by channel
+    real: Tensor  # [R, S'] true where a row is no padding
+    unpadded: bool  # whether all rows are real
 
 
-def cut(full: Sequence, limit: int) -> Sequence:
-    """The first `limit` rows of right-padded sequences."""
-    values = {name: channel.values[:, :limit] for name, channel in full.everything().items()}
-    return replace(full.blanked(full.real[:, :limit], values), unpadded=full.unpadded)
+def edit(channels: Mapping[str, Channel], place: Tensor, lengths: list[int], inserts: Inserts | None = None) -> Edited:
+    """The sequences with their rows, and those that come in, in the order of their places, padded on the right.
+
+    It is one gather over the whole batch. How many rows are left is known beforehand, so nothing waits for the device.
+
+    Args:
+        channels: values [R, S, ...] that go with the rows.
+        place: [R, S] int64, NEVER for rows that leave and for padding; of row i that stays, i times ROW.
+        lengths: rows each new sequence has; those at the end of a longer one are cut off.
+        inserts: the rows that come in.
+    """
+    (count, width), device = place.shape, place.device
+    longest, came = max(lengths), inserts is not None
+    unpadded = min(lengths) == longest
+    real = (torch.arange(longest) < torch.tensor(lengths)[:, None]).to(device)
+    pool_places = [place.flatten()]  # of the pool: all rows, sequence after sequence, what comes in, and a blank row
+    candidates = torch.arange(count * width, device=device).view(count, width)  # rows of the pool for each sequence
+    blank = count * width
+    if inserts is not None:
+        own: dict[int, list[int]] = defaultdict(list)
+        for number, sequence in enumerate(inserts.sequence):
+            own[sequence].append(blank + number)
+        blank += len(inserts.sequence)
+        most = max(map(len, own.values()), default=0)
+        added = [own[row] + [blank] * (most - len(own[row])) for row in range(count)]
+        candidates = torch.cat((candidates, torch.tensor(added, dtype=torch.long).to(device)), dim=1)
+        pool_places += [inserts.place, place.new_full((1,), NEVER)]
+    places = torch.cat(pool_places)[candidates] if came else place
+    index = candidates.gather(1, places.sort(dim=1, stable=True).indices[:, :longest])
+    if not unpadded:
+        index = index.where(real, blank)
+    values = {}
+    for name, channel in channels.items():
+        pool = [channel.values.flatten(0, 1)]
+        if inserts is not None:
+            pool.append(inserts.values[name].to(pool[0].dtype))
+        if not unpadded:
+            pool.append(pool[0].new_full((1, *pool[0].shape[1:]), channel.blank))
+        values[name] = (torch.cat(pool) if len(pool) > 1 else pool[0])[index]
+    return Edited(values, real, unpadded)
 
 
 def pad_left(full: Sequence) -> Sequence:
@@ -115,8 +118,10 @@ def pad_left(full: Sequence) -> Sequence:
     size = full.real.shape[1]
     shift = size - full.real.sum(1, keepdim=True)
     index = (torch.arange(size, device=shift.device) - shift) % size
-    values = {name: rows_of(channel.values, index) for name, channel in full.everything().items()}
-    return full.blanked(full.real.gather(1, index), values)
+    real = full.real.gather(1, index)
+    moved = {name: rows_of(channel.values, index) for name, channel in full.everything().items()}
+    blanks = {name: channel.blank for name, channel in full.everything().items()}
+    return full.with_values(real, {name: value.where(wide(real, value), blanks[name]) for name, value in moved.items()})
 
 
 def rows_of(values: Tensor, index: Tensor) -> Tensor:

@@ -3,7 +3,8 @@ attention map is ever asked for), CLIP towers in every place where transformers 
 nobody reads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,57 +15,68 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tower
+from llava_consensus.hosts.call import Call
 from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
-
-def chosen_block(tower: Tower, option: int | None) -> int:
-    """The block that is read: the one whose output feeds the projector, or the one the option names.
-
-    Raises:
-        OptionError: for an index the tower does not have.
-    """
-    if option is None:
-        return tower.feature_block
-    count = len(tower.blocks)
-    if not -count <= option < count:
-        raise OptionError(f"vision_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
-    return option % count
+COLLECTED = "collected"  # parts, in the state of a call
 
 
-def attending_block(tower: Tower, features: int, ahead: int) -> int:
-    """The block whose attention is read: `ahead` blocks behind the one that gives the features.
+def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
+    """The vision block whose output a method reads (the one that feeds the projector, or the one its option names), and
+    the block whose attention it reads.
 
     Raises:
-        OptionError: for a tower that ends before it.
+        OptionError: for an index the tower does not have, or a tower that ends before the second.
     """
-    count = len(tower.blocks)
-    if features + ahead >= count:
+    option, count, features = method.vision_layer, len(tower.blocks), tower.feature_block
+    if option is not None:
+        if not -count <= option < count:
+            raise OptionError(f"vision_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+        features = option % count
+    attention = features + method.blocks_ahead
+    if attention >= count:
         raise OptionError(
             f"this method reads the attention of the block after the features' own, which is the last of {count}: "
-            f"give vision_layer={count - 1 - ahead}, or use a model with mm_vision_select_layer=-2"
+            f"give vision_layer={count - 1 - method.blocks_ahead}, or use a model with mm_vision_select_layer=-2"
         )
-    return features + ahead
+    return features, attention
 
 
 def install_taps(attachment: Any, tower: Tower) -> list[Any]:
     """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    method = attachment.method
-    features = chosen_block(tower, method.vision_layer)
-    taps = tower.taps(method.needs, features, attending_block(tower, features, method.blocks_ahead))
+    taps = tower.taps(attachment.method.needs, *blocks_read(tower, attachment.method))
     return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
 
 
-def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
+@contextmanager
+def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
+    """The parts that hooks take from the tower while the body runs."""
+    parts: dict[str, Tensor] = {}
+    call.state[COLLECTED] = parts
+    try:
+        yield parts
+    finally:
+        call.state.pop(COLLECTED, None)
+
+
+def _collected(attachment: Any) -> dict[str, Tensor] | None:
+    """What has been collected so far; None where nobody collects."""
     call = calls.current(attachment)
-    if call is None or call.parts is None:
+    return None if call is None else call.state.get(COLLECTED)
+
+
+def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
+    collected = _collected(attachment)
+    if collected is None:
         return
     parts = tap.read(output)
-    if parts.keys() & call.parts.keys():
+    if parts.keys() & collected.keys():
         raise RuntimeError(
             "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
         )
-    call.parts |= {name: value.detach() for name, value in parts.items()}
+    collected |= {name: value.detach() for name, value in parts.items()}
 
 
 def split_heads(states: Tensor, heads: int) -> Tensor:
@@ -193,14 +205,13 @@ class TwoTowers:
 
 
 def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
-    """Shadows of the blocks behind the last one that projector or method reads; none where a tower does not say in
-    which form its blocks return states.
+    """Shadows of the blocks after the last one that projector or method reads: while an attachment encodes pictures
+    they hand their input on, which changes no bit of what is read; elsewhere they run. None where a tower does not say
+    in which form its blocks return states.
     """
     if not hasattr(tower, "result"):
         return []
-    method = attachment.method
-    chosen = chosen_block(tower, method.vision_layer)
-    last = max(tower.feature_block, chosen, attending_block(tower, chosen, method.blocks_ahead))
+    last = max(tower.feature_block, *blocks_read(tower, attachment.method))
     return [
         Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
     ]
@@ -208,7 +219,6 @@ def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
 
 def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
     """Forward of an unread block."""
-    call = calls.current(attachment)
-    if call is None or call.parts is None:
+    if _collected(attachment) is None:
         return plain(hidden, *args, **kwargs)
     return attachment.here.tower.result(hidden)

@@ -125,6 +125,11 @@ class Method:
         """Whether what is left of a picture depends on the question asked about it."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION})
 
+    @property
+    def acts_inside(self) -> bool:
+        """Whether it works before the projector, on the picture or inside the tower."""
+        return self.place in (Place.PICTURE, Place.TOWER)
+
     def query(self, question: str) -> str:
         """What of a prompt's text counts as the question, for methods that read it themselves."""
         return question

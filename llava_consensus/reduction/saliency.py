@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.tokens import Sight, TextProbe, VisionAttention
+from llava_consensus.reduction.tokens import TextProbe, VisionAttention
 
 EPSILON = 1e-6
 AGGREGATES = ("all", "last", "max")
@@ -71,23 +71,31 @@ def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
     """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others.
     Rows that are padding are zero.
     """
-    sight = sight_of(probe, rope) if probe.sight is None else probe.sight
     prompts, heads, rows, width = probe.query.shape
     kv_heads, size = probe.key.shape[1:3]
-    front = probe.front
-    asked = heads // kv_heads * rows  # rows of all query heads that share a key head
+    groups = heads // kv_heads
+    asked = groups * rows  # rows of all query heads that share a key head
     states = torch.cat((probe.query.reshape(prompts, kv_heads, asked, width), probe.key), dim=2).float()
-    if rope and sight.cos is not None and sight.sin is not None:
-        states = states * sight.cos + states.roll(width // 2, -1) * sight.sin  # `rotate`, bit for bit
+    place = torch.arange(size, device=states.device)
+    if rope:  # rows and keys in one go, `rotate` bit for bit
+        at = torch.cat((probe.rows.repeat(1, groups), place.expand(prompts, -1)), dim=1)  # [I, groups L + S]
+        at = at[..., None].expand(-1, -1, probe.cos.shape[-1])
+        cos, sin = (angle.float().gather(1, at)[:, None] for angle in (probe.cos, probe.sin))
+        first, second = sin.chunk(2, dim=-1)
+        states = states * cos + states.roll(width // 2, -1) * torch.cat((-first, second), dim=-1)
     query, key = states.split((asked, size), dim=2)
-    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(sight.hidden, -torch.inf)  # [I, H_kv, groups L, S]
-    if front is not None:
+    visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
+    # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
+    hidden = ~(visible | ~probe.row_mask[..., None])[:, None].repeat(1, 1, groups, 1)
+    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(hidden, -torch.inf)  # [I, H_kv, groups L, S]
+    if probe.front is not None:
+        front = probe.front
         shared = front.key.float()
         shared = rotate(shared, front.cos.float(), front.sin.float()) if rope else shared  # once for each front
         logits = torch.cat((_products(query, shared, front.which) * probe.scale, logits), dim=-1)
     weights = torch.softmax(logits, dim=-1)
     weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
-    return weights * probe.row_mask[..., None] if sight.padded else weights
+    return weights * probe.row_mask[..., None] if probe.padded else weights
 
 
 def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
@@ -96,27 +104,6 @@ def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
         return query @ shared.transpose(2, 3).contiguous()[which]  # or the copies would be copied once more
     asked = query.transpose(0, 1)  # no copy of the one front for each prompt
     return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
-
-
-def sight_of(probe: TextProbe, rope: bool = True, padded: bool = True) -> Sight:
-    """What of a probe follows from rows, masks and angles alone.
-
-    Args:
-        rope: whether angles are wanted.
-        padded: whether there may be padding among the text rows.
-    """
-    groups = probe.query.shape[1] // probe.key.shape[1]
-    place = torch.arange(probe.key.shape[2], device=probe.key.device)
-    visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
-    # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
-    hidden = ~(visible | ~probe.row_mask[..., None])[:, None].repeat(1, 1, groups, 1)
-    if not rope:
-        return Sight(None, None, hidden, padded)
-    places = torch.cat((probe.rows.repeat(1, groups), place.expand(len(probe.rows), -1)), dim=1)  # [I, groups L + S]
-    at_places = places[..., None].expand(-1, -1, probe.cos.shape[-1])
-    cos, sin = (angle.float().gather(1, at_places)[:, None] for angle in (probe.cos, probe.sin))
-    first, second = sin.chunk(2, dim=-1)
-    return Sight(cos, torch.cat((-first, second), dim=-1), hidden, padded)
 
 
 def cross_saliency(attention: Tensor, row_mask: Tensor | None, columns: Tensor, aggregate: str = "all") -> Tensor:

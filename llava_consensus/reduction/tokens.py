@@ -49,17 +49,6 @@ class VisionAttention(NamedTuple):
         return self.key[:, :, self.first :].mean(1, dtype=torch.float32)
 
 
-class Sight(NamedTuple):
-    """What of a probe follows from places, masks and angles alone, so that it can be remembered with them. The rows are
-    those of the query heads that share a key head, head by head, and then the keys.
-    """
-
-    cos: Tensor | None  # [I, 1, groups L + S, d] float32
-    sin: Tensor | None  # [I, 1, groups L + S, d] float32, negative in the first half of a head
-    hidden: Tensor  # [I, 1, groups L, S] true where a row does not see a key
-    padded: bool  # whether there may be padding among the text rows
-
-
 class FrontKeys(NamedTuple):
     """Keys of what several prompts begin with alike, once for each of F such fronts of n rows, all of them real and in
     front of every text row; not rotated.
@@ -73,7 +62,7 @@ class FrontKeys(NamedTuple):
 
 class TextProbe(NamedTuple):
     """Inputs to the attention of the language model's first layer, for the text rows only, not rotated nor scaled. With
-    a `front`, S and the places of the text rows are those of the rows behind it.
+    a `front`, S and the places of the text rows are those of the rows after it.
     """
 
     query: Tensor  # [I, H, L, d]
@@ -84,13 +73,8 @@ class TextProbe(NamedTuple):
     rows: Tensor  # [I, L] place of each text row in the sequence, ascending, padded at the end
     row_mask: Tensor  # [I, L] true where the row is real
     key_mask: Tensor  # [I, S] true where the key is not padding
-    sight: Sight | None = None  # where it is known beforehand
+    padded: bool = True  # whether there may be padding among the text rows
     front: FrontKeys | None = None  # keys before the others, where prompts share them
-
-    @property
-    def padded(self) -> bool:
-        """Whether there may be padding among the text rows."""
-        return self.sight is None or self.sight.padded
 
 
 class ClipSides(NamedTuple):

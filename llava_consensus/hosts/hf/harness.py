@@ -134,10 +134,10 @@ class ProcessorHost(HfHost, HarnessHost):
         with attachment.call(encoded=pictures or None, questions=[prompt.text for prompt in prompts]) as call:
             output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
         texts = self.decode(output[:, padded.shape[1] :])
-        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(ids))]
+        outcomes = [[outcome for outcome in call.report.outcomes if outcome.row == row] for row in range(len(ids))]
         placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
         text_rows = [_text_rows(row_ids, *placeholders) for row_ids in ids]
-        row_prefills = prefills(call.cache, text_rows, outcomes)
+        row_prefills = prefills(call.report.cache, text_rows, outcomes)
         limit = None if self.view.keeps_positions else self.view.decoder.reach
         return [answer_of(call, row, text, row_prefills[row], limit) for row, text in enumerate(texts)]
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
-from llava_consensus.hosts.inside import acts_inside
 from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.tokens import Need
 
@@ -41,7 +40,7 @@ class Llava(HfModel):
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
         counts = [rows.tiles for rows in pictures]
         pixels = self.pixels(modality, inputs, pictures)
-        if acts_inside(attachment.method) or self.lays_out:
+        if attachment.method.acts_inside or self.lays_out:
             tiles = attachment.encode(pixels, counts)
             return Features(tiles, torch.cat(self.pack(modality, inputs, [picture.projected for picture in tiles])))
         output, parts = run_encoder(self, attachment, modality, inputs)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.call import Report
 from llava_consensus.hosts.hf.arguments import TYPES, contained, reduced_arguments
 from llava_consensus.hosts.hf.rows import Placed, row_kinds, without_dropped
 from llava_consensus.hosts.layout import fingerprints
@@ -110,8 +111,8 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
     view: Any = attachment.here
     call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
-    call.outcomes, call.notes, call.watch = [], (), None
-    if not encoder_inputs and call.encoded is None:
+    call.tell(Report())
+    if not encoder_inputs and call.given.encoded is None:
         return inputs
     ids, real = _prompts(view, inputs)
     placed = _placed(view, call, encoder_inputs, ids.cpu())
@@ -120,7 +121,7 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     kinds = row_kinds(ids.cpu(), real.cpu(), placed, answer)
     layout = attachment.layout(kinds)
     unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
-    encodes = call.encoded is not None or view.lays_out or attachment.cuts_by_tower
+    encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
     if unreduced and not encodes:
         attachment.arm(call, layout, inputs["input_ids"])
         return inputs
@@ -149,10 +150,10 @@ def _refuse_embeds(attachment: "Attachment", inputs: dict[str, Any]) -> None:
 
 def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
     """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
-    if call.encoded is not None:
+    if call.given.encoded is not None:
         return [
             Placed(name, view.placeholder(name), [picture.rows for picture in pictures])
-            for name, pictures in _by_modality(call.encoded).items()
+            for name, pictures in _by_modality(call.given.encoded).items()
         ]
     return [
         Placed(name, view.placeholder(name), view.pictures(name, inputs, ids))
@@ -165,10 +166,10 @@ def _encoded(
 ) -> dict[str, "Features"]:
     """Features of every modality, encoded now or before."""
     view: Any = attachment.here
-    if call.encoded is not None:
+    if call.given.encoded is not None:
         return {
             name: view.together([picture.features for picture in pictures])
-            for name, pictures in _by_modality(call.encoded).items()
+            for name, pictures in _by_modality(call.given.encoded).items()
         }
     return {
         group.modality: view.encode(attachment, group.modality, encoder_inputs[group.modality], group.pictures)

@@ -18,7 +18,6 @@ from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import Features
 from llava_consensus.hosts.hf.rows import Rows, whole_tiles
 from llava_consensus.hosts.hf.towers import squares
-from llava_consensus.hosts.inside import acts_inside
 from llava_consensus.hosts.layouts import STOCK, check_tiles, fixed_grid
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ class _WithVideos(LlavaNext):
         """Frames have a grid and members of their own."""
         if modality != "video":
             return super().encode(attachment, modality, inputs, pictures)
-        if acts_inside(attachment.method):
+        if attachment.method.acts_inside:
             raise OptionError(
                 f"{type(attachment.method).__name__} acts inside the vision tower, and this model pools the patches of "
                 "a video behind it: take a method that acts behind the tower"

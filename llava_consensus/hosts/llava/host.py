@@ -130,8 +130,8 @@ class LlavaHost(HarnessHost):
                 texts = ask_behind_pictures(self, shown, places, ids, prompts[0])
             else:
                 texts = (partial(ask_behind_words, self) if repeats else self._ask)(pictures, ids, prompts[0])
-        row_outcomes = [[outcome for outcome in call.outcomes if outcome.row == place] for place in places]
-        row_prefills = prefills(call.cache, [text_rows(row) for row in ids], row_outcomes)
+        row_outcomes = [[outcome for outcome in call.report.outcomes if outcome.row == place] for place in places]
+        row_prefills = prefills(call.report.cache, [text_rows(row) for row in ids], row_outcomes)
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return [
             answer_of(call, place, text, prefill, limit)
@@ -145,7 +145,7 @@ class LlavaHost(HarnessHost):
         distinct: dict[tuple[int, ...], int] = {}
         places = [distinct.setdefault(tuple(map(id, shown)), len(distinct)) for shown in encoded]
         saved = len(places) - len(distinct)
-        alone = not self.shares or saved < SAVED or attachment.reads_prompts
+        alone = not self.shares or saved < SAVED or attachment.sharing.reads_prompts
         if alone or not all(encoded) or not _plain(attachment):
             return list(range(len(encoded))), encoded
         return places, [encoded[places.index(number)] for number in range(len(distinct))]
@@ -187,7 +187,7 @@ def _plain(attachment: Attachment) -> bool:
     alike whatever follows.
     """
     method, decoder = attachment.method, attachment.model.decoder
-    cuts = method.place is Place.DECODER and attachment.reads_prompts
+    cuts = method.place is Place.DECODER and attachment.sharing.reads_prompts
     return not cuts and method.positions == "renumber" and not decoder.follows_length
 
 

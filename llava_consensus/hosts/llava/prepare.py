@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.inside import acts_inside
 from llava_consensus.hosts.layout import Layout, fingerprints
 from llava_consensus.hosts.layouts import STOCK, check_tiles
-from llava_consensus.hosts.llava.structure import IGNORE, Arguments, Official, Structure, structure_key
+from llava_consensus.hosts.llava.structure import IGNORE, Arguments, Official, Structure
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.shadow import uncompiled
 from llava_consensus.reduction.method import Place
@@ -68,15 +67,13 @@ def prepared(attachment: "Attachment", official: Official, arguments: Arguments)
     cuts = attachment.method.place is Place.DECODER
     if view.layout != STOCK:
         check_tiles(arguments.tiles)
-    config = changed(view.config, call.settings)
+    config = changed(view.config, call.given.settings)
     with watch.time("layout"):
         uncut = config if cuts else changed(config, {LIMIT: None})
-        key = structure_key(arguments, uncut)
-        structure = attachment.structures.get(key, lambda: view.structure(attachment, official, arguments, uncut))
-        layout = attachment.layout(structure.kinds, key)
+        structure = view.structure(attachment, official, arguments, uncut)
+        layout = attachment.layout(structure.kinds)
     if layout.reduced() and not cuts:
-        call.watch = watch
-        return _reduced(attachment, call, arguments, structure, layout, config)
+        return _reduced(attachment, call, arguments, structure, layout, config, watch)
     replaced: dict[str, Any] = {"config": config}
     tiles: list[Tiles] = []
 
@@ -84,7 +81,7 @@ def prepared(attachment: "Attachment", official: Official, arguments: Arguments)
         tiles.extend(view.seen(attachment.encode(pixels, arguments.tiles)))
         return joined(tiles)
 
-    if cuts or call.encoded is not None or acts_inside(attachment.method):
+    if cuts or call.given.encoded is not None or attachment.method.acts_inside:
         replaced["encode_images"] = encode
     result = official(View(model, **replaced), *arguments)
     attachment.arm(call, layout, result[4], tiles, limit=None if cuts else getattr(config, LIMIT, None))
@@ -92,7 +89,13 @@ def prepared(attachment: "Attachment", official: Official, arguments: Arguments)
 
 
 def _reduced(
-    attachment: "Attachment", call: "Call", arguments: Arguments, structure: Structure, layout: Layout, config: Any
+    attachment: "Attachment",
+    call: "Call",
+    arguments: Arguments,
+    structure: Structure,
+    layout: Layout,
+    config: Any,
+    watch: Stopwatch,
 ) -> tuple[Any, ...]:
     """The six results after the visual rows of the full sequence were reduced. Truncation judges the reduced length."""
     view = cast("LlavaModel", attachment.here)
@@ -104,10 +107,10 @@ def _reduced(
     if arguments.labels is not None:
         targets = structure.labels(arguments.labels, projected.shape[0] * projected.shape[1])
         channels["labels"] = Channel(targets, IGNORE, Rule.BLANK)
-    full = Sequence(embeds, layout.real_on(device), layout.places_on(device), channels)
+    full = Sequence(embeds, layout.real.to(device), layout.positions.to(device), channels)
     limit = getattr(config, LIMIT, None)
     prompts = prompt_fingerprints(arguments) if Need.FINGERPRINT in attachment.method.needs else None
-    out = attachment.reduce(call, full, layout, tiles, prompts, limit)
+    out = attachment.reduce(call, full, layout, tiles, prompts, limit, watch)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
     positions: Tensor | None = out.positions

@@ -1,11 +1,11 @@
-"""What official LLaVA makes of a prompt, row by row: its own function is run once for each structure of a prompt, on
-numbers in place of embeddings, and what it makes of them is remembered.
+"""What official LLaVA makes of a prompt, row by row: its own function is run on numbers in place of
+embeddings.
 
 The numbers go through every branch of the official function and come out where the embeddings would have, so that they
 say which row of the sequence is which text id, newline, patch or padding. Nothing of LLaVA is copied.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,15 +17,6 @@ from llava_consensus.hosts.layout import RowKinds
 IGNORE = -100  # label of rows without a target
 NEWLINE = -1  # the number of a newline; patches are numbered up from 1, and padding is 0
 FIRST_ID = -1000  # the number of the first id; the others go down from it
-READ = (  # entries of the configuration that the official function reads
-    "mm_patch_merge_type",
-    "image_aspect_ratio",
-    "image_grid_pinpoints",
-    "tokenizer_model_max_length",
-    "tokenizer_padding_side",
-    "tune_mm_mlp_adapter",
-    "mm_use_im_start_end",
-)
 Official = Callable[..., tuple[Any, ...]]
 
 
@@ -115,29 +106,6 @@ def read_structure(official: Official, model: Any, arguments: Arguments, config:
     source = torch.where(rows == 0, ends, torch.where(rows == NEWLINE, ends + 1, source))
     kinds = _kinds(rows, real.bool(), arguments.tiles, patches, answer)
     return Structure(kinds, source.to(arguments.input_ids.device))
-
-
-def structure_key(arguments: Arguments, config: Any) -> Hashable:
-    """Equal for prompts that the official function assembles in the same way."""
-    from llava.constants import IMAGE_TOKEN_INDEX
-
-    ids, mask, labels, images = arguments.input_ids, arguments.attention_mask, arguments.labels, arguments.images
-    flags = (
-        ids.cpu().numpy() == IMAGE_TOKEN_INDEX,
-        None if mask is None else mask.cpu().numpy() != 0,
-        None if labels is None else labels.cpu().numpy() != IGNORE,
-    )
-    return (
-        tuple(None if flag is None else flag.tobytes() for flag in flags),
-        (
-            ids.shape,
-            ids.device,
-            tuple(arguments.tiles),
-            tuple(image.ndim for image in images) if isinstance(images, list) else images.ndim,
-        ),
-        repr(arguments.image_sizes),
-        repr([getattr(config, name, None) for name in READ]),
-    )
 
 
 def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: Tensor | None) -> RowKinds:

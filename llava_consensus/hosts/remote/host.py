@@ -102,8 +102,8 @@ class RemoteHost(HarnessHost):
         with attachment.call(**fields) as call:
             output = self.model.generate(padded, attention_mask=mask, **arguments)
         texts = self.decode(output[:, padded.shape[1] :])
-        outcomes = [[outcome for outcome in call.outcomes if outcome.row == row] for row in range(len(ids))]
-        row_prefills = prefills(call.cache, [self._text_rows(row) for row in words], outcomes)
+        outcomes = [[outcome for outcome in call.report.outcomes if outcome.row == row] for row in range(len(ids))]
+        row_prefills = prefills(call.report.cache, [self._text_rows(row) for row in words], outcomes)
         return [answer_of(call, row, text, row_prefills[row]) for row, text in enumerate(texts)]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.call import Report
 from llava_consensus.hosts.layout import fingerprints
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.shadow import uncompiled
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 IGNORE = -100  # label of rows without a target
 PLACE_OF_PICTURE = -200  # in place of the ids of its rows, in the number of a prompt
+
+
+PREPARED = "prepared"  # in the state of a call
 
 
 class Prepared(NamedTuple):
@@ -58,7 +62,8 @@ def reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
     view: Any = attachment.here
     call = attachment.current(fresh=True)
-    call.outcomes, call.notes, call.watch, call.prepared = [], (), None, None
+    call.tell(Report())
+    call.state.pop(PREPARED, None)
     if inputs.get("input_ids") is None:
         raise OptionError("inputs_embeds: an attached model needs input_ids, which say where the pictures stand")
     kinds = view.kinds(inputs)
@@ -66,9 +71,9 @@ def reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
         return inputs
     layout = attachment.layout(kinds)
     attachment.pass_by(call, layout)
-    if not layout.reduced() and call.encoded is None:
+    if not layout.reduced() and call.given.encoded is None:
         return inputs
-    pixels = view.pixels(inputs) if call.encoded is None else torch.empty(0)
+    pixels = view.pixels(inputs) if call.given.encoded is None else torch.empty(0)
     tiles = attachment.encode(pixels, [1] * len(pixels))
     out = view.assembled(inputs, kinds, tiles)
     size, ids = out.real.shape[1], inputs["input_ids"]
@@ -76,13 +81,13 @@ def reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
         words = ids.masked_fill((kinds.picture >= 0).to(ids.device), PLACE_OF_PICTURE)
         out = attachment.reduce(call, out, layout, tiles, fingerprints(words, out.real))
         out = pad_left(out) if kinds.real[:, -1].all() else out  # else padded on the right, as in training
-    call.prepared = Prepared(view.features(out), out.real, size)
+    call.state[PREPARED] = Prepared(view.features(out), out.real, size)
     return {**inputs, **view.arguments(inputs, out)}
 
 
 def following(attachment: "Attachment", inputs: dict[str, Any], cached: int) -> dict[str, Any]:
     """The arguments of a forward behind the prompt's, the mask [R, S + new] cut to the reduced prompt and what came."""
-    prepared, mask = attachment.current(fresh=False).prepared, inputs.get("attention_mask")
+    prepared, mask = attachment.current(fresh=False).state.get(PREPARED), inputs.get("attention_mask")
     if prepared is None or mask is None or mask.shape[1] <= cached + inputs["input_ids"].shape[1]:
         return inputs
     return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
@@ -91,11 +96,11 @@ def following(attachment: "Attachment", inputs: dict[str, Any], cached: int) -> 
 def taken(attachment: "Attachment") -> Tensor | None:
     """The features that the call has prepared, once."""
     call = attachment.current(fresh=False)
-    if call.prepared is None or call.prepared.features is None:
+    prepared: Prepared | None = call.state.get(PREPARED)
+    if prepared is None or prepared.features is None:
         return None
-    features: Tensor = call.prepared.features
-    call.prepared = call.prepared._replace(features=None)
-    return features
+    call.state[PREPARED] = prepared._replace(features=None)
+    return prepared.features
 
 
 def word_channels(inputs: dict[str, Any], pad: int) -> dict[str, Channel]:
