@@ -12,14 +12,13 @@ import torch
 import transformers
 from models import IMAGE, tiny_llava
 
-from llava_consensus.hosts import reduce as probe
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
 from llava_consensus.hosts.llava.host import LlavaHost
 from llava_consensus.hosts.llava.shared import padding_behind
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.saliency import sight_of, text_attention
+from llava_consensus.reduction.saliency import text_attention
 from llava_consensus.reduction.tokens import FrontKeys, TextProbe
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="caches of transformers 4 are not repeated")
@@ -152,21 +151,13 @@ def test_logits_are_made_of_the_last_row_alone(host: NumberHost, name: str) -> N
 
 
 @pytest.mark.parametrize(("rope_type", "shares"), [("default", True), ("linear", True), ("dynamic", False)])
-def test_angles_that_follow_the_length_are_neither_shared_nor_remembered(
-    tower_folder: Path, monkeypatch: pytest.MonkeyPatch, rope_type: str, shares: bool
-) -> None:
+def test_angles_that_follow_the_length_are_not_shared(tower_folder: Path, rope_type: str, shares: bool) -> None:
     rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0}
     host = NumberHost(tiny_llava(tower_folder, rope_parameters=rope, max_position_embeddings=24).double())
     together, alone, rows = ask(host, "consensusdrop", [[0], [1], [0]])
     behind = 3 * (BUDGET.tokens + max(map(len, QUESTIONS[:3])))
     assert rows == behind + len(WORDS) * (1 if shares else 3)
     assert given(together) == given(alone)
-    seen: list[TextProbe] = []
-    monkeypatch.setattr(probe, "sight_of", lambda one, **how: seen.append(one) or sight_of(one, **how))
-    with host.attach(make("consensusdrop"), BUDGET) as attachment:
-        for _ in range(2):
-            host.answer([encoded(attachment, 1)], [Prompt("9 10", max_new_tokens=1)])
-    assert len(seen) == (1 if shares else 2)
 
 
 def test_padding_goes_behind_the_words() -> None:
