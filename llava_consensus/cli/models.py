@@ -51,13 +51,12 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
     if given.hosts:
         yield from _matrix(given.again)
         return
-    from llava_consensus.evaluation.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import HOSTS
     from llava_consensus.methods import known_methods
 
     hosts = {name: host.line for name, host in HOSTS.items()}
-    benchmarks = {name: benchmark.line for name, benchmark in BENCHMARKS.items()}
-    for title, entries in (("methods", known_methods()), ("hosts", hosts), ("benchmarks", benchmarks)):
+    for title, entries in (("methods", known_methods()), ("hosts", hosts), ("benchmarks", known_benchmarks())):
         yield title
         yield from (f"  {name:14} {line}" for name, line in entries.items())
 

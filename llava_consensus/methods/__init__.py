@@ -4,9 +4,9 @@ text, so that they need no torch.
 """
 
 from dataclasses import fields
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from llava_consensus.entry_points import load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.catalogue import Catalogue, checked
 
@@ -52,20 +52,14 @@ def method_class(name: str) -> "type[Method]":
     """
     if name in METHODS:
         return METHODS[name]
-    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in entries:
-        raise unknown_name("method", name, [*METHODS, *entries])
-    try:
-        registered = entries[name].load()
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"method {name!r} of {entries[name].value}: cannot be imported ({error})") from error
-    return checked(f"method {name!r} of {entries[name].value}", registered)
+    found, where = load_registered(GROUP, "method", name, METHODS)
+    return checked(where, found)
 
 
 def known_methods() -> dict[str, str]:
     """Every method by name with its one line: ours, then those of other packages."""
     lines = {name: METHODS.line(name) for name in METHODS}
-    return lines | {entry.name: f"of {entry.value}" for entry in entry_points(group=GROUP) if entry.name not in METHODS}
+    return lines | {name: f"of {place}" for name, place in registered(GROUP).items() if name not in METHODS}
 
 
 def make(name: str, **options: Any) -> "Method":

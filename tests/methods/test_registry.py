@@ -61,7 +61,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint("gone", "no_such_package:Gone", methods.GROUP),
         EntryPoint("random", "front_plugin:Front", methods.GROUP),
     ]
-    monkeypatch.setattr(methods, "entry_points", lambda group: found if group == methods.GROUP else [])
+    monkeypatch.setattr(
+        "llava_consensus.entry_points.entry_points", lambda group: found if group == methods.GROUP else []
+    )
 
 
 def test_a_registered_method_is_made_like_ours(plugin: None) -> None:

@@ -1,20 +1,22 @@
-"""The examples in docs/adding.md of a benchmark, a judge and a report column work as printed."""
+"""The examples in docs/adding.md of a benchmark, a judge and a report column do what the page says, as printed: the
+first two in a package of their own, installed beside this one.
+"""
 
 import json
 import re
 import sys
-import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from judge_server import Act, Server
+from PIL import Image
 from run_folders import store
+from tiny_data import write_lines
 
+from llava_consensus import cli
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
-from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.evaluation.judge import GRADERS, grader_of
-from llava_consensus.evaluation.judge.grader import Reply
 from llava_consensus.evaluation.report import results
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.evaluation.report.table import Column
@@ -22,64 +24,128 @@ from llava_consensus.evaluation.report.table import Column
 PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
 
 
-def code(heading: str) -> str:
-    """The first Python block below a heading."""
-    section = PAGE.read_text().split(f"# {heading}\n")[1]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+def blocks(heading: str, language: str = "python") -> list[str]:
+    """The blocks of code below a heading."""
+    section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-def module(heading: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    name = heading.replace(" ", "_")
-    found = types.ModuleType(name)
-    monkeypatch.setitem(sys.modules, name, found)
-    exec(compile(code(heading), str(PAGE), "exec"), vars(found))
-    return found
+def install(site: Path, files: dict[str, str], registration: str) -> None:
+    """A package as pip leaves it: its files, and the entry points that its pyproject.toml registers."""
+    (site / "my_package").mkdir(parents=True)
+    for name, text in files.items():
+        (site / "my_package" / name).write_text(text)
+    found = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"\n', registration)
+    assert found
+    group, name, place = found.groups()
+    facts = site / "my_package-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[{group}]\n{name} = {place}\n")
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three questions about grey things, and the benchmark of the page in the list."""
-    monkeypatch.setitem(BENCHMARKS, "colours", module("Adding a benchmark", monkeypatch).Colours)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Three questions about grey things; the benchmark and the judge of the page are installed."""
+    (registration,) = blocks("Adding a benchmark", "toml")
+    grader, line = blocks("Adding a judge")
+    benchmark = blocks("Adding a benchmark")[0]
+    last = "    max_new_tokens = "
+    benchmark = benchmark.replace(last, line + last)
+    install(tmp_path / "site", {"__init__.py": "", "colours.py": benchmark, "judge.py": grader}, registration)
+    monkeypatch.syspath_prepend(tmp_path / "site")
     folder = tmp_path / "eval" / "colours"
-    folder.mkdir(parents=True)
-    asked = [{"question_id": number, "image": "1.png", "text": "Which?"} for number in range(3)]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    write_lines(
+        folder / "questions.jsonl",
+        [{"question_id": n, "image": "1.png", "text": "Which colour is it?"} for n in range(3)],
+    )
     (folder / "answers.json").write_text(json.dumps({str(number): "grey" for number in range(3)}))
-    return tmp_path
+    (folder / "images").mkdir()
+    Image.new("RGB", (48, 48), "grey").save(folder / "images" / "1.png")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
 
 
-ANSWERS = [{"question_id": number, "text": text} for number, text in enumerate(("Grey.", "gray", "red"))]
+@pytest.fixture
+def answers(data: Path) -> Path:
+    """One answer that is right, one that is right in American, one that is wrong."""
+    rows = [{"question_id": number, "text": text} for number, text in enumerate(("Grey.", "gray", "red"))]
+    write_lines(data / "said.jsonl", rows)
+    return data / "said.jsonl"
 
 
-def test_the_example_benchmark(data: Path) -> None:
-    colours = benchmarks.make("colours")
-    assert colours.score(ANSWERS, data)["accuracy"] == pytest.approx(200 / 3) and colours.asking == {}
-    british = benchmarks.make("colours", spelling="british")
-    assert british.score(ANSWERS, data)["accuracy"] == pytest.approx(100 / 3)
-    assert british.chosen == {"spelling": "british"}
+def test_the_example_benchmark_is_scored_and_listed(
+    data: Path, answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["colours", "--answers", str(answers), "--data", str(data)]
+    assert cli.main(["score", *place]) == 0 and "accuracy: 66.67" in capsys.readouterr().out
+    assert cli.main(["score", *place, "--benchmark-option", "spelling=british"]) == 0
+    assert "accuracy: 33.33" in capsys.readouterr().out
+    assert cli.main(["list"]) == 0
+    assert re.search(r"colours +of my_package\.colours:Colours", capsys.readouterr().out)
+    assert cli.main(["check-data", "colours", "--data", str(data)]) == 0
+    colours = benchmarks.make("colours", spelling="british")
+    assert colours.chosen == {"spelling": "british"} and colours.asking == {} and colours.max_new_tokens in (128, 1024)
     with pytest.raises(OptionError, match="whether `gray` counts"):
         benchmarks.make("colours", spelling="french")
+    with pytest.raises(OptionError, match="Did you mean 'colours'"):
+        benchmarks.make("colors")
 
 
-def test_the_example_judge(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BENCHMARKS["colours"], "judge", "colours")
-    monkeypatch.setitem(GRADERS, "colours", module("Adding a judge", monkeypatch).ColoursGrader)
-    grader = grader_of("colours")
-    candidates, counts = grader.candidates(ANSWERS, data)
-    assert counts["answered"] == 3
-    assert grader.prompt().fill(candidates[2].fields)[0]["content"].startswith("Is this a")
-    dialogue = grader.dialogue(candidates[0])
-    next(dialogue)
-    dialogue.send(Reply("perhaps"))
-    with pytest.raises(StopIteration) as end:
-        dialogue.send(Reply("yes"))
-    outcomes = {"0": [end.value.value]}
-    assert grader.report(candidates, outcomes, data, 1)["accuracy"] == 100
-    assert grader.grades(candidates, outcomes) == {"0": "yes"}
+def test_the_example_benchmark_is_asked_and_in_the_tables(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(data / "results")]
+    asked = ["eval", "colours", "--data", str(data), *out, "--tokens", "16", "--no-progress"]
+    assert cli.main(asked) == 0 and "colours: accuracy 0.00 on 3 of 3 questions" in capsys.readouterr().out
+    (metrics,) = (data / "results").glob("colours-*/metrics.json")
+    assert json.loads(metrics.read_text())["answered"] == 3
+    assert cli.main(["report", *out]) == 0 and "Colours" in capsys.readouterr().out
+
+
+def test_the_example_judge(data: Path, answers: Path) -> None:
+    pytest.importorskip("openai")
+    replies = {"Grey.": ("perhaps", "yes"), "gray": ("yes",), "red": ("no",)}
+
+    def behave(text: str, number: int) -> Act:
+        said = next(reply for answer, reply in replies.items() if text == f"Is this a colour: {answer}? yes or no")
+        return Act(text=said[number])
+
+    place = ["--answers", str(answers), "--data", str(data), "--out", str(data / "judged"), "--no-progress"]
+    with Server(behave) as server:
+        asked = ["judge", "colours", *place, "--judge-model", "j", "--judge-url", server.url]
+        assert cli.main(asked) == 0 and server.total == 4
+    (folder,) = (data / "judged").glob("colours-said-*")
+    assert json.loads((folder / "grades.json").read_text()) == {"0": "yes", "1": "yes", "2": "no"}
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["score"] == pytest.approx(200 / 3) and metrics["by_rules"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("Colours = 3", "must be a dataclass that derives from Benchmark"),
+        ("class Colours: pass", "must be a dataclass that derives from Benchmark"),
+        ("import no_such_package", "cannot be imported"),
+        ("", "cannot be imported"),
+    ],
+)
+def test_what_is_registered_and_is_no_benchmark_is_said(data: Path, source: str, words: str) -> None:
+    (data / "site" / "my_package" / "colours.py").write_text(source)
+    with pytest.raises(OptionError, match=words) as caught:
+        benchmarks.make("colours")
+    assert "benchmark 'colours' of my_package.colours:Colours" in str(caught.value)
+
+
+def test_a_benchmark_that_is_not_whole_says_what_it_lacks(data: Path) -> None:
+    path = data / "site" / "my_package" / "colours.py"
+    whole = path.read_text()
+    path.write_text(whole.replace("    def score(", "    def scores(").replace('    title = "Colours"\n', ""))
+    with pytest.raises(OptionError, match="give it `score` and `title`"):
+        benchmarks.make("colours")
 
 
 def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    column: Column = eval(code("Adding a report column"), vars(results))
+    column: Column = eval(blocks("Adding a report column")[0], vars(results))
     monkeypatch.setattr(results, "COSTS", (*results.COSTS, column))
     store(tmp_path, [1, 0])
     bench = [{"method": "consensusdrop", "tokens": 64, "peak_bytes": 3 * 2**20}]

@@ -1,44 +1,68 @@
 """Benchmarks: one file each says where the data is, how it is asked, how it is scored, whose number it must match.
 
-`BENCHMARKS` is the only list: a new benchmark is a new file and a line here. DATA is a folder in LLaVA's layout
-(`playground/data`, or the small bundled `playground/mini`); everything lies under `DATA/eval/<folder>`.
+`BENCHMARKS` is the only list: a new benchmark is a new file and a line here, or a class that another package registers
+(docs/adding.md). DATA is a folder in LLaVA's layout (`playground/data`, or the small bundled `playground/mini`);
+everything lies under `DATA/eval/<folder>`.
 """
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from inspect import isclass
 from typing import Any
 
+from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.benchmarks.gqa import GQA
-from llava_consensus.evaluation.benchmarks.mmbench import MMBench, MMBenchCN
-from llava_consensus.evaluation.benchmarks.mme import MME
-from llava_consensus.evaluation.benchmarks.mmvet import MMVet
-from llava_consensus.evaluation.benchmarks.msrvtt import MSRVTT
-from llava_consensus.evaluation.benchmarks.msvd import MSVD
-from llava_consensus.evaluation.benchmarks.pope import POPE
-from llava_consensus.evaluation.benchmarks.seed import SEED
-from llava_consensus.evaluation.benchmarks.sqa import ScienceQA
-from llava_consensus.evaluation.benchmarks.textvqa import TextVQA
-from llava_consensus.evaluation.benchmarks.tgif import TGIF
-from llava_consensus.evaluation.benchmarks.vqav2 import VQAv2
+
+__all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "benchmark_class", "known_benchmarks", "make"]
+
+GROUP = "llava_consensus.benchmarks"  # entry points of other packages
 
 BENCHMARKS: dict[str, type[Benchmark]] = {
-    "vqav2": VQAv2,
-    "gqa": GQA,
-    "sqa": ScienceQA,
-    "textvqa": TextVQA,
-    "pope": POPE,
-    "mme": MME,
-    "mmbench": MMBench,
-    "mmbench_cn": MMBenchCN,
-    "mmvet": MMVet,
-    "seed": SEED,
-    "tgif": TGIF,
-    "msvd": MSVD,
-    "msrvtt": MSRVTT,
+    name: load_place(f"{__name__}.{place}")
+    for name, place in {
+        "vqav2": "vqav2:VQAv2",
+        "gqa": "gqa:GQA",
+        "sqa": "sqa:ScienceQA",
+        "textvqa": "textvqa:TextVQA",
+        "pope": "pope:POPE",
+        "mme": "mme:MME",
+        "mmbench": "mmbench:MMBench",
+        "mmbench_cn": "mmbench:MMBenchCN",
+        "mmvet": "mmvet:MMVet",
+        "seed": "seed:SEED",
+        "tgif": "video_qa:TGIF",
+        "msvd": "video_qa:MSVD",
+        "msrvtt": "video_qa:MSRVTT",
+    }.items()
 }
 
-__all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "make"]
+
+def benchmark_class(name: str) -> type[Benchmark]:
+    """The class of a benchmark: one of BENCHMARKS, or one that an installed package registers under the entry point
+    `llava_consensus.benchmarks`.
+
+    Raises:
+        OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
+    """
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    found, where = load_registered(GROUP, "benchmark", name, BENCHMARKS)
+    if not (isclass(found) and issubclass(found, Benchmark) and is_dataclass(found)):
+        raise OptionError(f"{where}: must be a dataclass that derives from Benchmark (docs/adding.md)")
+    fixed = ("title", "line", "folder", "metric", "max_new_tokens")
+    missing = sorted({*found.__abstractmethods__, *(one for one in fixed if not hasattr(found, one))})
+    if missing:
+        raise OptionError(f"{where}: is not whole yet, give it `{'` and `'.join(missing)}` (docs/adding.md)")
+    if getattr(found, "name", None) != name:
+        raise OptionError(f"{where}: its `name` must be {name!r}, under which it is registered and its runs are read")
+    benchmark: type[Benchmark] = found
+    return benchmark
+
+
+def known_benchmarks() -> dict[str, str]:
+    """Every benchmark by name with its one line: ours, then those of other packages."""
+    lines = {name: benchmark.line for name, benchmark in BENCHMARKS.items()}
+    return lines | {name: f"of {place}" for name, place in registered(GROUP).items() if name not in BENCHMARKS}
 
 
 def make(name: str, /, **options: Any) -> Benchmark:
@@ -47,9 +71,7 @@ def make(name: str, /, **options: Any) -> Benchmark:
     Raises:
         OptionError: for an unknown name, an unknown option or a value that is none of the option's.
     """
-    if name not in BENCHMARKS:
-        raise unknown_name("benchmark", name, BENCHMARKS)
-    benchmark = BENCHMARKS[name]
+    benchmark = benchmark_class(name)
     option_names = [field.name for field in fields(benchmark)]
     for option, value in options.items():
         if not option_names:

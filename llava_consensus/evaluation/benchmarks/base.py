@@ -73,7 +73,7 @@ class Benchmark(ABC):
     scale: ClassVar[float] = 1.0  # the headline is divided by it to be a percentage in a mean of benchmarks
     guess: ClassVar[float] = 0.0  # what guessing scores, where that does not depend on the questions
     column: ClassVar[str | None] = None  # of the paper's tables (report/paper.json) that this headline belongs in
-    judge: ClassVar[str | None] = None  # name in judge.GRADERS of what a judge model is asked about its answers
+    judge: ClassVar[str | None] = None  # `module:Class` of its grader (judge/grader.py), where a judge model scores it
     max_new_tokens: ClassVar[int]
     licence: ClassVar[str] = ""  # of the data, in a few words
     frames: ClassVar[int] = 0  # of each video that are shown; 0 where the files are pictures

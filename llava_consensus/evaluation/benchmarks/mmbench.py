@@ -42,7 +42,7 @@ class MMBench(Benchmark):
     images = ""
     metric = "accuracy"
     column = "mmb"
-    judge = "mmbench"
+    judge = "llava_consensus.evaluation.judge.mmbench:MMBenchGrader"
     max_new_tokens = 1024
     licence = "Apache-2.0; pictures of many origins"
 

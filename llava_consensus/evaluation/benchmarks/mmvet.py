@@ -40,7 +40,7 @@ class MMVet(Benchmark):
     files = FILES
     metric = "total"
     column = "mmvet"
-    judge = "mmvet"
+    judge = "llava_consensus.evaluation.judge.mmvet:MMVetGrader"
     paper = 31.1
     count = 218
     max_new_tokens = 1024

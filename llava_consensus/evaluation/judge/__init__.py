@@ -4,19 +4,14 @@
     client.py   asks an OpenAI-compatible server           prompt, dialogue, what is read out of a reply, the numbers
     secret.py   keeps the server's key out of every text   run.py   one judged run, start to end
 
-`llava-consensus judge mmvet --answers FILE --data DIR --judge-model M` does it all; a rerun asks nothing again.
-GRADERS is the only list: a new grader is a file like `mmvet.py` and a line here. A benchmark says by its `judge` which
-of them grades its answers.
+`llava-consensus judge mmvet --answers FILE --data DIR --judge-model M` does it all; a rerun asks nothing again. A
+benchmark names its grader by its `judge`, so there is no list of graders.
 """
 
+from llava_consensus.entry_points import load_place
 from llava_consensus.errors import unknown_name
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.judge.grader import Grader
-from llava_consensus.evaluation.judge.mmbench import MMBenchGrader
-from llava_consensus.evaluation.judge.mmvet import MMVetGrader
-from llava_consensus.evaluation.judge.video_qa import VideoQAGrader
-
-GRADERS: dict[str, type[Grader]] = {"mmvet": MMVetGrader, "video_qa": VideoQAGrader, "mmbench": MMBenchGrader}
 
 
 def grader_of(name: str) -> Grader:
@@ -25,7 +20,9 @@ def grader_of(name: str) -> Grader:
     Raises:
         OptionError: for a benchmark that has none or does not exist, with near misses.
     """
-    able = {one: benchmark.judge for one, benchmark in benchmarks.BENCHMARKS.items() if benchmark.judge}
-    if name not in able:
-        raise unknown_name("judged benchmark", name, able)
-    return GRADERS[able[name]](benchmarks.make(name))
+    benchmark = benchmarks.make(name)
+    if benchmark.judge is None:
+        judged = [one for one, other in benchmarks.BENCHMARKS.items() if other.judge]
+        raise unknown_name("judged benchmark", name, judged)
+    grader: Grader = load_place(benchmark.judge)(benchmark)
+    return grader

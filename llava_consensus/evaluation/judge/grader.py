@@ -2,7 +2,7 @@
 
 A grader knows no network. `dialogue` yields what to ask and is sent each reply (`run.py` drives it), `report` makes the
 official numbers of the outcomes and `grades` the official file. Everything about the judging of one benchmark stands in
-the one file of its grader; GRADERS in `judge/__init__.py` lists them.
+the one file of its grader, which the benchmark names by its `judge`.
 
 The official prompts are not ours to ship. A grader reads its prompt out of the user's own copy of the official script,
 by `ast` and without executing anything in it, or uses one in our own words. That one has the official structure, so

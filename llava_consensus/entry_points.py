@@ -1,0 +1,39 @@
+"""Classes by their place, `module:Class`: of this package, or registered by another one as an entry point, which makes
+its methods and benchmarks known wherever both are installed (docs/adding.md).
+"""
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from llava_consensus.errors import OptionError, unknown_name
+
+
+def load_place(place: str) -> Any:
+    """What stands at `module:Class`."""
+    return EntryPoint("", place, "").load()
+
+
+def registered(group: str) -> dict[str, str]:
+    """The places that installed packages register in a group of entry points, by name."""
+    return {entry.name: entry.value for entry in entry_points(group=group)}
+
+
+def load_registered(group: str, kind: str, name: str, known: Iterable[str]) -> tuple[Any, str]:
+    """What is registered under a name, and where it stands in words, for messages about it.
+
+    Args:
+        group: of entry points.
+        kind: what is looked for, in a word.
+        known: names of this package, for the message about a name that is neither.
+    Raises:
+        OptionError: nothing is registered under the name, or it cannot be imported.
+    """
+    places = registered(group)
+    if name not in places:
+        raise unknown_name(kind, name, [*known, *places])
+    where = f"{kind} {name!r} of {places[name]}"
+    try:
+        return load_place(places[name]), where
+    except (ImportError, AttributeError) as error:
+        raise OptionError(f"{where}: cannot be imported ({error})") from error
