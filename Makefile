@@ -71,7 +71,7 @@ lock:  ## exact versions and hashes of all requirements but torch, whose builds 
 
 $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	rm -rf $(HF_MINI) $(HF_MINI).new
-	$(CLI) convert checkpoints/llava-mini $(HF_MINI).new
+	$(CLI) model convert checkpoints/llava-mini $(HF_MINI).new
 	mv $(HF_MINI).new $(HF_MINI)
 
 data: $(READY) $(if $(filter $(HF_MINI),$(MODEL)),$(HF_MINI)/config.json)  ## the mini benchmarks: generated once, in seconds
@@ -89,7 +89,7 @@ sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop rando
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
 tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
-	$(CLI) table results $(RUN) $(ARGS)
+	$(CLI) paper table results $(RUN) $(ARGS)
 	$(CLI) report --out $(OUT) --preset results $(if $(LIMIT),--limit $(LIMIT)) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
@@ -101,37 +101,37 @@ bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or 
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
 ablation: data  ## an ablation of the paper beside its numbers: make ablation NAME=alpha|temperature|recovery|anchors|score
-	$(if $(NAME),$(CLI) ablation $(NAME) $(RUN) $(ARGS),$(error which one? make ablation NAME=alpha))
+	$(if $(NAME),$(CLI) paper ablation $(NAME) $(RUN) $(ARGS),$(error which one? make ablation NAME=alpha))
 
 table: data  ## a main table of the paper beside its numbers: make table NAME=t1
-	$(if $(NAME),$(CLI) table $(NAME) $(RUN) $(ARGS),$(error which one? make table NAME=t1))
+	$(if $(NAME),$(CLI) paper table $(NAME) $(RUN) $(ARGS),$(error which one? make table NAME=t1))
 
 study: data  ## the controlled study: selection inside the language model by vision, by the question, by both
-	$(CLI) study $(RUN) $(ARGS)
+	$(CLI) paper study $(RUN) $(ARGS)
 
 PARETO := consensusdrop vispruner sparsevlm
 
 paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
-	$(CLI) paper $(RUN) $(ARGS)
+	$(CLI) paper all $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
 	$(CLI) bench --model $(MODEL) --repeats 3 --methods "$(PARETO)" --tokens "192 128 64 32" --out $(OUT)/bench-tradeoff.json
 	$(MAKE) figures OUT=$(OUT) ARGS=
 
 figures: $(DEV_READY)  ## every figure of the paper from the results in OUT, and its claims judged: docs/paper.md says which run makes which
 	@mkdir -p $(OUT)
-	$(CLI) figures --out $(OUT) $(ARGS)
-	$(CLI) claims --out $(OUT)
+	$(CLI) paper figures --out $(OUT) $(ARGS)
+	$(CLI) paper claims --out $(OUT)
 
 examples: $(DEV_READY) data  ## pictures on which both signals disagree: make examples BENCH=gqa TOKENS=128 BY=disagreement|gained|lost|questions
-	$(CLI) examples --model $(MODEL) --data $(DATA) --out $(OUT) --by $(BY) $(if $(BENCH),--benchmark $(BENCH)) \
+	$(CLI) paper examples --model $(MODEL) --data $(DATA) --out $(OUT) --by $(BY) $(if $(BENCH),--benchmark $(BENCH)) \
 		$(if $(LIMIT),--limit $(LIMIT)) $(if $(filter command line environment,$(origin TOKENS)),--tokens $(TOKENS)) $(ARGS)
 
 gallery: $(DEV_READY)  ## what methods keep of your own photographs: make gallery PHOTOGRAPHS=folder TOKENS=64
-	$(if $(PHOTOGRAPHS),@$(CLI) gallery $(PHOTOGRAPHS) --model $(MODEL) --tokens $(TOKENS) --to $(OUT)/gallery \
+	$(if $(PHOTOGRAPHS),@$(CLI) paper gallery $(PHOTOGRAPHS) --model $(MODEL) --tokens $(TOKENS) --to $(OUT)/gallery \
 		$(if $(METHODS),--methods "$(METHODS)") $(ARGS),$(error whose pictures? make gallery PHOTOGRAPHS=folder))
 
 ledger: $(READY)  ## published results, every budget by one account: make ledger ARGS="--sort average"
-	$(CLI) ledger $(ARGS)
+	$(CLI) paper ledger $(ARGS)
 
 demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
 	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"

@@ -1,5 +1,5 @@
 """Shim for `pip install -e .` with old tools, and what the metadata in pyproject.toml cannot say: a wheel carries the
-embedded model and the generator of its benchmarks, which `llava-consensus fetch-mini` copies to where one works.
+embedded model and the generator of its benchmarks, which `llava-consensus data mini` copies to where one works.
 """
 
 import shutil

@@ -145,7 +145,8 @@ def verdict(name: str, column: str, printed: float, ours: float | None) -> str:
 def main() -> None:
     """Prints the three parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_model(parser)
+    for one in arguments.LOADED:
+        parser.add_argument(*one.flags, **one.settings)
     parser.add_argument("--tokens", type=int, nargs="+", default=[64])
     given = parser.parse_args()
     host = load(given.model, arguments.loading(given))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from llava_consensus.cli.methods import comes_to, formulas, paragraphs
+from llava_consensus.cli.models import comes_to, formulas, paragraphs
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import tried
 from llava_consensus.hosts.catalogue import HOSTS
@@ -45,7 +45,7 @@ def methods() -> str:
     summary = [(f"[`{name}`](#{_anchor(name)})", METHODS[name].place.value, METHODS.line(name)) for name in METHODS]
     parts = [
         "# Methods",
-        "What follows is made of the methods' own files, as `llava-consensus methods NAME` prints it. An option is "
+        "What follows is made of the methods' own files, as `llava-consensus list NAME` prints it. An option is "
         "given as `--option alpha=1.0`, or in Python as `attach(model, method, alpha=1.0)`; a value outside its bound "
         "is refused before weights load. How cost is counted: [One account of tokens](accounting.md). How far each "
         "method is that of its authors: [Peer methods against their authors' code](faithfulness.md).",
@@ -91,7 +91,7 @@ def hosts() -> str:
             "# Hosts",
             "A host adapts a family of models; a model is told apart by its configuration, so that any checkpoint or "
             "loaded model of these classes can be used. Whether a host fits the model you have says "
-            "`llava-consensus check-host MODEL`. How a family is added: [Adding a host](adding.md#adding-a-host).",
+            "`llava-consensus model check MODEL`. How a family is added: [Adding a host](adding.md#adding-a-host).",
             table(("host", "models", "classes", "options, the default first"), about),
             "## Which method works where",
             f"As `llava-consensus list --hosts` prints it, tried with transformers {known['transformers']} on models "

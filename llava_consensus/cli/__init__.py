@@ -1,35 +1,8 @@
-"""The front door: arguments in, one call, numbers out.
-
-    llava-consensus eval gqa --tokens 64                  accuracy on a benchmark; go on, or read what is complete
-    llava-consensus score gqa --answers FILE --data DIR   score any LLaVA answer file (--json: everything measured)
-    llava-consensus export vqav2 --answers FILE --out FILE   what the official server takes
-    llava-consensus verify RUN...                         whether a run is as it was written, its score too
-    llava-consensus check-data [NAME...] --data DIR       what is there, what is missing and where it comes from
-    llava-consensus ask PICTURE QUESTION --overlay o.png  one answer, its tokens and times, and what was kept
-    llava-consensus demo                                  a page to play with, in the browser
-    llava-consensus bench --tokens "288 144"              time, memory and FLOPs of methods, side by side
-    llava-consensus judge mmvet --answers FILE ...        grades by a judge model; a rerun asks nothing again
-    llava-consensus report --write docs/results.md        the tables of all results
-    llava-consensus figures --to FOLDER                   every figure of the paper from results, as PNG and SVG
-    llava-consensus claims --write docs/paper.md          the paper's claims, judged by results
-    llava-consensus examples --by disagreement            pictures on which the two signals disagree, drawn
-    llava-consensus gallery FOLDER                        what methods keep of your own photographs
-    llava-consensus compare RUN_A RUN_B                   two runs, question by question: difference, interval, p
-    llava-consensus ablation alpha --limit 40             an ablation of the paper beside its numbers; table t1 too
-    llava-consensus paper --limit 40                      every table of the paper that the model can give
-    llava-consensus study --limit 40                      selection by vision, by the question, by both: the study
-    llava-consensus train --tokens "64 32" ...             adapt a model to fewer tokens (docs/training.md)
-    llava-consensus ledger --sort average                 published results, every budget by one account
-    llava-consensus convert CHECKPOINT OUT                a LLaVA checkpoint in Hugging Face's layout, and back
-    llava-consensus check-host MODEL                      whether a host fits a model, check by check
-    llava-consensus list [--hosts]                        methods, hosts, benchmarks; which method works where
-    llava-consensus methods consensusdrop                 a method's options with bounds, its cost, its paper
-    llava-consensus fetch-mini                            the embedded model and its benchmarks, wherever one works
-    llava-consensus download-data NAME|all                official files, resumed and checked, in LLaVA's layout
-    llava-consensus completion bash                       what a shell needs to complete commands and options
+"""The front door: arguments in, one call, numbers out. `llava-consensus --help` lists the commands, and
+`llava-consensus COMMAND --help` shows what each takes, with examples.
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
-before it is needed.
+before it is needed, and of the files of commands only the one that was asked for.
 """
 
 import argparse
@@ -41,50 +14,129 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
 
-from llava_consensus.cli import (
-    ablation,
-    ask,
-    bench,
-    data,
-    demo,
-    evaluate,
-    examples,
-    figures,
-    files,
-    gallery,
-    helps,
-    judge,
-    ledger,
-    methods,
-    models,
-    paper,
-    positions,
-    study,
-    tables,
-    train,
-)
-from llava_consensus.cli.arguments import Command, Lines
-from llava_consensus.cli.terminal import RED, Rendered, coloured, printable
-from llava_consensus.errors import ConsensusError, DataError, MissingDependency
+from llava_consensus.cli.arguments import COMMANDS
+from llava_consensus.cli.terminal import error, printable, shown
+from llava_consensus.errors import ConsensusError, DataError
 
 STOPPED = 130  # exit code of a command that was asked to stop
-SHOWN = ("ask", "eval", "list", "methods")  # commands whose examples the general help shows
+FILES = {  # of this folder, and the first words of their commands in the order of the general help
+    "evaluate": ("eval", "sweep"),
+    "score": ("score", "judge"),
+    "ask": ("ask", "demo"),
+    "bench": ("bench",),
+    "report": ("report",),
+    "models": ("list", "data", "model"),
+    "train": ("train",),
+    "paper": ("paper",),
+}
+GROUPS = {
+    "data": "fetch and check the files of benchmarks",
+    "model": "convert a checkpoint, or check that methods work on it",
+    "paper": "the paper's tables, figures and claims, made again",
+}
+MOVED = {  # commands of versions before this one
+    "export": "score BENCHMARK --answers FILE --export FILE",
+    "verify": "report verify",
+    "compare": "report compare",
+    "fetch-mini": "data mini",
+    "download-data": "data download",
+    "check-data": "data check",
+    "convert": "model convert",
+    "check-host": "model check",
+    "methods": "list METHOD, or list methods",
+    "completion": "--print-completion SHELL",
+    **{
+        name: f"paper {name}"
+        for name in ("table", "ablation", "study", "positions", "figures", "claims", "examples", "gallery", "ledger")
+    },
+}
+SHOWN = ("ask", "eval", "list")  # commands whose first example the general help shows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     if sys.platform == "win32":
-        print("error: Windows is not supported, its files cannot be locked as runs need it: use WSL", file=sys.stderr)
+        error("Windows is not supported, its files cannot be locked as runs need it: use WSL")
         return ConsensusError.exit_code
     for stream in (sys.stdout, sys.stderr):  # a terminal that knows no é gets \xe9, not a traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    given = _parser().parse_args(argv)
-    _tell()
+    words = list(sys.argv[1:] if argv is None else argv)
+    first = words[0] if words else ""
+    if first in MOVED:
+        error(f"llava-consensus {first} is now: llava-consensus {MOVED[first]}")
+        return ConsensusError.exit_code
+    given = parser(first).parse_args(words)
+    _log_to_stderr()
     with _stops() as stop:
         code = _run(given)
     return 128 + stop[0] if stop and code == STOPPED else code
+
+
+def parser(first: str = "") -> argparse.ArgumentParser:
+    """Reads command lines: those of the file that has the command `first`, or of all files where none has it."""
+    wanted = [name for name, words in FILES.items() if first in words]
+    for name in wanted or FILES:
+        import_module(f"{__name__}.{name}")
+    top = argparse.ArgumentParser(
+        prog="llava-consensus",
+        description="Fewer visual tokens for vision-language models, measured.",
+        epilog=_examples([COMMANDS[name].examples[0] for name in SHOWN if name in COMMANDS]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action=_Version)
+    if not wanted:
+        with contextlib.suppress(ImportError):
+            import shtab
+
+            shtab.add_argument_to(top, "--print-completion", help="a script that completes commands in this shell")
+    parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
+
+    def add(name: str, **settings: Any) -> argparse.ArgumentParser:
+        group, _, last = name.rpartition(" ")
+        if group not in parsers:
+            add(group, help=GROUPS[group], description=GROUPS[group])
+        if group not in groups:
+            groups[group] = parsers[group].add_subparsers(title="commands", required=group in GROUPS, metavar="COMMAND")
+        formatter = argparse.RawDescriptionHelpFormatter
+        parsers[name] = groups[group].add_parser(last, formatter_class=formatter, **settings)
+        return parsers[name]
+
+    for name, one in COMMANDS.items():
+        own = add(name, help=one.line, description=one.line, epilog=_examples(one.examples))
+        own.set_defaults(lines=one.lines)
+        alone = own.add_mutually_exclusive_group() if any(argument.alone for argument in one.arguments) else own
+        for argument in one.arguments:
+            (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
+    return top
+
+
+def _examples(lines: Sequence[str]) -> str:
+    return "examples:\n" + "\n".join(f"  llava-consensus {line}" for line in lines)
+
+
+class _Version(argparse.Action):
+    """`--version`: this package, and what it would run on; nothing of it is imported."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help="versions of this and what it runs on")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        from llava_consensus import __version__
+
+        lines = [f"llava-consensus {__version__}", f"python {sys.version.split()[0]}"]
+        for name in ("torch", "transformers", "llava-torch"):
+            try:
+                lines.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                lines.append(f"{name} not installed")
+        print("\n".join(lines))
+        parser.exit()
 
 
 @contextlib.contextmanager
@@ -109,19 +161,22 @@ def _stops() -> Iterator[list[int]]:
 
 
 def _run(given: argparse.Namespace) -> int:
+    """Prints what a command yields; the exit code of how it ended."""
     try:
         for line in given.lines(given):
-            print(line if isinstance(line, Rendered) else printable(line), flush=True)
+            print(shown(line), flush=True)
     except BrokenPipeError:  # whoever read the output has had enough
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
-    except ConsensusError as error:
-        print(_head(error.exit_code) + printable(str(error)), file=sys.stderr)
-        return error.exit_code
-    except OSError as error:  # a full disk, a folder that vanished: wherever it is met first
-        place = f"{error.filename}: " if error.filename else ""
-        print(_head(DataError.exit_code) + printable(f"{place}{error.strerror or error}"), file=sys.stderr)
+    except ConsensusError as wrong:
+        if wrong.exit_code == STOPPED:  # by the user, which is no error
+            print(printable(str(wrong)), file=sys.stderr)
+        else:
+            error(str(wrong))
+        return wrong.exit_code
+    except OSError as wrong:  # a full disk, a folder that vanished: wherever it is met first
+        error((f"{wrong.filename}: " if wrong.filename else "") + str(wrong.strerror or wrong))
         return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -129,76 +184,12 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _head(code: int) -> str:
-    """What is said before an error; nothing where the user stopped the command."""
-    return "" if code == STOPPED else coloured("error:", RED, sys.stderr) + " "
-
-
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="llava-consensus",
-        description="Fewer visual tokens for vision-language models, measured.",
-        epilog="examples:\n" + "\n".join(f"  llava-consensus {helps.EXAMPLES[name][0]}" for name in SHOWN),
-        formatter_class=helps.Formatter,
-    )
-    parser.add_argument("--version", action=helps.Version)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    def command(name: str, lines: Lines, line: str) -> argparse.ArgumentParser:
-        one: argparse.ArgumentParser = commands.add_parser(
-            name, help=line, description=line, epilog=helps.epilog(name), formatter_class=helps.Formatter
-        )
-        one.set_defaults(lines=lines)
-        return one
-
-    groups = (
-        evaluate,
-        files,
-        judge,
-        ask,
-        demo,
-        bench,
-        tables,
-        ablation,
-        study,
-        positions,
-        paper,
-        figures,
-        examples,
-        gallery,
-        ledger,
-        models,
-        methods,
-        data,
-        train,
-    )
-    for group in groups:
-        group.add(command)
-    add_completion(command)
-    return parser
-
-
-def add_completion(command: Command) -> None:
-    """Adds the command."""
-    parser = command("completion", completion, "a script that lets a shell complete commands and options")
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which shell")
-
-
-def completion(given: argparse.Namespace) -> Iterator[str]:
-    """The script."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise MissingDependency("completion: shtab is not installed. Type: pip install shtab") from error
-    yield shtab.complete(_parser(), given.shell)
-
-
-def _tell() -> None:
+def _log_to_stderr() -> None:
     """Messages of the package go to stderr as they are; standard output is for results."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
     logger = logging.getLogger("llava_consensus")

@@ -1,14 +1,15 @@
-"""Arguments that several commands share, and the one place where their texts become objects: method, budget, benchmark,
-run. Nothing below the command line parses.
+"""How a command is declared, the arguments that several commands share, and the one place where their texts become
+objects: method, budget, benchmark, run. Nothing below the command line parses.
 
-`add_...` adds arguments to a command's parser; the others make objects of what was given.
+A command is a function under `@command(name, line, arguments..., examples=...)`: its parser, its help and its examples
+are made of that alone. A name of two words is a command within a group (`model convert`).
 """
 
 import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.runs import DATA, MODEL, OUT
@@ -17,96 +18,130 @@ from llava_consensus.evaluation.runs.execution import Execution
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
     from llava_consensus.evaluation.runs.configuration import RunConfig
-    from llava_consensus.hosts import Loading
+    from llava_consensus.hosts import Host, Loading
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
-Lines = Callable[[argparse.Namespace], Iterator[str]]
-Command = Callable[[str, Lines, str], argparse.ArgumentParser]  # name, what it does, its line -> its parser
+Lines = Callable[[argparse.Namespace], Iterator[Any]]  # texts, or what rich draws (`terminal.py`)
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """Where benchmarks are read."""
-    line = "folder with eval/... in LLaVA's layout (%(default)s)"
-    parser.add_argument("--data", default=DATA, type=Path, metavar="DIR", help=line)
+class Argument(NamedTuple):
+    """What `add_argument` of a parser is given; `alone`: not together with others that are `alone`."""
+
+    flags: tuple[str, ...]
+    settings: dict[str, Any]
+    alone: bool = False
 
 
-def add_out(parser: argparse.ArgumentParser) -> None:
-    """Where runs are stored."""
-    parser.add_argument("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+class Command(NamedTuple):
+    """One command: what it does, its line, its arguments, and how it is used."""
+
+    lines: Lines
+    line: str
+    arguments: tuple[Argument, ...]
+    examples: tuple[str, ...]
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """What is loaded."""
-    parser.add_argument("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)")
-    add_loading(parser)
+COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    """How it is loaded."""
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)")
-    parser.add_argument("--device-map", metavar="MAP", help="over all devices: auto, balanced, sequential (accelerate)")
-    bits = parser.add_mutually_exclusive_group()
-    for count in (4, 8):
-        line = f"weights of {count} bits (bitsandbytes)"
-        bits.add_argument(f"--load-{count}bit", dest="bits", action="store_const", const=count, help=line)
-    parser.add_argument(
-        "--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's own)"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of a model of the hub")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the checkpoint carries")
-    line = "option of the model's host; a wrong one lists what there is"
-    parser.add_argument("--host-option", action="append", default=[], metavar="KEY=VALUE", help=line)
-    line = "of tiles: stock, or 2880 for the paper's fixed 2 x 2 grid; short for --host-option layout=..."
-    parser.add_argument("--layout", help=line)
+def arg(*flags: str, alone: bool = False, **settings: Any) -> Argument:
+    """An argument of a command."""
+    return Argument(flags, settings, alone)
 
 
-def add_method(parser: argparse.ArgumentParser) -> None:
-    """How tokens are reduced, and how the model is asked."""
-    add_model(parser)
-    parser.add_argument("--method", default="consensusdrop", help="see `llava-consensus list` (%(default)s)")
-    parser.add_argument(
+def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -> Callable[[Lines], Lines]:
+    """Declares the function below as the command `name`; it yields what is printed."""
+
+    def declare(lines: Lines) -> Lines:
+        COMMANDS[name] = Command(lines, line, given, examples)
+        return lines
+
+    return declare
+
+
+DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
+OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
+LIMIT = arg("--limit", type=int, help="only the first questions")
+NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
+BENCHMARK = arg("name", metavar="BENCHMARK", help="see `llava-consensus list benchmarks`")
+BENCHMARK_OPTION = arg(
+    "--benchmark-option",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="option of the benchmark, for example split=test; a wrong one lists what there is",
+)
+METHOD = arg("--method", default="consensusdrop", help="see `llava-consensus list methods` (%(default)s)")
+OPTION = arg(
+    "--option",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="option of the method; `llava-consensus list METHOD` names them",
+)
+MATCH = arg(
+    "--match",
+    default="kept",
+    help="what --tokens bounds: `kept`, the tokens left in the last layer; `entering`, those that enter the first "
+    "layer; `average`, their mean over the layers; `flops`, as much work as so many tokens cost (%(default)s)",
+)
+LOADING = (
+    arg("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)"),
+    arg("--dtype", default="auto", help="auto, float32, float16, bfloat16 (%(default)s)"),
+    arg("--device-map", metavar="MAP", help="spread over all devices: auto, balanced, sequential (needs accelerate)"),
+    *(
+        arg(
+            f"--load-{count}bit",
+            alone=True,
+            dest="bits",
+            action="store_const",
+            const=count,
+            help=f"weights of {count} bits (needs bitsandbytes)",
+        )
+        for count in (4, 8)
+    ),
+    arg("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's own)"),
+    arg("--revision", help="branch, tag or commit of a model of the hub"),
+    arg("--trust-remote-code", action="store_true", help="run code that the checkpoint carries"),
+    arg(
+        "--host-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the model's host; a wrong one lists what there is",
+    ),
+    arg("--layout", help="tiles of a picture: stock, or 2880 for the paper's 2 x 2 (as --host-option layout=...)"),
+)
+LOADED = (arg("--model", default=MODEL, help="checkpoint folder or hub name (%(default)s)"), *LOADING)
+REDUCED = (
+    *LOADED,
+    METHOD,
+    arg(
         "--tokens",
         default=64,
-        type=number,
-        help="visual tokens per image for the LLM (%(default)s), or a share of its own such as 0.1; not for full",
-    )
-    parser.add_argument("--merged", type=int, help="how many of them are merged ones (the paper's split)")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
-    parser.add_argument("--conversation", help="template of the prompts (the model's own)")
-    parser.add_argument("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, 128)")
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """What is asked, where it is stored, and how it is carried out."""
-    add_data(parser)
-    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
-    add_out(parser)
-    parser.add_argument("--limit", type=int, help="only the first questions")
-    parser.add_argument("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)")
-    parser.add_argument(
-        "--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"
-    )
-    parser.add_argument(
-        "--engine", default=Execution.engine, help="where several workers are: local, ray (%(default)s)"
-    )
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
-    parser.add_argument("--retry-errors", action="store_true", help="ask questions that failed before again")
-    parser.add_argument(
-        "--allow-outside",
-        action="store_true",
-        help="pictures may lie outside their folder: absolute, .., through links",
-    )
-    parser.add_argument(
-        "--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"
-    )
-
-
-def add_benchmark_option(parser: argparse.ArgumentParser) -> None:
-    """An option of the benchmark."""
-    line = "option of the benchmark, for example split=test; a wrong one lists what there is"
-    parser.add_argument("--benchmark-option", action="append", default=[], metavar="KEY=VALUE", help=line)
+        type=lambda text: number(text),
+        help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (%(default)s)",
+    ),
+    arg("--merged", type=int, help="how many of these are merged ones (the paper's split)"),
+    OPTION,
+    arg("--conversation", help="template of the prompts (the model's own)"),
+    arg("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, else 128)"),
+)
+RUN = (
+    DATA_DIR,
+    MATCH,
+    OUT_DIR,
+    LIMIT,
+    arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
+    arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
+    arg("--engine", default=Execution.engine, help="what starts several workers: local, ray (%(default)s)"),
+    NO_PROGRESS,
+    arg("--retry-errors", action="store_true", help="ask questions that failed before again"),
+    arg("--allow-outside", action="store_true", help="pictures may lie outside their folder: absolute, .., by links"),
+    arg("--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"),
+)
+METHODS_HELP = "each NAME or NAME:key=value,...; or all"
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
@@ -169,15 +204,17 @@ def loading(given: argparse.Namespace) -> "Loading":
     """How the model is loaded."""
     from llava_consensus.hosts import Loading
 
-    return Loading(
-        given.device,
-        given.dtype,
-        given.device_map,
-        given.bits,
-        given.attn,
-        given.revision,
-        given.trust_remote_code,
-    )
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
+    return Loading(*(getattr(given, name) for name in names))
+
+
+def load(given: argparse.Namespace) -> "Host":
+    """The model that was given, once it is known that it can be loaded as it was said."""
+    from llava_consensus import hosts
+
+    told, own = loading(given), host_options(given)
+    hosts.check(given.model, None, told, host_options=own)
+    return hosts.load(given.model, told, own)
 
 
 def config(
@@ -186,14 +223,13 @@ def config(
     """What is measured: a benchmark with a method, in the setting that was given."""
     from llava_consensus.evaluation.runs.configuration import RunConfig
 
-    names = ("match", "model", "data", "limit")
     return RunConfig(
         benchmark,
         method,
         budget,
         loading=loading(given),
         host_options=host_options(given),
-        **{name: getattr(given, name) for name in names},
+        **{name: getattr(given, name) for name in ("match", "model", "data", "limit")},
     )
 
 

@@ -1,4 +1,4 @@
-"""The command `ask`: one question about one picture or video.
+"""The commands `ask`, one question about one picture or video, and `demo`, a page to play with in the browser.
 
 `llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
 language model saw and how long the first token took, and draws what was kept and merged. Times are medians of
@@ -9,14 +9,16 @@ moment alone. Of a video some frames are shown, as one clip where the model know
 import argparse
 import io
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
-from llava_consensus.cli.arguments import Command
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.cli.arguments import arg, command
+from llava_consensus.errors import DataError, OptionError, missing_extra
 from llava_consensus.evaluation.files import write_out
 
 if TYPE_CHECKING:
@@ -28,23 +30,23 @@ if TYPE_CHECKING:
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".gif")
+LOCAL = "127.0.0.1"
+PORTS = 65535
 
 
-def add(command: Command) -> None:
-    """Adds the command."""
-    parser = command("ask", ask, "ask one question about one picture or video")
-    parser.add_argument("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}")
-    parser.add_argument("question", metavar="QUESTION")
-    arguments.add_method(parser)
-    parser.add_argument("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do")
-    parser.add_argument("--frames", default=8, type=int, help="of a video that are shown (%(default)s)")
-    parser.add_argument("--repeats", default=5, type=int, help="timings of the first token (%(default)s)")
-    parser.add_argument(
-        "--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"
-    )
-    parser.add_argument("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing")
-
-
+@command(
+    "ask",
+    "ask one question about one picture or video",
+    arg("picture", metavar="PICTURE", help=f"a file; a video ends with {', '.join(VIDEOS)}"),
+    arg("question", metavar="QUESTION", help="in quotes"),
+    *arguments.REDUCED,
+    arg("--short", action="store_true", help="ask for a single word or phrase, as the benchmarks do"),
+    arg("--frames", default=8, type=int, help="how many frames of a video are shown (%(default)s)"),
+    arg("--repeats", default=5, type=int, help="how often the first token is timed (%(default)s)"),
+    arg("--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"),
+    arg("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing"),
+    examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
+)
 def ask(given: argparse.Namespace) -> Iterator[str]:
     """The answer, its tokens and times."""
     _check(given)
@@ -137,3 +139,42 @@ def _check(given: argparse.Namespace) -> None:
         raise DataError(f"--overlay {file}: is a folder. Give the name of a file")
     if file and not file.parent.is_dir():
         raise DataError(f"--overlay {file}: no folder {file.parent}")
+
+
+@command(
+    "demo",
+    "a page in the browser: two methods or two questions side by side",
+    *arguments.LOADED,
+    arguments.DATA_DIR,
+    arg("--port", type=int, help="(the first free one from 7860 on)"),
+    arg(
+        "--address",
+        default=LOCAL,
+        help="who may open the page: 127.0.0.1 is this machine alone, 0.0.0.0 everybody who reaches it (%(default)s)",
+    ),
+    arg("--max-upload", default=20.0, type=float, metavar="MB", help="of a picture (%(default)s)"),
+    examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
+)
+def demo(given: argparse.Namespace) -> Iterator[str]:
+    """Serves the page until it is stopped.
+
+    Raises:
+        MissingDependency: without gradio.
+    """
+    if given.port is not None and not 1 <= given.port <= PORTS:
+        raise OptionError(f"port={given.port} must be in 1..{PORTS}")
+    if not given.max_upload > 0:
+        raise OptionError(f"max-upload={given.max_upload} must be above 0")
+    if find_spec("gradio") is None:
+        raise missing_extra("the page (gradio)", "demo")
+    host = arguments.load(given)
+    from llava_consensus.demo import app, samples
+
+    blocks = app.build(host, given.model, samples.samples(given.data), given.max_upload)
+    try:
+        yield f"open {app.launch(blocks, given.address, given.port, given.max_upload)} (Ctrl-C ends it)"
+        if given.address != LOCAL:
+            yield f"everybody who reaches {given.address} may use it: there is no password"
+        threading.Event().wait()
+    finally:
+        blocks.close()

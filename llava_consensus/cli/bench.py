@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments
-from llava_consensus.cli.arguments import Command
+from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.runs import DATA, OUT
 
@@ -30,34 +30,42 @@ TOKENS = "432 288 144 57 28"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 SIDE = 672  # pixels of the picture of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
 GROWTH = "growth.json"
-FORMATS = ("markdown", "latex", "csv")
 PROCESSORS = Path("/proc/cpuinfo")
 
 
-def add(command: Command) -> None:
-    """Adds the command."""
-    parser = command("bench", bench, "time, memory and FLOPs of methods, interleaved in one process")
-    arguments.add_model(parser)
-    parser.add_argument("--shape", metavar="NAME", help="random weights of a published size in place of --model")
-    parser.add_argument("--methods", default=METHODS, help='methods, or "all" (%(default)s)')
-    parser.add_argument("--tokens", default=TOKENS, help="budgets (%(default)s)")
-    parser.add_argument("--match", default="kept", help="tokens counts what is kept, entering, average or flops")
-    parser.add_argument("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)")
-    parser.add_argument("--pictures", type=int, default=1, help="how many of them (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that count (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)")
-    parser.add_argument("--length", type=int, default=20, help="tokens of each answer (%(default)s)")
-    line = f"kept after every round; goes on where it stopped ({OUT}/bench.json)"
-    parser.add_argument("--out", type=Path, default=Path(OUT) / "bench.json", metavar="FILE", help=line)
-    parser.add_argument("--again", action="store_true", help="measure anew over what --out holds")
-    parser.add_argument("--format", default="markdown", choices=FORMATS, help="of what is printed (%(default)s)")
-    line = f"how the methods' own work grows with patches, batch and merged tokens instead; no model ({OUT}/{GROWTH})"
-    parser.add_argument("--growth", action="store_true", help=line)
-
-
+@command(
+    "bench",
+    "time, memory and FLOPs of methods, interleaved in one process",
+    *arguments.LOADED,
+    arg("--shape", metavar="NAME", help="random weights of a published size in place of --model"),
+    arg("--methods", default=METHODS, metavar="NAMES", help="methods, or all (%(default)s)"),
+    arg("--tokens", default=TOKENS, metavar="NUMBERS", help="budgets (%(default)s)"),
+    arguments.MATCH,
+    arg("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)"),
+    arg("--pictures", type=int, default=1, help="how many of them (%(default)s)"),
+    arg("--repeats", type=int, default=5, help="rounds that count (%(default)s)"),
+    arg("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)"),
+    arg("--length", type=int, default=20, help="tokens of each answer (%(default)s)"),
+    arg(
+        "--out",
+        type=Path,
+        default=Path(OUT) / "bench.json",
+        metavar="FILE",
+        help="written after every round; the same command goes on where it stopped (%(default)s)",
+    ),
+    arg("--again", action="store_true", help="measure anew over what --out holds"),
+    arg("--format", default="markdown", choices=terminal.FORMATS, help="of what is printed (%(default)s)"),
+    arg(
+        "--growth",
+        action="store_true",
+        help=f"how the methods' own work grows with patches, batch and merged tokens; no model ({OUT}/{GROWTH})",
+    ),
+    examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
+)
 def bench(given: argparse.Namespace) -> Iterator[str]:
     """The tables of what was measured."""
     from llava_consensus.evaluation.bench import efficiency
+    from llava_consensus.evaluation.report import efficiency as tables
     from llava_consensus.hosts import Prompt
     from llava_consensus.methods import METHODS as ALL
 
@@ -79,7 +87,7 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
         given.out.unlink(missing_ok=True)
     tell = logging.getLogger(__name__).info
     measured = efficiency.Bench(host, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
-    yield from _printed(measured, given.format)
+    yield from terminal.written(given.format, tables.tables(measured), tables.csv_rows(measured))
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -112,16 +120,12 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
 
 def _host(given: argparse.Namespace, loading: "Loading") -> Any:
     """The checkpoint, or random weights where they fit."""
-    from llava_consensus import hosts
-
-    options = arguments.host_options(given)
     if given.shape is None:
-        hosts.check(given.model, loading=loading, host_options=options)
-        return hosts.load(given.model, loading, options)
+        return arguments.load(given)
     from llava_consensus.evaluation.bench.timing import refuse_too_large
     from llava_consensus.hosts.hf import random_weights
 
-    planned = random_weights.plan(given.shape, loading, options)
+    planned = random_weights.plan(given.shape, loading, arguments.host_options(given))
     refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)
     return planned.host()
 
@@ -179,11 +183,3 @@ def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> I
         where = f"{point['patches']:7} {point['tokens']:7} {point['batch']:6}"
         yield f"{point['curve']:8} {point['method']:16} {where}  {took:>12} {taken:>7}"
     yield f"written to {out}"
-
-
-def _printed(content: dict[str, Any], kind: str) -> Iterator[str]:
-    from llava_consensus.evaluation.report import efficiency
-    from llava_consensus.evaluation.report.table import rendered
-
-    texts = rendered(efficiency.tables(content), efficiency.csv_rows(content), kind)
-    yield from (text if kind == "csv" else text + "\n" for text in texts)

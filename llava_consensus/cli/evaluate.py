@@ -1,62 +1,62 @@
-"""The commands `eval` and `sweep`: one run, or a grid of runs."""
+"""The commands `eval` and `sweep`: one run, or a grid of runs; and what other commands need to run a grid.
+
+`--log wandb|mlflow|tensorboard` tells a tracker of experiments the configuration and numbers of each finished run.
+TRACKERS is the only list: a tracker is one function here. It changes nothing of a run; where it says itself that it
+cannot be reached, look at its own settings (WANDB_MODE, MLFLOW_TRACKING_URI).
+"""
 
 import argparse
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.cli import arguments, terminal, trackers
-from llava_consensus.cli.arguments import Command
-from llava_consensus.cli.grids import carry_out, folders
-from llava_consensus.errors import DataError
+from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.arguments import arg, command
+from llava_consensus.errors import DataError, missing_extra, unknown_name
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
+    from llava_consensus.evaluation.runs.batches import HostLoader
     from llava_consensus.evaluation.runs.loop import RunResult
     from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)
 
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
+PROJECT = "llava-consensus"  # what trackers file the runs under
+LOG = arg("--log", metavar="TRACKER", help="also tell a tracker of experiments: wandb, mlflow, tensorboard")
 
 
-def add(command: Command) -> None:
-    """Adds both commands."""
-    parser = command("eval", evaluate, "accuracy of a model and method on one benchmark")
-    parser.add_argument("name", metavar="BENCHMARK", help="see `llava-consensus list`")
-    arguments.add_method(parser)
-    arguments.add_run(parser)
-    arguments.add_benchmark_option(parser)
-    trackers.add(parser)
-    parser.add_argument("--json", action="store_true", help="everything measured, as JSON")
-    parser = command("sweep", sweep, "a grid of benchmarks, methods and budgets, and each benchmark with all tokens")
-    parser.add_argument("--bench", default="gqa pope textvqa", metavar="NAMES", help="or all (%(default)s)")
-    parser.add_argument("--methods", default=LINEUP, metavar="NAMES", help="NAME or NAME:key=value,..., or all")
-    parser.add_argument(
-        "--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"
-    )
-    arguments.add_model(parser)
-    arguments.add_run(parser)
-    trackers.add(parser)
-
-
+@command(
+    "eval",
+    "accuracy of a model and method on one benchmark",
+    arguments.BENCHMARK,
+    *arguments.REDUCED,
+    *arguments.RUN,
+    arguments.BENCHMARK_OPTION,
+    LOG,
+    arg("--json", action="store_true", help="everything measured, as JSON"),
+    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --limit 100 --json"),
+)
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
-    trackers.check(given.log)
+    _check_tracker(given.log)
 
-    from llava_consensus.evaluation.report.rows import (
-        full_score,
-    )  # a wrong name is told before anything heavy is imported
+    # only now: a wrong name is told before anything heavy is imported
+    from llava_consensus.evaluation.report.rows import full_score
     from llava_consensus.evaluation.runs.loop import run
 
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
-    trackers.tell(given.log, result)
+    _track(given.log, result)
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = full_score(given.out, stored)
@@ -69,13 +69,24 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     yield from _summary(result, given.name, full)
 
 
-def sweep(given: argparse.Namespace) -> Iterator[str]:
+@command(
+    "sweep",
+    "a grid of benchmarks, methods and budgets, and each benchmark with all tokens",
+    arg("--bench", default="gqa pope textvqa", metavar="NAMES", help="benchmarks, or all (%(default)s)"),
+    arg("--methods", default=LINEUP, metavar="NAMES", help=arguments.METHODS_HELP),
+    arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
+    *arguments.LOADED,
+    *arguments.RUN,
+    LOG,
+    examples=('sweep --bench "gqa pope" --methods "consensusdrop random" --tokens "192 64"',),
+)
+def sweep(given: argparse.Namespace) -> Iterator[Any]:
     """Every run of a grid, a line each."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs import sweep as grids
     from llava_consensus.methods import METHODS, make
 
-    trackers.check(given.log)
+    _check_tracker(given.log)
     names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
     words = METHODS if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
@@ -87,15 +98,51 @@ def sweep(given: argparse.Namespace) -> Iterator[str]:
         yield line
         done.append(cell)
         if cell.result:
-            trackers.tell(given.log, cell.result)
+            _track(given.log, cell.result)
         if len(done) < len(grid):
-            log.info("%s", _remaining(time.monotonic() - begun, len(done), len(grid)))
-    yield from terminal.tables([_table(done)])
+            log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
+    yield terminal.drawn(_table(done))
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete: {given.out}"
     folders(done)
 
 
-def _remaining(seconds: float, done: int, count: int) -> str:
+def carry_out(
+    grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "HostLoader | None" = None
+) -> "Iterator[tuple[str, Cell]]":
+    """Runs every cell; yields a line about it, and the cell with its result or error.
+
+    Args:
+        grid: the runs.
+        given: how they are carried out.
+        out: their folder; None is `--out`.
+        load: instead of `hosts.load`.
+    """
+    from llava_consensus.evaluation.runs import sweep as grids
+
+    cells = grids.sweep(grid, out or given.out, arguments.execution(given), load)
+    for number, cell in enumerate(cells, 1):
+        score = cell.result.metrics["score"] if cell.result else None
+        became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
+        yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
+
+
+def loaded_once(given: argparse.Namespace) -> "HostLoader | None":
+    """A loader for several grids in a row that loads the model once; None where workers load it themselves."""
+    from llava_consensus import hosts
+    from llava_consensus.evaluation.runs.sweep import LoadedOnce
+
+    return LoadedOnce(hosts.load) if given.workers == 1 else None
+
+
+def folders(cells: "Sequence[Cell]") -> list[Path]:
+    """Folders of all runs, in order. Raises the first error of one that failed."""
+    for cell in cells:
+        if cell.error:
+            raise cell.error
+    return [cell.result.path for cell in cells if cell.result]
+
+
+def remaining(seconds: float, done: int, count: int) -> str:
     """How long the rest of a grid takes if its runs take as long as those so far; complete ones take no time."""
     minutes = seconds / done * (count - done) / 60
     left = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes" if minutes >= 1 else "a minute"
@@ -156,3 +203,64 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
     speed = metrics["timing"]["questions_per_second"]
     lines.append(f"speed: {speed:.1f} questions/s" if speed else "speed: nothing was asked")
     return [*lines, *(f"note ({count} answers): {note}" for note, count in metrics["notes"].items()), str(result.path)]
+
+
+def _check_tracker(name: str | None) -> None:
+    """Raises for a tracker that is not known or not installed, before anything is asked."""
+    if name is None:
+        return
+    if name not in TRACKERS:
+        raise unknown_name("tracker", name, TRACKERS)
+    if find_spec(name) is None:
+        raise missing_extra(f"--log {name}", name)
+
+
+def _track(name: str | None, result: "RunResult") -> None:
+    """Tells the tracker about a run, if there is one to tell."""
+    if name is not None:
+        config = json.loads((result.path / "config.json").read_bytes())
+        TRACKERS[name](result.path, config, _numbers(result.metrics))
+
+
+def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a nested mapping, a path for each: `tokens/after`."""
+    found: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= _numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = float(value)
+    return found
+
+
+def _wandb(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    """One run of Weights & Biases, under the run's own name, so that telling twice makes no second one."""
+    wandb = import_module("wandb")
+    told = wandb.init(project=PROJECT, name=run.name, id=run.name, config=dict(config), resume="allow")
+    told.log(dict(values))
+    told.finish()
+
+
+def _mlflow(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    """One run of MLflow; parameters are texts there."""
+    mlflow = import_module("mlflow")
+    mlflow.set_experiment(PROJECT)
+    with mlflow.start_run(run_name=run.name):
+        mlflow.log_params({key: str(value)[:500] for key, value in config.items()})
+        mlflow.log_metrics(dict(values))
+
+
+def _tensorboard(run: Path, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    """An event file in the folder `tensorboard` beside the runs."""
+    writer = import_module("torch.utils.tensorboard").SummaryWriter(run.parent / "tensorboard" / run.name)
+    writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
+    for key, value in values.items():
+        writer.add_scalar(key, value, 0)
+    writer.close()
+
+
+TRACKERS: dict[str, Callable[[Path, Mapping[str, Any], Mapping[str, float]], None]] = {
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+    "tensorboard": _tensorboard,
+}

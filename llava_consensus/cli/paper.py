@@ -1,19 +1,55 @@
-"""The command `paper`: every table of the paper that one model can give, and which weights the others need.
+"""The commands `paper ...`: the paper's tables, study, figures, claims and examples, made again with any model.
 
-`llava-consensus paper --model MODEL --limit 40`. Each table is a preset (`ablation.py`), then comes the controlled
-study (`study.py`). A run that fails leaves its cell blank, is named at the end, and does not keep the rest back.
+A table is a preset: the name of a file in `llava_consensus/paper/presets`, or a file like those. Its grid is run, and
+its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`. Every command that
+runs a grid goes on where it was stopped.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from llava_consensus.cli import ablation, arguments, study
-from llava_consensus.cli.arguments import Command
-from llava_consensus.cli.grids import loaded_once
-from llava_consensus.errors import ConsensusError, Interrupted
+from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.arguments import arg, command
+from llava_consensus.cli.ask import PICTURES
+from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
+from llava_consensus.cli.report import CHANGED, check_results, known
+from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation.files import read_text, write_out
+from llava_consensus.evaluation.runs import MODEL
+from llava_consensus.evaluation.shapes import misread
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from llava_consensus.evaluation.runs.batches import HostLoader
+    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.hosts import Host
+    from llava_consensus.paper.examples import Selection
+    from llava_consensus.paper.ledger import Cost
+    from llava_consensus.paper.preset import Preset
+    from llava_consensus.reduction.budget import Budget, Share
+    from llava_consensus.reduction.method import Method
+
+TABLES = "tables"  # folder in that of results
+STUDY = {  # what the paper's controlled study asks
+    "bench": "pope mme mmbench mmbench_cn textvqa gqa",
+    "retention": "0.25 0.5",
+    "rates": "0.1 0.3 0.5",
+    "layer": None,
+    "scap_bench": "gqa",
+}
+BUDGETS = "288 128 64 32"  # of the last part of an example
+GALLERY = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 visionzip vispruner divprune random"
+CAUTION = (
+    "The embedded llava-mini looked: its tower was trained on drawn scenes of emoji and signs alone and has never "
+    "seen a photograph, so this shows where methods look through its eyes, not what a real model would keep."
+)
+FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="of what is printed (%(default)s)")
+ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 
 
 class Part(NamedTuple):
@@ -25,23 +61,24 @@ class Part(NamedTuple):
     why: str = ""
 
 
-def add(command: Command) -> None:
-    """Adds the command."""
-    parser = command("paper", paper, "every table of the paper that the model can give; stopped, it goes on")
-    parser.add_argument("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
-    arguments.add_model(parser)
-    arguments.add_run(parser)
-    parser.set_defaults(format="markdown", **study.DEFAULTS)
-
-
-def paper(given: argparse.Namespace) -> Iterator[str]:
+@command(
+    "paper all",
+    "every table of the paper that one model can give, then the study, and which weights the others need",
+    ONLY,
+    *arguments.LOADED,
+    *arguments.RUN,
+    examples=("paper all --limit 40",),
+)
+def everything(given: argparse.Namespace) -> Iterator[str]:
     """Everything that every part prints, then a line for each part: where it is, or what it needs.
+
+    A run that fails leaves its cell blank, is named at the end, and does not keep the rest back.
 
     Raises:
         ConsensusError: the first error of a part that failed, when all others are done.
     """
     became, errors = {}, []
-    for part in parts(given):
+    for part in _parts(given):
         became[part.title] = part.why or str(part.file)
         try:
             yield from () if part.why else part.lines()
@@ -55,25 +92,470 @@ def paper(given: argparse.Namespace) -> Iterator[str]:
         raise errors[0]
 
 
-def parts(given: argparse.Namespace) -> Iterator[Part]:
+def _parts(given: argparse.Namespace) -> Iterator[Part]:
     """The tables, then the study, each with the benchmarks that were asked for."""
     from llava_consensus.paper import preset as presets
 
+    def asked(benchmarks: Iterable[str]) -> tuple[argparse.Namespace, str]:
+        names = [name for name in benchmarks if given.bench is None or name in given.bench.split()]
+        own = {**STUDY, **vars(given), "bench": " ".join(names), "format": "markdown"}
+        return argparse.Namespace(**own), "" if names else f"asks none of {given.bench}"
+
     load = loaded_once(given)
     for preset in map(presets.read, presets.names()):
-        if not preset.printed:
-            continue
-        names = _asked(given, preset.benchmarks)
-        why = ablation.unfit(preset, given) if names else f"asks none of {given.bench}"
-        own = argparse.Namespace(**{**vars(given), "bench": " ".join(names)})
-        file = given.out / ablation.TABLES / f"{preset.name}.md"
-        yield Part(preset.title, file, partial(ablation.measured, preset, own, load), why)
-    names = _asked(given, study.BENCHMARKS.split())
-    own = argparse.Namespace(**{**vars(given), "bench": " ".join(names)})
-    why = "" if names else f"asks none of {given.bench}"
-    yield Part("The controlled study", given.out / "study.md", partial(study.study, own), why)
+        if preset.printed:
+            own, why = asked(preset.benchmarks)
+            lines = partial(_measured, preset, own, load)
+            yield Part(preset.title, given.out / TABLES / f"{preset.name}.md", lines, why or _unfit(preset, given))
+    own, why = asked(str(STUDY["bench"]).split())
+    yield Part("The controlled study", given.out / "study.md", partial(study, own), why)
 
 
-def _asked(given: argparse.Namespace, benchmarks: Iterable[str]) -> list[str]:
-    """Those of a part's benchmarks that were asked for; all where none was named."""
-    return [name for name in benchmarks if given.bench is None or name in given.bench.split()]
+def _of_preset(given: argparse.Namespace) -> Iterator[str]:
+    """A line for every run, then the tables."""
+    from llava_consensus.paper.preset import read
+
+    preset = read(given.name)
+    why = _unfit(preset, given)
+    if why:
+        raise OptionError(f"{preset.name}: {why}")
+    yield from _measured(preset, given)
+
+
+for _name, _line, _presets in (
+    ("table", "a main table", "results, t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions"),
+    ("ablation", "an ablation", "alpha, temperature, recovery, anchors, score"),
+):
+    command(
+        f"paper {_name}",
+        f"{_line} of the paper, ours and the paper's numbers side by side",
+        arg("name", metavar="NAME", help=f"{_presets}, or a file like theirs"),
+        ONLY,
+        FORMAT,
+        *arguments.LOADED,
+        *arguments.RUN,
+        examples=(f"paper {_name} {'t1' if _name == 'table' else 'alpha'} --limit 40",),
+    )(_of_preset)
+
+
+def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
+    """Why a preset cannot be run on the model; nothing where it can."""
+    from llava_consensus import hosts
+
+    needs = f"needs weights of {preset.weights}" if preset.weights else "cannot be run on this model"
+    try:
+        name = hosts.name_of(given.model, arguments.loading(given))
+        options = {**preset.host_options, **arguments.host_options(given)}
+        hosts.check(given.model, loading=arguments.loading(given), host_options=options)
+    except ConsensusError as error:
+        return f"{needs} ({error})"
+    return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
+
+
+def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | None" = None) -> Iterator[str]:
+    """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
+    from llava_consensus.evaluation.report.rows import read_row
+    from llava_consensus.evaluation.report.table import write
+    from llava_consensus.paper import ablation as report
+
+    preset, left_out = _available(_chosen(preset, given.bench), given)
+    yield from (f"{name} is left out: {error}" for name, error in left_out.items())
+    places, errors, runs = _plan(preset, given), [], {}
+    for place, (line, cell) in zip(places, carry_out(list(places.values()), given, load=load), strict=True):
+        yield line
+        if cell.result:
+            runs[place] = read_row(cell.result.path)
+        elif cell.error:
+            errors.append(cell.error)
+    results = report.Results(preset, runs)
+    tables, rows = report.tables(results), report.csv_rows(results)
+    files = write(given.out / TABLES, preset.name, tables, rows)
+    yield from terminal.written(given.format, tables, rows)
+    yield f"written: {', '.join(map(str, files))}"
+    if errors:
+        raise errors[0]
+
+
+def _chosen(preset: "Preset", names: str | None) -> "Preset":
+    """A preset with some of its benchmarks. OptionError for one that it does not have."""
+    if names is None:
+        return preset
+    absent = [name for name in names.split() if name not in preset.benchmarks]
+    if absent or not names.split():
+        raise OptionError(f"--bench {names!r}: must be of {', '.join(preset.benchmarks)}, which {preset.name} asks")
+    return replace(preset, benchmarks={name: preset.benchmarks[name] for name in names.split()})
+
+
+def _available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dict[str, DataError]]":
+    """A preset with the benchmarks whose files are there, and what is missing of the others. Raises the first error
+    where there are none.
+    """
+    from llava_consensus.evaluation import benchmarks
+
+    missing: dict[str, DataError] = {}
+    for name in preset.benchmarks:
+        try:
+            benchmarks.make(name).load(given.data)
+        except DataError as error:
+            missing[name] = error
+    there = {name: column for name, column in preset.benchmarks.items() if name not in missing}
+    if not there:
+        raise next(iter(missing.values()))
+    return replace(preset, benchmarks=there), missing
+
+
+def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str], Cell]":
+    """Every run of a preset by its place in the tables, each checked: all tokens, then its rows, on each benchmark."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.evaluation.runs.sweep import Cell
+    from llava_consensus.methods import make
+    from llava_consensus.paper.ablation import key
+    from llava_consensus.reduction.budget import budget
+
+    made = {row: (arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in preset.rows}
+    cells = {}
+    for name in preset.benchmarks:
+        config = arguments.config(given, benchmarks.make(name), make("full"))
+        limit = preset.limits.get(name) if config.limit is None else config.limit
+        full = prepare(replace(config, limit=limit, host_options={**preset.host_options, **config.host_options}))
+        cells[key(None, name)] = Cell(full)
+        for row, (method, tokens) in made.items():
+            if name not in preset.asked_at(row.tokens):
+                continue
+            cells[key(row, name)] = Cell(full.reduced_by(method, tokens, given.match))
+    return cells
+
+
+@command(
+    "paper study",
+    "selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts",
+    arg("--bench", default=STUDY["bench"], metavar="NAMES", help="benchmarks (%(default)s)"),
+    arg("--retention", default=STUDY["retention"], metavar="SHARES", help="of the tokens (%(default)s)"),
+    arg("--rates", default=STUDY["rates"], metavar="RATES", help="of recovery (%(default)s)"),
+    arg("--layer", type=int, help="decoder layers that see everything (2, less in shallow models)"),
+    arg(
+        "--scap-bench",
+        default=STUDY["scap_bench"],
+        metavar="NAME",
+        help="benchmark on which SCAP is compared with every layer; none leaves that out (%(default)s)",
+    ),
+    *arguments.LOADED,
+    *arguments.RUN,
+    examples=("paper study --limit 40",),
+)
+def study(given: argparse.Namespace) -> Iterator[str]:
+    """A line for every run, then the tables; `paper/study/format.py` says what is in the files it leaves."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report.table import write
+    from llava_consensus.methods import make
+    from llava_consensus.paper import study_tables as report
+    from llava_consensus.paper.study import format, grid, results
+
+    retentions, rates = _shares(given.retention), _rates(given.rates)
+    full = [arguments.config(given, benchmarks.make(name), make("full")) for name in given.bench.split()]
+    cells, probed = grid.grid(full, retentions, rates, given.layer), []
+    if given.scap_bench != "none":
+        config = arguments.config(given, benchmarks.make(given.scap_bench), make("full"))
+        probed = [grid.probing(config, retentions[0])]
+    reduced = [cell for cell in cells if cell.plan.method.reduces]
+    loader, done = loaded_once(given), []
+    groups = ([cell for cell in cells if cell not in reduced], given.out), (reduced + probed, given.out / format.RUNS)
+    for group, out in groups:
+        for line, cell in carry_out(group, given, out, loader):
+            yield line
+            done.append(cell)
+    found = folders(done)
+    content = results.study(found[: len(cells)])
+    write_json(given.out / format.STUDY, content)
+    tables = report.tables(content)
+    write(given.out, "study", tables, report.csv_rows(content))
+    if probed:
+        scap = results.scap(found[-1])
+        write_json(given.out / format.SCAP, scap)
+        write(given.out, "scap", report.scap_tables(scap), scap["layers"])
+        tables = [*tables, *report.scap_tables(scap)]
+    yield from terminal.written("markdown", tables, [])
+    yield f"written: {given.out / format.STUDY}" + (f", {given.out / format.SCAP}" if probed else "")
+
+
+def _shares(text: str) -> "list[Share]":
+    from llava_consensus.reduction.budget import Share
+
+    shares = [budget for budget in arguments.budgets(text) if isinstance(budget, Share)]
+    if not shares or len(shares) < len(text.split()):
+        raise OptionError(f"--retention {text!r}: must be shares of the tokens, such as '0.25 0.5'")
+    return shares
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split()]
+    except ValueError:
+        raise OptionError(f"--rates {text!r}: must be numbers from 0 to 1, such as '0.1 0.3 0.5'") from None
+
+
+@command(
+    "paper positions",
+    "what kept and closed-up positions do to attention, layer by layer",
+    arg("--bench", default="textvqa", metavar="NAME", help="benchmark (%(default)s)"),
+    arg("--tokens", default=64, type=int, help="budget (%(default)s)"),
+    arg("--look", default=100, type=int, metavar="N", help="questions whose attention is read (%(default)s)"),
+    *arguments.LOADED,
+    *arguments.RUN,
+    examples=("paper positions --bench textvqa --tokens 64",),
+)
+def positions(given: argparse.Namespace) -> Iterator[str]:
+    """A line for every run, then the tables. The grid of policies and methods is `paper table positions`."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report.table import write
+    from llava_consensus.methods import make
+    from llava_consensus.paper import positions as report
+    from llava_consensus.paper.study import closing, format
+    from llava_consensus.reduction.budget import budget
+
+    if given.workers > 1:
+        raise OptionError(f"--workers {given.workers}: attention is read in one process. Take 1")
+    config = arguments.config(given, benchmarks.make(given.bench), make("full"))
+    tokens, loader = budget(given.tokens), loaded_once(given)
+    full = closing.grid(config, tokens, 0)[0]
+    assert loader is not None
+    host = loader(full.plan.model, full.plan.loading, full.plan.host_options)
+    cells = closing.grid(config, tokens, host.shape().layers)
+    done = []
+    for group, out in ((cells[:1], given.out), (cells[1:], given.out / format.RUNS)):
+        for line, cell in carry_out(group, given, out, loader):
+            yield line
+            done.append(cell)
+    found = folders(done)
+    count = min(given.look, len(full.plan.questions))
+    content = closing.content(found, given.tokens, closing.attention(host, full.plan, given.tokens, count), count)
+    write_json(given.out / format.POSITIONS, content)
+    tables = report.tables(content)
+    write(given.out, "positions", tables, report.csv_rows(content))
+    yield from terminal.written("markdown", tables, [])
+    yield f"written: {given.out / format.POSITIONS}"
+
+
+@command(
+    "paper ledger",
+    "published results with their budgets as entering, kept, layer mean and FLOPs",
+    arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),
+    FORMAT,
+    examples=("paper ledger --sort average",),
+)
+def ledger(given: argparse.Namespace) -> Iterator[str]:
+    """The table of all entries."""
+    from llava_consensus.paper import ledger as published
+    from llava_consensus.reduction.costs import SHAPES
+
+    rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
+    rows = published.ordered(rows, given.sort)
+    yield from terminal.written(given.format, [published.table(rows)], published.cells(rows))
+
+
+def price(model: str, layers: Sequence[int]) -> "Cost":
+    """FLOPs and cache of a prompt on a model by our account, with the paper's 66 rows of text."""
+    from llava_consensus.paper.ledger import Cost
+    from llava_consensus.reduction.costs import SHAPES, kv_bytes, llm_flops
+
+    return Cost(llm_flops(SHAPES[model], layers), kv_bytes(SHAPES[model], layers))
+
+
+@command(
+    "paper figures",
+    "every figure of the paper from result files, as PNG and SVG",
+    arguments.OUT_DIR,
+    arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/figures)"),
+    examples=("paper figures --out results",),
+)
+def figures(given: argparse.Namespace) -> Iterator[str]:
+    """Draws what there are results for; names what there are none for, and what makes them.
+
+    Raises:
+        DataError: no such folder, or a damaged file in it.
+    """
+    from llava_consensus.paper import figures as drawings
+
+    check_results(given.out)
+    folder = _made(given.to or given.out / "figures")
+    count = 0
+    with misread(f"{given.out}: a file of results", CHANGED):
+        for drawn in drawings.draw(drawings.read(given.out, known()), folder):
+            count += bool(drawn.files)
+            if drawn.files:
+                yield f"{drawn.figure.name}: {drawn.figure.title}"
+            else:
+                yield f"{drawn.figure.name}: not drawn, {drawn.missing}. It comes with: {drawn.figure.makes}"
+    yield f"{count} of {len(drawings.FIGURES)} figures are drawn: {folder}"
+
+
+def _made(folder: Path) -> Path:
+    """A folder, made where it is missing. DataError where its place is taken by a file."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file, and pictures are written to a folder. Give another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@command(
+    "paper claims",
+    "the paper's claims, judged by result files",
+    arguments.OUT_DIR,
+    arg("--write", type=Path, metavar="FILE", help="into this page, between its markers"),
+    examples=("paper claims --out results",),
+)
+def claims(given: argparse.Namespace) -> Iterator[str]:
+    """The paper's claims, each judged by what is in the folder of results.
+
+    Raises:
+        DataError: no such folder, a damaged file in it, or a page without markers.
+    """
+    from llava_consensus.evaluation.report.table import replace_block
+    from llava_consensus.paper import claims as judged
+    from llava_consensus.paper import figures as drawings
+
+    check_results(given.out)
+    with misread(f"{given.out}: a file of results", CHANGED):
+        commands = {figure.name: figure.makes for figure in drawings.FIGURES}
+        text = judged.table(drawings.read(given.out, known()), commands)
+    if given.write:
+        write_out(given.write, replace_block(read_text(given.write), text, str(given.write)).encode())
+    yield text
+
+
+@command(
+    "paper examples",
+    "pictures on which the two signals disagree, gain or lose, drawn",
+    arg("--benchmark", default="gqa", metavar="NAME", help="whose questions are searched (%(default)s)"),
+    arg(
+        "--by",
+        default="disagreement",
+        help="disagreement of the signals; gained, lost: answers that both together turned right, wrong; questions: "
+        "two about one picture that keep the least in common (%(default)s)",
+    ),
+    arg("--count", default=4, type=int, help="pictures (%(default)s)"),
+    arg("--tokens", default=128, type=int, help="budget of the comparison (%(default)s)"),
+    arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="of the last part of a drawing (%(default)s)"),
+    arg("--limit", default=200, type=int, help="search the first questions only (%(default)s)"),
+    arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/examples)"),
+    *arguments.LOADED,
+    arguments.DATA_DIR,
+    arguments.OUT_DIR,
+    arguments.BENCHMARK_OPTION,
+    examples=("paper examples --benchmark gqa --tokens 128 --by disagreement",),
+)
+def examples(given: argparse.Namespace) -> Iterator[str]:
+    """Searches, asks what was found again with every budget, and draws."""
+    from llava_consensus import hosts
+    from llava_consensus.evaluation.runs.configuration import prepare
+    from llava_consensus.methods import make
+    from llava_consensus.paper import example_search as search
+    from llava_consensus.paper import examples as drawings
+    from llava_consensus.paper.figures import style
+    from llava_consensus.reduction.budget import Budget, amount
+    from llava_consensus.reduction.checks import choose
+
+    choose("by", given.by, search.WAYS)
+    if given.count < 1:
+        raise OptionError(f"count={given.count} must be at least 1")
+    more = [amount(one) for one in arguments.budgets(given.budgets)]
+    whole = [one for one in more if isinstance(one, int)]
+    if len(whole) < len(more):
+        raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
+    budgets = sorted({Budget(given.tokens).tokens, *whole}, reverse=True)
+    given.match = "kept"
+    with style.sheet():  # without matplotlib this ends before anything is asked
+        folder = _made(given.to or given.out / "examples")
+    plan = prepare(arguments.config(given, arguments.benchmark(given.benchmark, given), make("full")))
+    if plan.benchmark.frames:
+        raise OptionError(f"--benchmark {given.benchmark}: asks about videos, and examples are drawn of pictures")
+    host = hosts.load(plan.model, plan.loading, plan.host_options)
+    questions = search.search(plan, host, given.by, given.count, given.tokens)
+    if not questions:
+        yield f"{plan.benchmark.name}: no such question among the first {len(plan.questions)}"
+        return
+    found = search.examples(plan, host, questions, budgets)
+    name = f"{given.benchmark}-{given.tokens}-{given.by}"
+    with style.sheet():
+        style.save_all(drawings.rows(found, given.tokens), folder, name)
+        for number, one in enumerate(found, 1):
+            style.save_all(drawings.whole(one, given.tokens), folder, f"{name}-{number}")
+    for question, one in zip(questions, found, strict=True):
+        yield f"question {question.question_id}: disagreement {100 * (one.disagreement or 0):.0f} %, {one.question}"
+    yield f"{len(found)} examples: {folder}/{name}*"
+
+
+@command(
+    "paper gallery",
+    "what methods keep of a folder of photographs",
+    arg("folder", type=Path, metavar="FOLDER", help="of photographs"),
+    arg("--question", default="What is in the picture?", help="asked about each (%(default)s)"),
+    arg("--methods", default=GALLERY, metavar="NAMES", help="each NAME or NAME:key=value,... (%(default)s)"),
+    arg("--tokens", default=64, type=int, help="budget of every method (%(default)s)"),
+    arg("--to", type=Path, default=Path("results/gallery"), metavar="FOLDER", help="(%(default)s)"),
+    *arguments.LOADED,
+    examples=("paper gallery photographs --tokens 64",),
+)
+def gallery(given: argparse.Namespace) -> Iterator[str]:
+    """A sheet for every photograph: what each method keeps of it.
+
+    Raises:
+        DataError: no folder, or no picture in it.
+    """
+    from llava_consensus.paper import examples as drawings
+    from llava_consensus.paper.figures import style
+    from llava_consensus.reduction.budget import Budget
+
+    if not given.folder.is_dir():
+        raise DataError(f"{given.folder}: no such folder of photographs")
+    paths = [path for path in sorted(given.folder.iterdir()) if path.suffix.lower() in PICTURES]
+    if not paths:
+        raise DataError(f"{given.folder}: no .png, .jpg or .webp in it")
+    budget = Budget(given.tokens)
+    methods = {word: arguments.one_word_method(word) for word in given.methods.split()}
+    with style.sheet():
+        folder = _made(given.to)
+    host = arguments.load(given)
+    caution = CAUTION if Path(given.model).resolve() == Path(MODEL).resolve() else f"Looked at by {given.model}."
+    words = f"Asked: {given.question} {caution}"
+    for path in paths:
+        image, chosen = _look(host, path, methods, budget, given.question)
+        with style.sheet():
+            figure = drawings.methods(image, round(host.visual_tokens**0.5), chosen, words)
+            style.save_all(figure, folder, path.stem)
+        yield f"{path.name}: {folder / path.stem}.png"
+
+
+def _look(
+    host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
+) -> "tuple[Image, dict[str, Selection]]":
+    """One photograph, and what each method keeps of it."""
+    from llava_consensus.evaluation.runs.pictures import open_image
+    from llava_consensus.hosts import Prompt
+    from llava_consensus.paper.example_search import selection
+
+    image = open_image(path, upright=True)
+    if host.grid_columns(image.size):
+        raise OptionError("gallery: a picture in tiles is drawn by `llava-consensus ask --overlay`")
+    prompt = replace(Prompt(question), max_new_tokens=1)
+    chosen = {}
+    for word, method in methods.items():
+        with host.attach(method, budget):
+            (answer,) = host.answer([host.encode([image])], [prompt])
+        chosen[_title(word, method)] = replace(selection(host, answer, budget.tokens), answer="")
+    return image, chosen
+
+
+def _title(word: str, method: "Method") -> str:
+    """What a method of one word is called in pictures."""
+    from llava_consensus.evaluation.report.rows import LINEUP
+
+    name, _, rest = word.partition(":")
+    options = arguments.options(filter(None, rest.split(",")))
+    known = {(one.method, tuple(one.options.items())): one.label for one in LINEUP}
+    label = known.get((name, tuple(options.items())))
+    title = getattr(type(method), "title", None) or name
+    return (label or ", ".join([title, *filter(None, [rest])])).split(" (alpha")[0]

@@ -1,20 +1,19 @@
-"""What the command line prints for people: tables that fit the terminal, and colours where there is one.
+"""What the command line prints for people: tables that fit the terminal, and colours where there is one (rich).
 
-Everything else that is printed has its control characters escaped (`printable`); what is made here may have some.
+Everything else that is printed has its control characters escaped (`printable`).
 """
 
-import io
-import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 if TYPE_CHECKING:
+    from rich.table import Table as Drawing
+
     from llava_consensus.evaluation.report.table import Table
 
-RED, BOLD = "31", "1"
+FORMATS = ("markdown", "latex", "csv")  # of tables on standard output
 WIDE = 200  # columns where there is no terminal to ask
 
 
@@ -23,49 +22,57 @@ def printable(text: str) -> str:
     return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
 
 
-class Rendered(str):
-    """A text that is meant to hold escapes of the terminal."""
-
-
-def colours(stream: TextIO) -> bool:
-    """Whether colours are wanted: in a terminal, unless NO_COLOR is set (https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def coloured(text: str, code: str, stream: TextIO) -> str:
-    """The text in a colour, or as it is where colours are not wanted."""
-    return f"\033[{code}m{text}\033[0m" if colours(stream) else text
-
-
-def tables(contents: "Sequence[Table]") -> Iterator[Rendered]:
-    """Tables as a person reads them, each under its title with its note below."""
-    for content in contents:
-        yield Rendered(_drawn(content))
-
-
-def _drawn(content: "Table") -> str:
-    from rich import box
+def shown(line: Any) -> str:
+    """A text as it can be printed; what rich draws, as wide as the terminal."""
+    if isinstance(line, str):
+        return printable(line)
     from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    with console.capture() as captured:
+        console.print(line)
+    return "\n".join(one.rstrip() for one in captured.get().splitlines())
+
+
+def error(text: str) -> None:
+    """An error in one line on standard error, its first word red where colours are wanted."""
+    if not sys.stderr.isatty():  # nothing to colour, and importing rich takes longer than finding most errors
+        print(f"error: {printable(text)}", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error:", "red"), f" {printable(text)}"), soft_wrap=True)
+
+
+def heading(text: str) -> Any:
+    """Bold words over tables."""
+    from rich.text import Text
+
+    return Text(printable(text), style="bold")
+
+
+def drawn(content: "Table") -> "Drawing":
+    """A table as a person reads it, under its title with its note below."""
+    from rich import box
     from rich.table import Table as Drawing
     from rich.text import Text
 
-    def text_(words: str) -> Text:
-        return Text(printable(words))
-
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    drawing = Drawing(box=box.SIMPLE_HEAD if unicode else box.ASCII, title=text_(content.title), title_justify="left")
-    for number, title in enumerate(content.head):
-        drawing.add_column(text_(title), justify="right" if number else "left", overflow="fold")
+    title, note = (Text(printable(words)) if words else None for words in (content.title, content.note))
+    drawing = Drawing(box=box.SIMPLE_HEAD, title=title, title_justify="left", caption=note, caption_justify="left")
+    for place, name in enumerate(content.head):
+        drawing.add_column(Text(printable(name)), justify="right" if place else "left", overflow="fold")
     for group in content.groups:
         if group.heading:
             drawing.add_row(Text(printable(group.heading), style="bold"))
         for line in group.lines:
-            drawing.add_row(*map(text_, line))
+            drawing.add_row(*(Text(printable(cell)) for cell in line))
         drawing.add_section()
-    if content.note:
-        drawing.caption, drawing.caption_justify = text_(content.note), "left"
-    out, terminal = io.StringIO(), sys.stdout.isatty()
-    width = shutil.get_terminal_size((WIDE, 24)).columns if terminal else WIDE
-    system: Literal["standard"] | None = "standard" if colours(sys.stdout) else None
-    Console(file=out, width=width, force_terminal=system is not None, color_system=system).print(drawing)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return drawing
+
+
+def written(kind: str, tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Tables in one of FORMATS; CSV holds `rows`, which are not rounded, in their place."""
+    from llava_consensus.evaluation.report.table import rendered
+
+    yield from (text if kind == "csv" else f"{text}\n" for text in rendered(tables, rows, kind))

@@ -3,7 +3,7 @@
     llava-consensus train --data-path conversations.json --images images --out checkpoints/llava-mine --tokens "64 32"
     torchrun --nproc_per_node 8 -m llava_consensus.cli train ... --deepspeed eval_scripts/zero3.json -- --lora_r 16
 
-What stands after `--` goes to LLaVA's own parser (docs/training.md).
+What comes after `--` goes to LLaVA's own parser (docs/training.md).
 """
 
 import argparse
@@ -12,41 +12,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
-from llava_consensus.cli.arguments import Command
+from llava_consensus.cli.arguments import arg, command
 from llava_consensus.evaluation.runs import MODEL
 
 if TYPE_CHECKING:
     from llava_consensus.training.plan import TrainingPlan
 
 
-def add(command: Command) -> None:
-    """Adds the command."""
-    parser = command("train", train, "adapt a model to fewer visual tokens: projector, LoRA or all of it")
-    parser.add_argument("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)")
-    parser.add_argument("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format")
-    parser.add_argument("--images", type=Path, required=True, metavar="DIR", help="folder of their pictures")
-    line = "the adapted checkpoint; the same command goes on from what is there"
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help=line)
-    parser.add_argument("--method", default="consensusdrop", help="attached in every step; full for none (%(default)s)")
-    line = "budgets, one of which is drawn for each step (%(default)s)"
-    parser.add_argument("--tokens", default="64", help=line)
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the method")
-    parser.add_argument("--tune", default="projector", help="projector, lora, full (%(default)s)")
-    parser.add_argument("--steps", type=int, default=100, help="optimiser steps (%(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="conversations of a process in one pass (%(default)s)")
-    parser.add_argument("--accumulate", type=int, default=1, help="passes of a step (%(default)s)")
-    parser.add_argument("--learning-rate", type=float, help="(LLaVA's own for what is tuned)")
-    parser.add_argument("--seed", type=int, default=0, help="of data, budgets and dropout (%(default)s)")
-    parser.add_argument("--save-every", type=int, default=50, help="steps between states to go on from (%(default)s)")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16, float16 (%(default)s)")
-    parser.add_argument("--checkpointing", action="store_true", help="compute layers again in the backward pass")
-    parser.add_argument("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda (%(default)s)")
-    parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="configuration, such as eval_scripts/zero2.json")
-    parser.add_argument("--conversation", help="template of the prompts (vicuna_v1)")
-    parser.add_argument("more", nargs="*", metavar="-- ARGUMENT", help="for LLaVA's own parser")
-
-
+@command(
+    "train",
+    "adapt a model to fewer visual tokens: projector, LoRA or all of it",
+    arg("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)"),
+    arg("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format"),
+    arg("--images", type=Path, required=True, metavar="DIR", help="folder of their pictures"),
+    arg(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the adapted checkpoint; the same command goes on from what is there",
+    ),
+    arg("--method", default="consensusdrop", help="attached in every step; full for none (%(default)s)"),
+    arg("--tokens", default="64", help="budgets, one of which is drawn for each step (%(default)s)"),
+    arguments.OPTION,
+    arg("--tune", default="projector", help="projector, lora, full (%(default)s)"),
+    arg("--steps", type=int, default=100, help="optimiser steps (%(default)s)"),
+    arg("--batch", type=int, default=8, help="conversations of a process in one pass (%(default)s)"),
+    arg("--accumulate", type=int, default=1, help="passes of a step (%(default)s)"),
+    arg("--learning-rate", type=float, help="(LLaVA's own for what is tuned)"),
+    arg("--seed", type=int, default=0, help="of data, budgets and dropout (%(default)s)"),
+    arg("--save-every", type=int, default=50, help="steps between states to go on from (%(default)s)"),
+    arg("--dtype", default="float32", help="float32, bfloat16, float16 (%(default)s)"),
+    arg("--checkpointing", action="store_true", help="compute layers again in the backward pass"),
+    arg("--attn", default="auto", metavar="KERNEL", help="sdpa, flash_attention_2, eager (the model's)"),
+    arg("--device", default="auto", help="auto, cpu, cuda (%(default)s)"),
+    arg("--deepspeed", type=Path, metavar="FILE", help="configuration, such as eval_scripts/zero2.json"),
+    arg("--conversation", help="template of the prompts (vicuna_v1)"),
+    arg("more", nargs="*", metavar="-- ARGUMENT", help="what comes after -- goes to LLaVA's own parser"),
+    examples=("train --data-path train.json --images pictures --tokens '64 32' --out checkpoints/adapted",),
+)
 def train(given: argparse.Namespace) -> Iterator[str]:
     """Says what was trained and where it is."""
     plan = _plan(given)

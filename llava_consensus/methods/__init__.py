@@ -73,7 +73,7 @@ def make(name: str, **options: Any) -> "Method":
     for option in options:
         if option not in option_names:
             error = unknown_name(f"option of method {name!r}", option, option_names)
-            raise OptionError(f"{error}. Defaults and bounds: llava-consensus methods {name}")
+            raise OptionError(f"{error}. Defaults and bounds: llava-consensus list {name}")
     try:
         method: Method = method_type(**options)
     except TypeError as error:

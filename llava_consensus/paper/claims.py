@@ -1,6 +1,6 @@
 """The paper's twelve claims, each judged by result files: true, false, undecided, or not run yet.
 
-`llava-consensus claims --out results --write docs/paper.md` puts the table between the markers of that page. `CLAIMS`
+`llava-consensus paper claims --out results --write docs/paper.md` puts the table between the page's markers. `CLAIMS`
 is the only list; a claim names its figure, whose entry in `figures.FIGURES` has the command that makes its results. How
 differences become a verdict is in `contrasts.py`.
 """
@@ -194,7 +194,7 @@ CLAIMS = (
     Claim("Vision is the better student", "f11-recovery", vision_is_the_better_student),
     Claim("20 merged of 128 is best", "f12-anchors", best_of(ANCHORS, (20,))),
     Claim("Class attention with all text rows is best", "f13-score", best_of(SCORE, ("class", "all"))),
-    Claim("The methods' order at each budget", "f06-pareto", papers_order, "llava-consensus table t1"),
+    Claim("The methods' order at each budget", "f06-pareto", papers_order, "llava-consensus paper table t1"),
     Claim("SCAP leans toward late patches", "claim-11-scap", scap_looks_late),
     Claim("Time to first token is linear in tokens, selection costs little", "f16-efficiency", time_is_linear),
 )

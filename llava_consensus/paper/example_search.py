@@ -14,14 +14,21 @@ from tqdm import tqdm
 
 from llava_consensus.errors import ImageError, OptionError
 from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
 from llava_consensus.evaluation.runs.configuration import Plan
 from llava_consensus.evaluation.runs.encodings import EncodingCache, reader
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Answer, Host
+from llava_consensus.hosts.patches import patches
+from llava_consensus.methods import make
+from llava_consensus.paper.examples import BOTH, CROSS, VISION, Example, Selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Reduction
 
+WAYS = ("disagreement", "gained", "lost", "questions")
+SIDES = {VISION: 1.0, CROSS: 0.0}  # alpha of ConsensusDrop
 HALF = 0.5  # of a question's credit: from here on an answer counts as right
 
 
@@ -133,3 +140,78 @@ def changed(single: Sequence[Mapping[int, float]], both: Mapping[int, float], ga
 def plain(values: Tensor | None) -> list[float] | None:
     """One unit's saliencies as plain numbers."""
     return None if values is None else values[0].detach().to("cpu", torch.float64).tolist()
+
+
+def search(plan: Plan, host: Host, by: str, count: int, tokens: int) -> list[Question]:
+    """The questions worth looking at, by one of WAYS; of `questions` two about one picture, else up to `count`."""
+    if by in ("gained", "lost"):
+        asked = [question for question in plan.questions if len(question.images) == 1]
+        *single, both = (_right(plan, dict(answers(plan, host, one, Budget(tokens), asked))) for one in _trio())
+        by_index = {question.index: question for question in plan.questions}
+        return [by_index[index] for index in changed(single, both, gained=by == "gained")[:count]]
+    found = survey(plan, host, make("consensusdrop"), Budget(tokens))
+    return most_different_pair(found) if by == "questions" else most_disagreeing(found, count)
+
+
+def examples(plan: Plan, host: Host, questions: Sequence[Question], budgets: Sequence[int]) -> list[Example]:
+    """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
+    full = dict(answers(plan, host, make("full"), Budget(host.visual_tokens), questions))
+    truths = plan.benchmark.references(plan.data)
+    chosen: dict[Question, dict[str, list[Selection]]] = {question: {} for question in questions}
+    both: dict[Question, Answer] = {}
+    for label, method in zip((*SIDES, BOTH), _trio(), strict=True):
+        for tokens in budgets:
+            answered = dict(answers(plan, host, method, Budget(tokens), questions))
+            right = _right(plan, answered)
+            for question, answer in answered.items():
+                credit = right.get(question.index)
+                one = selection(host, answer, tokens, None if credit is None else credit >= HALF)
+                chosen[question].setdefault(label, []).append(one)
+            both |= answered if label == BOTH else {}
+    found = []
+    for question in questions:
+        (path,) = plan.pictures(question)
+        reduction = reduction_of(both[question])
+        found.append(
+            Example(
+                open_image(path, content=plan.content(path) if plan.content else None),
+                side=round(host.visual_tokens**0.5),
+                question=" ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split()),
+                truth=truths.get(question.index, ""),
+                full=full[question].text,
+                vision=plain(reduction.vision),
+                cross=plain(reduction.cross),
+                fused=plain(reduction.fused),
+                selections=chosen[question],
+                disagreement=disagreement(reduction),
+            )
+        )
+    return found
+
+
+def selection(host: Host, answer: Answer, tokens: int, right: bool | None = None) -> Selection:
+    """What was kept and merged for an answer about one square picture."""
+    found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)
+    kept = set(found.kept)
+    merged = [place for place, slot in enumerate(found.owner) if slot >= 0 and place not in kept]
+    return Selection(tokens, found.kept, merged, answer.text, right)
+
+
+def _trio() -> list[Method]:
+    """Vision alone, the question alone, both."""
+    return [*(make("consensusdrop", alpha=alpha) for alpha in SIDES.values()), make("consensusdrop")]
+
+
+def _right(plan: Plan, answered: Mapping[Question, Answer]) -> dict[int, float]:
+    """How right each answer is, 0 to 1, by its question's index; none where the benchmark needs a judge."""
+    records = [
+        {
+            "question_id": question.question_id,
+            "prompt": question.text,
+            "text": answer.text,
+            "metadata": {"index": question.index},
+        }
+        for question, answer in answered.items()
+    ]
+    rows = plan.benchmark.score(records, plan.data)["extracted"]
+    return {row["index"]: float(row["correct"]) for row in rows if "correct" in row}

@@ -55,7 +55,7 @@ def check(plan: TrainingPlan, folder: Path) -> None:
         reason = f": LLaVA's training builds Llama models, this is a {config.get('model_type')}"
     if reason:
         raise OptionError(
-            f"model={plan.model!r}{reason}. Convert the checkpoint (llava-consensus convert) and train it on "
+            f"model={plan.model!r}{reason}. Convert the checkpoint (llava-consensus model convert) and train it on "
             "transformers"
         )
     tower = _tower(folder) / "config.json"

@@ -71,7 +71,7 @@ def test_export_writes_what_the_official_side_takes(
 ) -> None:
     answers = answer_file(tmp_path / "a.jsonl", name, data)
     out = tmp_path / target.split("/")[0]
-    command = ["export", name, "--answers", str(answers), "--out", str(out), "--data", str(data)]
+    command = ["score", name, "--answers", str(answers), "--export", str(out), "--data", str(data)]
     assert cli.main(command) == 0
     assert (tmp_path / target).read_bytes().startswith(content)
     assert "missing: 0\nduplicate: 0\nunknown: 0\n" in capsys.readouterr().out
@@ -84,19 +84,19 @@ def test_export_lists_what_is_missing_twice_or_unknown(
 ) -> None:
     rows = [{"question_id": key, "prompt": "", "text": "x"} for key in (5, 5, 6, 77)]
     write_lines(tmp_path / "a.jsonl", rows)
-    command = ["export", "mmbench", "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]
-    assert cli.main([*command, "--out", str(tmp_path / "o.xlsx")]) == 0
+    command = ["score", "mmbench", "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]
+    assert cli.main([*command, "--export", str(tmp_path / "o.xlsx")]) == 0
     out = capsys.readouterr().out
     assert "answers: 4\nmissing: 3: 1000005, 2000005, 1000006\nduplicate: 1: 5\nunknown: 1: 77\nwritten: 5\n" in out
     assert len(pandas.read_excel(tmp_path / "o.xlsx")) == 5
-    assert cli.main([*command, "--out", str(tmp_path / "no" / "o.xlsx")]) == 3
+    assert cli.main([*command, "--export", str(tmp_path / "no" / "o.xlsx")]) == 3
     assert "no folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
-        (["export", "gqa", "--out", "x"], 2, "gqa has no submission"),
+        (["score", "gqa", "--export", "x"], 2, "gqa has no submission"),
         (["score", "gqa", "--benchmark-option", "split=x"], 2, "unknown option of gqa 'split'"),
         (["score", "pope", "--benchmark-option", "split=x"], 2, "pope has no options"),
         (["score", "mmbench", "--benchmark-option", "split"], 2, "must be KEY=VALUE"),
@@ -122,7 +122,7 @@ def test_export_refuses_what_is_no_answer(
         ({"question_id": 1, "text": 2}, "no text"),
     ):
         answers.write_text("\n".join([*lines, json.dumps(damage)]))
-        command = ["export", name, "--answers", str(answers), "--out", str(tmp_path / "o"), "--data", str(data)]
+        command = ["score", name, "--answers", str(answers), "--export", str(tmp_path / "o"), "--data", str(data)]
         assert cli.main(command) == 3 and words in capsys.readouterr().err
         assert not (tmp_path / "o").exists()
 
@@ -130,37 +130,37 @@ def test_export_refuses_what_is_no_answer(
 def test_check_data_says_what_is_missing_and_where_it_comes_from(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["check-data", "--data", str(data)]) == 0
+    assert cli.main(["data", "check", "--data", str(data)]) == 0
     blocks = capsys.readouterr().out.split("ready\n")
     assert len(blocks) == len(BENCHMARKS) + 1
-    assert cli.main(["check-data", "mmbench", "--data", str(data)]) == 0
+    assert cli.main(["data", "check", "mmbench", "--data", str(data)]) == 0
     out = capsys.readouterr().out
     assert "5 questions, but the official set has 4,377" in out and "2 pictures, inside mmbench_dev" in out
     (data / "eval/seed_bench/SEED-Bench.json").unlink()
-    assert cli.main(["check-data", "seed", "mmbench", "--data", str(data)]) == 3
+    assert cli.main(["data", "check", "seed", "mmbench", "--data", str(data)]) == 3
     output = capsys.readouterr()
     assert "missing  " in output.out and "AILab-CVC/SEED-Bench" in output.out
     assert output.err == "error: not ready: seed. What is missing and where it comes from is said above\n"
 
 
 def test_check_data_finds_missing_pictures_and_foreign_labels(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check-data", "pope", "--data", str(data)]) == 3
+    assert cli.main(["data", "check", "pope", "--data", str(data)]) == 3
     out = capsys.readouterr().out
     assert "2 of 2 pictures in" in out and "its content is not that of the known version" in out
     for number in (0, 1):
         path = data / "eval/pope/val2014" / f"COCO_val2014_{number:012}.jpg"
         path.parent.mkdir(exist_ok=True)
         path.touch()
-    assert cli.main(["check-data", "pope", "--data", str(data)]) == 0
+    assert cli.main(["data", "check", "pope", "--data", str(data)]) == 0
     labels = data / "eval/pope/coco/coco_pope_random.json"
     labels.write_text(labels.read_text().replace("number 3 ", "number 4 "))
-    assert cli.main(["check-data", "pope", "--data", str(data)]) == 3
+    assert cli.main(["data", "check", "pope", "--data", str(data)]) == 3
     assert "another label version" in capsys.readouterr().out.lower()
 
 
 def test_check_data_tells_the_uses_apart(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def last(name: str) -> str:
-        cli.main(["check-data", name, "--data", str(data)])
+        cli.main(["data", "check", name, "--data", str(data)])
         return next(line for line in capsys.readouterr().out.splitlines() if "; answering: " in line).strip()
 
     assert last("pope") == "scoring: ready; answering: not ready", "its pictures are not there"
@@ -182,7 +182,7 @@ def test_check_data_knows_the_real_files(tmp_path: Path, capsys: pytest.CaptureF
     folder.mkdir(parents=True)
     (folder / "llava_pope_test.jsonl").symlink_to(source / "llava_pope_test.jsonl")
     (folder / "coco").symlink_to(source / "labels")
-    assert cli.main(["check-data", "pope", "--data", str(tmp_path)]) == 3
+    assert cli.main(["data", "check", "pope", "--data", str(tmp_path)]) == 3
     out = capsys.readouterr().out
     assert out.count(", the known version)") == 4 and "8,910 questions, as the official set has" in out
 

@@ -184,11 +184,11 @@ def test_every_benchmark_has_sources_in_its_own_folder() -> None:
 
 
 def test_licences_come_first_and_nobody_is_taken_to_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["download-data", "pope", "--data", str(tmp_path)]) == 2
+    assert cli.main(["data", "download", "pope", "--data", str(tmp_path)]) == 2
     shown = capsys.readouterr()
     assert "MIT; COCO pictures" in shown.out and "6 GB" in shown.out and "--yes" in shown.err
     assert not any(tmp_path.iterdir())
-    assert cli.main(["download-data", "pop"]) == 2 and "Did you mean 'pope'" in capsys.readouterr().err
+    assert cli.main(["data", "download", "pop"]) == 2 and "Did you mean 'pope'" in capsys.readouterr().err
 
 
 def test_data_are_fetched_unpacked_and_checked(
@@ -208,7 +208,7 @@ def test_data_are_fetched_unpacked_and_checked(
         target.write_bytes(served[target.name])
 
     monkeypatch.setattr(transfer, "fetch", fetch)
-    command = ["download-data", "mmvet", "--data", str(tmp_path), "--yes"]
+    command = ["data", "download", "mmvet", "--data", str(tmp_path), "--yes"]
     assert cli.main(command) == 3  # the question file was in none of them
     shown = capsys.readouterr()
     assert "llava-mm-vet.jsonl" in shown.out and "missing still of mmvet" in shown.err
@@ -225,14 +225,14 @@ def test_the_embedded_model_is_put_where_one_works(
 
     generated: list[Path] = []
     monkeypatch.setattr(mini, "generate", generated.append)
-    assert cli.main(["fetch-mini", "--to", str(tmp_path)]) == 0
+    assert cli.main(["data", "mini", "--to", str(tmp_path)]) == 0
     assert "llava-consensus eval gqa" in capsys.readouterr().out and generated == [tmp_path]
     for part in mini.PARTS:
         there = {path.relative_to(ROOT / part) for path in (ROOT / part).rglob("*") if path.is_file()}
         copied = {path.relative_to(tmp_path / part) for path in (tmp_path / part).rglob("*") if path.is_file()}
         assert copied and copied <= there and not any("eval" in path.parts for path in copied)
-    monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b")
-    assert cli.main(["fetch-mini", "--to", str(tmp_path / "other")]) == 3
+    monkeypatch.setattr(mini, "HERE", tmp_path / "nowhere" / "a" / "b" / "c")
+    assert cli.main(["data", "mini", "--to", str(tmp_path / "other")]) == 3
     assert "Install the wheel of a release" in capsys.readouterr().err
 
 
@@ -242,4 +242,4 @@ def test_a_missing_default_says_how_it_is_had(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.png").write_bytes(b"")
     assert cli.main(["ask", "a.png", "what?", "--device", "cpu"]) == 3
-    assert "llava-consensus fetch-mini" in capsys.readouterr().err
+    assert "llava-consensus data mini" in capsys.readouterr().err

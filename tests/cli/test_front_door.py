@@ -4,6 +4,7 @@ about itself, tables are for people.
 Run: `pytest tests/test_front_door.py`.
 """
 
+import io
 import json
 import os
 import shlex
@@ -11,13 +12,12 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from llava_consensus import __version__, cli
-from llava_consensus.cli import arguments, helps, terminal
-from llava_consensus.cli.evaluate import _remaining
+from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.evaluate import remaining
 from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, known_methods, make
 from llava_consensus.methods.options import options
@@ -33,9 +33,9 @@ LIGHT = {
     "lst": 2,
     "eval gqaa": 2,
     "eval gqa --method randon": 2,
-    "methods": 0,
-    "methods randon": 2,
-    "completion bash": 0,
+    "list methods": 0,
+    "list randon": 2,
+    "--print-completion bash": 0,
 }
 
 
@@ -71,7 +71,7 @@ def test_every_option_says_what_it_means_and_its_default_works(name: str) -> Non
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_tells_about_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["methods", name]) == 0
+    assert cli.main(["list", name]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{name}, acts here: ") and "flops: " in shown and "on llava-1.5-7b at 64 tokens: " in shown
 
@@ -79,7 +79,7 @@ def test_a_method_tells_about_itself(name: str, capsys: pytest.CaptureFixture[st
 def test_a_wrong_option_names_the_options_of_the_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", "gqa", "--option", "alhpa=1"]) == 2
     said = capsys.readouterr().err
-    assert "Did you mean 'alpha'" in said and "llava-consensus methods consensusdrop" in said
+    assert "Did you mean 'alpha'" in said and "llava-consensus list consensusdrop" in said
 
 
 def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,55 +87,77 @@ def test_version_and_completion(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out.startswith(f"llava-consensus {__version__}\n")
     pytest.importorskip("shtab")
-    assert cli.main(["completion", "bash"]) == 0
-    assert "check-data" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--print-completion", "bash"])
+    shown = capsys.readouterr().out
+    assert not end.value.code and "download" in shown and "--trust-remote-code" in shown
 
 
-def commands() -> list[str]:
-    """Names of all commands."""
-    (group,) = cli._parser()._subparsers._group_actions  # type: ignore[union-attr]
-    return list(group.choices)  # type: ignore[arg-type]
+def test_every_command_is_in_the_file_that_is_imported_for_it() -> None:
+    cli.parser()
+    found: dict[str, set[str]] = {}
+    for name, one in arguments.COMMANDS.items():
+        found.setdefault(one.lines.__module__.rpartition(".")[2], set()).add(name.split()[0])
+    assert found == {file: set(words) for file, words in cli.FILES.items()}
 
 
-@pytest.mark.parametrize("name", commands())
-def test_every_command_has_examples_that_its_parser_reads(name: str) -> None:
-    assert name in helps.EXAMPLES, f"say in cli/helps.py how {name} is used"
-    for line in helps.EXAMPLES[name]:
-        words = shlex.split(line.split(" >")[0])
-        assert words[0] == name and cli._parser().parse_args(words).lines
+def examples() -> list[str]:
+    cli.parser()
+    assert all(one.examples for one in arguments.COMMANDS.values())
+    return [line for one in arguments.COMMANDS.values() for line in one.examples]
 
 
-def test_examples_are_of_commands() -> None:
-    assert set(helps.EXAMPLES) == set(commands())
+@pytest.mark.parametrize("line", examples())
+def test_the_examples_of_every_command_are_read_by_its_parser(line: str) -> None:
+    words = shlex.split(line)
+    name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
+    assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-@pytest.mark.parametrize("unicode", [True, False])
-def test_tables_are_for_people_and_harmless(monkeypatch: pytest.MonkeyPatch, unicode: bool) -> None:
-    out = SimpleNamespace(encoding="utf-8" if unicode else "ascii", isatty=lambda: False)
-    monkeypatch.setattr(terminal, "sys", SimpleNamespace(stdout=out))
+@pytest.mark.parametrize("old", cli.MOVED)
+def test_an_old_name_says_its_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([old, "anything", "--at-all"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: llava-consensus {old} is now: llava-consensus {cli.MOVED[old]}\n"
+    first = cli.MOVED[old].split()
+    assert first[0].startswith("--") or " ".join(first[:2]) in arguments.COMMANDS or first[0] in arguments.COMMANDS
+
+
+def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["report", "compare", "a", "b", "--out", "there"], ["report", "--out", "there", "compare", "a", "b"]):
+        assert cli.parser("report").parse_args(words).out == Path("there")
+    assert cli.parser("report").parse_args(["report", "compare", "a", "b"]).out == Path("results")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_tables_are_for_people_and_harmless(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     table = Table("scores", ("method", "gqa"), (Group("64 tokens", (("a\x1b[2J", "61.2"), ("[bold]", "-"))),), "a note")
-    (text,) = terminal.tables([table])
+    text = terminal.shown(terminal.drawn(table))
     assert "\x1b" not in text and "a\\x1b[2J" in text and "[bold]" in text and "a note" in text
-    assert text.isascii() != unicode
+    assert text.isascii() == (encoding == "ascii")
 
 
 @pytest.mark.parametrize(
-    ("terminal_", "no_color", "wanted"), [(True, "", True), (True, "1", False), (False, "", False)]
+    ("is_terminal", "no_color", "wanted"), [(True, "", True), (True, "1", False), (False, "", False)]
 )
 def test_colours_only_where_they_are_wanted(
-    monkeypatch: pytest.MonkeyPatch, terminal_: bool, no_color: str, wanted: bool
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, wanted: bool
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("TERM", "xterm")
-    stream = SimpleNamespace(isatty=lambda: terminal_)
-    assert terminal.colours(stream) == wanted  # type: ignore[arg-type]
-    assert terminal.coloured("error:", terminal.RED, stream).endswith("\033[0m") == wanted  # type: ignore[arg-type]
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    terminal.error("a [b] \x1b[2J")
+    assert ("\x1b[31m" in stream.getvalue()) == wanted and "\x1b[2J" not in stream.getvalue()
+    assert stream.getvalue().endswith(" a [b] \\x1b[2J\n")
 
 
 def test_the_rest_of_a_sweep_is_estimated() -> None:
-    assert _remaining(120, 2, 8) == "2 of 8 runs, about 6 minutes left"
-    assert _remaining(5, 1, 2) == "1 of 2 runs, about a minute left"
-    assert _remaining(3600, 1, 4) == "1 of 4 runs, about 3.0 hours left"
+    assert remaining(120, 2, 8) == "2 of 8 runs, about 6 minutes left"
+    assert remaining(5, 1, 2) == "1 of 2 runs, about a minute left"
+    assert remaining(3600, 1, 4) == "1 of 4 runs, about 3.0 hours left"
 
 
 def test_windows_is_told_before_anything_fails(

@@ -18,7 +18,7 @@ from fakes import Fake, FakeHost, config, make_data, make_model, make_place
 from run_folders import store
 
 from llava_consensus import attach, cli, hosts
-from llava_consensus.cli import trackers
+from llava_consensus.cli import evaluate
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report.table import BEGIN, END
@@ -124,16 +124,16 @@ def test_trackers_are_told_of_finished_runs(
     place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[str, Any, Any]] = []
-    for name in trackers.TRACKERS:
-        monkeypatch.setitem(trackers.TRACKERS, name, lambda *given, name=name: told.append((name, *given)))
-    monkeypatch.setattr(trackers, "find_spec", lambda _: object())
+    for name in evaluate.TRACKERS:
+        monkeypatch.setitem(evaluate.TRACKERS, name, lambda *given, name=name: told.append((name, *given)))
+    monkeypatch.setattr(evaluate, "find_spec", lambda _: object())
     assert cli.main(["eval", "fake", *place, "--log", "mlflow"]) == 0
     sweep = ["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place]
     assert cli.main([*sweep, "--log", "wandb"]) == 0
     assert [name for name, *_ in told] == ["mlflow", "wandb", "wandb"]
     _, path, run, values = told[0]
     assert path.is_dir() and run["benchmark"] == "fake" and values["tokens/after"] == 64.0 and "score" in values
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    monkeypatch.setattr(evaluate, "find_spec", lambda _: None)
     assert cli.main(["eval", "fake", *place, "--log", "wandb"]) == 2
     assert "pip install 'llava-consensus[wandb]'" in capsys.readouterr().err
 
@@ -143,19 +143,19 @@ def test_wandb_is_told_under_the_name_of_the_run(tmp_path: Path, monkeypatch: py
     told = types.SimpleNamespace(log=calls.append, finish=lambda: calls.append("finish"))
     fake = types.SimpleNamespace(init=lambda **given: calls.append(given["id"]) or told)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    trackers._wandb(tmp_path / "gqa-random-64-abc", {"tokens": 64}, {"score": 0.5})
+    evaluate.TRACKERS["wandb"](tmp_path / "gqa-random-64-abc", {"tokens": 64}, {"score": 0.5})
     assert calls == ["gqa-random-64-abc", {"score": 0.5}, "finish"]
 
 
 def test_tensorboard_and_mlflow_take_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tensorboard")
-    trackers._tensorboard(tmp_path / "run", {"tokens": 64}, {"score": 0.5})
+    evaluate.TRACKERS["tensorboard"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
     assert list((tmp_path / "tensorboard" / "run").glob("events*"))
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    trackers._mlflow(tmp_path / "run", {"tokens": 64}, {"score": 0.5})
-    (found,) = mlflow.search_runs(experiment_names=[trackers.PROJECT], output_format="list")
+    evaluate.TRACKERS["mlflow"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
+    (found,) = mlflow.search_runs(experiment_names=[evaluate.PROJECT], output_format="list")
     assert found.data.metrics == {"score": 0.5} and found.info.run_name == "run"
 
 

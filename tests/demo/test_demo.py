@@ -273,7 +273,7 @@ def test_bad_arguments_end_before_weights_load(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("weights were loaded"))
-    monkeypatch.setattr("llava_consensus.cli.demo.find_spec", lambda _: object())
+    monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: object())
     assert cli.main(["demo", *words]) in (2, 3)
     assert message in capsys.readouterr().err
 
@@ -281,6 +281,6 @@ def test_bad_arguments_end_before_weights_load(
 def test_without_gradio_the_line_to_type_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llava_consensus.cli.demo.find_spec", lambda _: None)
+    monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: None)
     assert cli.main(["demo"]) == MissingDependency.exit_code
     assert "pip install 'llava-consensus[demo]'" in capsys.readouterr().err

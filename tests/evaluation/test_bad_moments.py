@@ -136,7 +136,7 @@ def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) ->
         "data, out = Path(sys.argv[2]), Path(sys.argv[3]);"
         "work = lambda given: loop.run(config(data, data / 'model'), out, Execution(2, progress=False),"
         " lambda *_: FakeHost(0.5)) and iter(());"
-        "from argparse import Namespace; cli._parser = lambda: Namespace(parse_args=lambda _: Namespace(lines=work));"
+        "from argparse import Namespace; cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work));"
         "sys.exit(cli.main([]))"
     )
     place = [str(Path(__file__).parents[1]), str(data), str(tmp_path / "out")]

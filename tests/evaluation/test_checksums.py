@@ -59,11 +59,11 @@ def test_a_number_changed_by_hand_is_told(
 ) -> None:
     result = go(data, tmp_path)
     path = result.path / "metrics.json"
-    assert cli.main(["verify", str(result.path)]) == 0
+    assert cli.main(["report", "verify", str(result.path)]) == 0
     write_json(path, {**read_json(path), name: 99.9})
     with pytest.raises(DataError, match=r"metrics\.json: changed since"):
         go(data, tmp_path)
-    assert cli.main(["verify", str(result.path)]) == 3
+    assert cli.main(["report", "verify", str(result.path)]) == 3
     assert "metrics.json: changed since" in capsys.readouterr().out
     path.unlink()
     assert go(data, tmp_path).metrics["score"] == result.metrics["score"]
@@ -120,4 +120,4 @@ def test_no_nan_is_written(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["verify", str(tmp_path)]) == 3 and "no folder of a run" in capsys.readouterr().err
+    assert cli.main(["report", "verify", str(tmp_path)]) == 3 and "no folder of a run" in capsys.readouterr().err

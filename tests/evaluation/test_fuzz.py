@@ -148,11 +148,11 @@ def test_files_of_a_benchmark(name: str, data: st.DataObject) -> None:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         damage(data.draw, data.draw(st.sampled_from(files)))
         answers, place = ["--answers", str(folder / "answers.jsonl")], ["--data", str(folder)]
-        command = data.draw(st.sampled_from(("score", "export", "check-data", "judge", "json")))
-        if command == "check-data":
-            ends_in_order("check-data", name, *place)
+        command = data.draw(st.sampled_from(("score", "export", "check", "judge", "json")))
+        if command == "check":
+            ends_in_order("data", "check", name, *place)
         elif command == "export":
-            ends_in_order("export", name, *answers, *place, "--out", str(folder / "out"))
+            ends_in_order("score", name, *answers, *place, "--export", str(folder / "out"))
         elif command == "judge":
             model = ["--judge-model", "m", "--judge-url", "http://127.0.0.1:9/v1", "--judge-dry-run"]
             ends_in_order("judge", name, *answers, *place, *model, "--out", str(folder / "judged"))
@@ -174,9 +174,9 @@ def test_the_folder_of_a_run(data: st.DataObject) -> None:
     with copy(finished()) as folder:
         (run,) = (folder / "out").iterdir()
         damage(data.draw, data.draw(st.sampled_from(sorted(path for path in run.iterdir() if path.name != "lock"))))
-        ends_in_order("verify", str(run))
+        ends_in_order("report", "verify", str(run))
         ends_in_order("report", "--out", str(folder / "out"))
-        ends_in_order("compare", str(run), str(run), "--out", str(folder / "out"))
+        ends_in_order("report", "compare", str(run), str(run), "--out", str(folder / "out"))
         with contextlib.suppress(ConsensusError):
             place = folder / "data"
             loop.run(
@@ -200,7 +200,7 @@ def test_the_folder_of_all_runs(data: st.DataObject) -> None:
         damage(data.draw, data.draw(st.sampled_from(sorted(folder.glob("*/*.json*")))))
         form = data.draw(st.sampled_from(("markdown", "csv", "latex", "brief")))
         ends_in_order("report", "--out", str(folder), "--format", form)
-        ends_in_order("compare", str(folder / "000"), str(folder / "001"), "--out", str(folder))
+        ends_in_order("report", "compare", str(folder / "000"), str(folder / "001"), "--out", str(folder))
 
 
 @fuzzed

@@ -125,7 +125,7 @@ def test_a_killed_evaluation_goes_on_and_asks_nothing_twice(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_another_method_on_a_host_of_transformers(tmp_path: Path) -> None:
     checkpoint = str(tmp_path / "llava-mini-hf")
-    assert cli.main(["convert", MINI, checkpoint]) == 0
+    assert cli.main(["model", "convert", MINI, checkpoint]) == 0
     _, results, samples = evaluated(tmp_path, checkpoint, "fastv")
     score, texts = ours(tmp_path / "ours", checkpoint, "fastv")
     assert [sample["filtered_resps"] for sample in samples] == texts

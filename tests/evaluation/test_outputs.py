@@ -116,8 +116,8 @@ def test_export_to_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     make_mmvet(tmp_path / "data")
     answers = tmp_path / "answers.jsonl"
     answers.write_text("".join(json.dumps({"question_id": key, "text": "=1+1"}) + "\n" for key in range(5)))
-    given = ["export", "mmvet", "--answers", str(answers), "--data", str(tmp_path / "data")]
-    assert cli.main([*given, "--out", "/dev/null"]) == 0, capsys.readouterr().err
+    given = ["score", "mmvet", "--answers", str(answers), "--data", str(tmp_path / "data")]
+    assert cli.main([*given, "--export", "/dev/null"]) == 0, capsys.readouterr().err
     assert Path("/dev/null").is_char_device()
 
 

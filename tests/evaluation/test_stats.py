@@ -245,7 +245,7 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         for row in metrics["report"]["extracted"]:
             row["group"] = "choose" if row["index"] < 30 else "query"
         (folder / "metrics.json").write_text(json.dumps(metrics))
-    assert cli.main(["compare", str(folders[0]), "001", "--out", str(out)]) == 0
+    assert cli.main(["report", "compare", str(folders[0]), "001", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "A: 75.00  ConsensusDrop, 64 tokens" in text and "B: 55.00  random, 64 tokens" in text
     assert (
@@ -256,5 +256,5 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ["query", "10", "-20.00"],
     ]
     for other, message in (("002", "other questions"), ("003", "not complete"), ("00", "found 000, 001")):
-        assert cli.main(["compare", str(folders[0]), other, "--out", str(out)]) == 3
+        assert cli.main(["report", "compare", str(folders[0]), other, "--out", str(out)]) == 3
         assert message in capsys.readouterr().err

@@ -34,7 +34,7 @@ def folder(request: Any, tmp_path: Path) -> Path:
 
 
 def test_doubles_pass_from_their_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-host", str(folder), "--trust-remote-code"]) == 0
+    assert main(["model", "check", str(folder), "--trust-remote-code"]) == 0
     said = capsys.readouterr().out
     assert said.count(" pass ") == len(CHECKS)
 
@@ -43,7 +43,7 @@ def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.
     for file in folder.glob("*.py"):
         file.write_text("raise SystemExit('this ran')")
     (folder / "model.safetensors").write_text("no weights")
-    for command in (["check-host"], ["ask", "picture.png", "what?", "--model"]):
+    for command in (["model", "check"], ["ask", "picture.png", "what?", "--model"]):
         assert main([*command, str(folder)]) == 2
         assert "--trust-remote-code" in capsys.readouterr().err
 
@@ -66,7 +66,7 @@ def test_internvl_chat_passes_by_the_command_with_its_own_package(
     monkeypatch.setattr(builder, "load_pretrained_model", lambda *given, **options: loaded)
     config = '{"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "OpenGVLab/InternViT-6B-224px"}'
     (tmp_path / "config.json").write_text(config)
-    assert main(["check-host", str(tmp_path), "--trust-remote-code", "--device", "cpu"]) == 0
+    assert main(["model", "check", str(tmp_path), "--trust-remote-code", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count(" pass ") == len(CHECKS)
 
 
@@ -105,7 +105,7 @@ def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     from llava_consensus.hosts.towers import ClipBlocks
 
     monkeypatch.setattr(ClipBlocks, "scale", lambda self, block: 1.0)
-    assert main(["check-host", MINI, "--device", "cpu"]) == 7
+    assert main(["model", "check", MINI, "--device", "cpu"]) == 7
     captured = capsys.readouterr()
     assert "1 of 7 checks failed" in captured.err
     (line,) = [line for line in captured.out.splitlines() if "FAIL" in line]

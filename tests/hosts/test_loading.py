@@ -13,7 +13,7 @@ from fakes import config, make_place
 from torch import Tensor, nn
 
 from llava_consensus import attach, cli, hosts
-from llava_consensus.cli import _parser, arguments
+from llava_consensus.cli import arguments, parser
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
@@ -64,12 +64,12 @@ def test_a_missing_package_is_told_before_weights(
 def test_every_option_of_the_command_line_arrives() -> None:
     told = "--device cpu --dtype bfloat16 --load-8bit --attn eager --revision v1 --trust-remote-code"
     for command in (["eval", "gqa"], ["sweep"], ["ask", "p.png", "what?"]):
-        given = _parser().parse_args([*command, *told.split()])
+        given = parser().parse_args([*command, *told.split()])
         assert arguments.loading(given) == Loading("cpu", "bfloat16", None, 8, "eager", "v1", True)
-    given = _parser().parse_args(["eval", "gqa", "--device-map", "auto", "--load-4bit"])
+    given = parser().parse_args(["eval", "gqa", "--device-map", "auto", "--load-4bit"])
     assert arguments.loading(given) == Loading(device_map="auto", bits=4)
     with pytest.raises(SystemExit):
-        _parser().parse_args(["eval", "gqa", "--load-4bit", "--load-8bit"])
+        parser().parse_args(["eval", "gqa", "--load-4bit", "--load-8bit"])
 
 
 def test_what_may_change_an_answer_is_in_the_configuration(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_official_llava_is_given_the_kernel() -> None:
 
 @main_stack
 def test_a_model_of_transformers_is_given_kernel_and_type(tmp_path: Path) -> None:
-    assert cli.main(["convert", "checkpoints/llava-mini", str(tmp_path / "mini")]) == 0
+    assert cli.main(["model", "convert", "checkpoints/llava-mini", str(tmp_path / "mini")]) == 0
     host: Any = hosts.load(str(tmp_path / "mini"), Loading(dtype="float32", device_map="auto", attention="eager"))
     assert host.model.config._attn_implementation == "eager" and host.model.dtype == torch.float32
 

@@ -46,7 +46,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def converted(official: Path) -> Path:
     out = official.parent / "llava-v1.6-tiny-hf"
-    assert cli.main(["convert", str(official), str(out)]) == 0
+    assert cli.main(["model", "convert", str(official), str(out)]) == 0
     return out
 
 
@@ -139,7 +139,7 @@ def test_logits_are_equal_and_the_checkpoint_comes_back(official: Path, converte
     logits = host.model(ids[None], images=pixels, image_sizes=[image.size]).logits
     assert given.input_ids[given.input_ids != model.config.image_token_index].tolist() == ids[ids >= 0].tolist()
     assert torch.equal(model(**given).logits[..., :-1], logits)
-    assert cli.main(["convert", str(converted), str(tmp_path / "llava-back")]) == 0
+    assert cli.main(["model", "convert", str(converted), str(tmp_path / "llava-back")]) == 0
     for part in (".", "vision_tower"):
         weights, back = (
             {name: values for path in (folder / part).glob("*.safetensors") for name, values in load_file(path).items()}

@@ -50,7 +50,10 @@ def test_a_result_of_another_shape_is_named(tmp_path: Path, capsys: pytest.Captu
         name = next(iter(change))
         assert f"{path}: {name} is of the wrong type" in capsys.readouterr().err
         path.write_text("{}")
-        assert cli.main(["compare", str(folder), str(folder)]) == 3 and "no score in it" in capsys.readouterr().err
+        assert (
+            cli.main(["report", "compare", str(folder), str(folder)]) == 3
+            and "no score in it" in capsys.readouterr().err
+        )
         path.unlink()
 
 

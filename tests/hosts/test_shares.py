@@ -64,7 +64,7 @@ def test_merged_tokens_of_a_share_follow_from_it() -> None:
 
 
 def test_the_command_line_knows_a_share_by_its_point() -> None:
-    parser = cli._parser()
+    parser = cli.parser()
     assert [parser.parse_args(["eval", "gqa", "--tokens", text]).tokens for text in ("64", "0.1")] == [64, 0.1]
     assert cli.arguments.budgets("192 0.2 0.1") == [Budget(192), Share(0.2), Share(0.1)]
     with pytest.raises(OptionError, match="whole numbers or shares"):

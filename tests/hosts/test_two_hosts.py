@@ -25,7 +25,7 @@ DATA = Path("playground/mini")
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
-    assert cli.main(["convert", "checkpoints/llava-mini", str(out)]) == 0
+    assert cli.main(["model", "convert", "checkpoints/llava-mini", str(out)]) == 0
     loading = hosts.Loading("cpu", "float32")
     return hosts.load("checkpoints/llava-mini", loading), hosts.load(str(out), loading)
 

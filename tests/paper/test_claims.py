@@ -110,7 +110,7 @@ def test_runs_decide_and_the_page_says_how_few_they_were(tmp_path: Path) -> None
     assert claims.vision_beats_cross(read(out)).verdict == TRUE
     page = tmp_path / "paper.md"
     page.write_text("before\n<!-- results:begin -->\n<!-- results:end -->\nafter\n")
-    assert cli.main(["claims", "--out", str(out), "--write", str(page)]) == 0
+    assert cli.main(["paper", "claims", "--out", str(out), "--write", str(page)]) == 0
     text = page.read_text()
     assert "the first 40 questions alone" in text and text.startswith("before") and text.endswith("after\n")
     assert json.dumps("2. Vision-only beats cross-only | **true**")[1:-1] in text

@@ -119,7 +119,7 @@ def test_the_commands_draw_what_the_mini_model_keeps(
 ) -> None:
     monkeypatch.chdir(ROOT)
     shared = ["--tokens", "64", "--limit", "4", "--count", "1", "--budgets", "64 32", "--to", str(tmp_path)]
-    assert cli.main(["examples", *shared]) == 0
+    assert cli.main(["paper", "examples", *shared]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         f"gqa-64-disagreement{number}.{kind}" for number in ("", "-1") for kind in style.KINDS
     }
@@ -128,20 +128,20 @@ def test_the_commands_draw_what_the_mini_model_keeps(
     photographs.mkdir()
     Image.new("RGB", (60, 40), "green").save(photographs / "meadow.png")
     to = tmp_path / "gallery"
-    assert cli.main(["gallery", str(photographs), "--methods", "consensusdrop random", "--to", str(to)]) == 0
+    assert cli.main(["paper", "gallery", str(photographs), "--methods", "consensusdrop random", "--to", str(to)]) == 0
     assert (to / "meadow.png").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["examples", "--count", "0"], "count=0 must be at least 1"),
-        (["examples", "--budgets", "0.5"], "must be whole numbers"),
-        (["examples", "--tokens", "0"], "tokens=0 must be at least 1"),
-        (["gallery", "{pictures}", "--tokens", "0"], "tokens=0 must be at least 1"),
-        (["gallery", "{pictures}", "--methods", "none"], "unknown method"),
-        (["gallery", "/nowhere"], "no such folder of photographs"),
-        (["gallery", "{empty}"], "no .png"),
+        (["paper", "examples", "--count", "0"], "count=0 must be at least 1"),
+        (["paper", "examples", "--budgets", "0.5"], "must be whole numbers"),
+        (["paper", "examples", "--tokens", "0"], "tokens=0 must be at least 1"),
+        (["paper", "gallery", "{pictures}", "--tokens", "0"], "tokens=0 must be at least 1"),
+        (["paper", "gallery", "{pictures}", "--methods", "none"], "unknown method"),
+        (["paper", "gallery", "/nowhere"], "no such folder of photographs"),
+        (["paper", "gallery", "{empty}"], "no .png"),
     ],
 )
 def test_bad_arguments_end_before_weights_load(

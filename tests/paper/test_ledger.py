@@ -6,7 +6,7 @@ import io
 import pytest
 
 from llava_consensus import cli
-from llava_consensus.cli.ledger import price
+from llava_consensus.cli.paper import price
 from llava_consensus.errors import OptionError
 from llava_consensus.paper import ledger
 from llava_consensus.paper.ledger import Row
@@ -74,12 +74,12 @@ def test_an_unknown_column_is_an_error(rows: list[Row]) -> None:
 
 
 def test_the_command_prints_markdown_latex_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ledger", "--sort", "kv_bytes"]) == 0
+    assert cli.main(["paper", "ledger", "--sort", "kv_bytes"]) == 0
     shown = capsys.readouterr().out
     assert "| DIPrune | 64 | 576 | 64 | 224 |" in shown and "106.9 (90 to 124)" in shown
-    assert cli.main(["ledger", "--format", "latex"]) == 0
+    assert cli.main(["paper", "ledger", "--format", "latex"]) == 0
     assert r"\begin{tabular}" in capsys.readouterr().out
-    assert cli.main(["ledger", "--format", "csv"]) == 0
+    assert cli.main(["paper", "ledger", "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(lines) == len(ledger.entries())
     assert [line["average"] for line in lines if line["method"] == "DIPrune"] == ["224.0"]

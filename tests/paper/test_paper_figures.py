@@ -77,7 +77,7 @@ def test_every_figure_is_drawn_twice_and_alike(results: Path, tmp_path: Path) ->
 
 def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results").mkdir()
-    assert cli.main(["figures", "--out", str(tmp_path / "results"), "--to", str(tmp_path / "to")]) == 0
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "results"), "--to", str(tmp_path / "to")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {path.name for path in (tmp_path / "to").iterdir()} == {
         f"{name}.{kind}" for name in ("f05-pipeline", "f08-fusers") for kind in style.KINDS
@@ -88,9 +88,9 @@ def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys:
 
 
 def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["figures", "--out", str(tmp_path / "none")]) == 3
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "none")]) == 3
     (tmp_path / "file").touch()
-    assert cli.main(["figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
+    assert cli.main(["paper", "figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
     error = capsys.readouterr().err
     assert "no such folder of results" in error and "Give another name" in error
 

@@ -107,7 +107,19 @@ def test_attention_falls_on_the_tokens_that_stay(mini: Any, scene: Any) -> None:
 
 @needs_5
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["positions", "--limit", "2", "--look", "1", "--out", str(tmp_path), "--device", "cpu", "--no-progress"]
+    given = [
+        "paper",
+        "positions",
+        "--limit",
+        "2",
+        "--look",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+        "--no-progress",
+    ]
     assert cli.main(given) == 0
     said = capsys.readouterr().out
     assert "closed up from layer 4 on" in said and "**layer 4**" in said

@@ -127,14 +127,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_preset_of_ones_own(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["ablation", "mine.json", *place]) == 0
+    assert cli.main(["paper", "ablation", "mine.json", *place]) == 0
     said = capsys.readouterr().out
     assert "[3/3] fake random 128" in said and "Difference to consensusdrop" in said and "own spread" not in said
     written = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
     assert written == {"mine.md", "mine.tex", "mine.csv"}
-    assert cli.main(["table", "mine.json", *place, "--format", "csv"]) == 0
+    assert cli.main(["paper", "table", "mine.json", *place, "--format", "csv"]) == 0
     assert "mine,random,random,128,,fake," in capsys.readouterr().out
-    assert cli.main(["ablation", "mine.json", *place, "--bench", "gqa"]) == 2
+    assert cli.main(["paper", "ablation", "mine.json", *place, "--bench", "gqa"]) == 2
 
 
 def test_a_preset_of_several_budgets_compares_rows_with_one_another(
@@ -144,20 +144,20 @@ def test_a_preset_of_several_budgets_compares_rows_with_one_another(
     rows += [{"label": "kept", "method": "random:positions=keep", "tokens": [128, 64], "against": "random"}]
     words = {"title": "Mine", "about": "a copy", "printed": "", "reference": "", "limits": {"fake": 12}}
     (tmp_path / "pairs.json").write_text(json.dumps({**words, "benchmarks": {"fake": ""}, "rows": rows}))
-    assert cli.main(["table", "pairs.json", *place]) == 0
+    assert cli.main(["paper", "table", "pairs.json", *place]) == 0
     said = capsys.readouterr().out
     assert "kept less closed up" in said and "the first 12 questions" in said and "paper" not in said.lower()
     assert said.count("| kept ") == 2 * 2, "one line for each budget in both tables"
     (tmp_path / "pairs.json").write_text(
         json.dumps({**words, "benchmarks": {}, "rows": [{**rows[0], "tokens": ["x"]}]})
     )
-    assert cli.main(["table", "pairs.json", *place]) == 3
+    assert cli.main(["paper", "table", "pairs.json", *place]) == 3
     assert "tokens is of the wrong type (str)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["t2", "t3", "t4-cogvlm"])
 def test_a_table_of_other_weights_says_which(place: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["table", name, *place]) == 2
+    assert cli.main(["paper", "table", name, *place]) == 2
     assert f"{name}: needs weights of " in capsys.readouterr().err
 
 
@@ -165,9 +165,9 @@ def test_the_paper_lists_what_it_made_and_what_needs_which_weights(
     place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(preset, "names", lambda: ["t3", "mine.json"])
-    monkeypatch.setattr(paper.study, "BENCHMARKS", "fake")
-    monkeypatch.setitem(paper.study.DEFAULTS, "scap_bench", "none")
-    assert cli.main(["paper", *place, "--limit", "6"]) == 0
+    monkeypatch.setitem(paper.STUDY, "bench", "fake")
+    monkeypatch.setitem(paper.STUDY, "scap_bench", "none")
+    assert cli.main(["paper", "all", *place, "--limit", "6"]) == 0
     last = capsys.readouterr().out.splitlines()[-3:]
     assert last[1:] == ["Mine: out/tables/mine.md", "The controlled study: out/study.md"]
     assert "needs weights of Video-LLaVA" in last[0]

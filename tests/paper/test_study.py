@@ -189,7 +189,7 @@ def test_the_command_runs_goes_on_and_leaves_its_files(
     make_model(tmp_path / "model")
     data, out = make_data(tmp_path / "data"), tmp_path / "out"
     place = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]
-    line = ["study", "--bench", "fake", "--rates", "0.1", "--scap-bench", "none", *place, "--out", str(out)]
+    line = ["paper", "study", "--bench", "fake", "--rates", "0.1", "--scap-bench", "none", *place, "--out", str(out)]
     assert cli.main(line) == 0 == cli.main(line)
     assert len(loads) == 1, "the model is loaded once, and not at all for what is complete"
     rows = json.loads((out / "study.json").read_text())["rows"]

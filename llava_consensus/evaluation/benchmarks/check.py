@@ -1,4 +1,4 @@
-"""Is a benchmark's data all there, and is it the right version? What `llava-consensus check-data` says.
+"""Is a benchmark's data all there, and is it the right version? What `llava-consensus data check` says.
 
 Files by presence, and by content where the known version's is known; questions by number; pictures by name; right
 answers by what scoring itself checks (POPE's labels line by line against the questions, for example). What is wrong

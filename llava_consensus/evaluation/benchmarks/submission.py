@@ -1,6 +1,6 @@
 """What every submission shares: which ids are missing, duplicate or unknown.
 
-Used by the `export` functions of the benchmarks; `llava-consensus export NAME --answers FILE --out FILE` prints it.
+Used by the `export` functions of the benchmarks; `llava-consensus score NAME --answers FILE --export FILE` prints it.
 """
 
 from collections import Counter

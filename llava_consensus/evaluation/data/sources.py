@@ -2,7 +2,7 @@
 
 Addresses are those of LLaVA's docs/Evaluation.md, and of the pages it names. Sizes are what the publishers write; the
 server's own is shown before a transfer and checked after it. Hashes of known versions stand with the benchmarks
-(`DataFile.sha256`) and are compared by `check-data`.
+(`DataFile.sha256`) and are compared by `data check`.
 """
 
 from typing import NamedTuple
@@ -84,7 +84,7 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source("MSRVTT_Zero_Shot_QA.zip", DRIVE.format("1yXh9lz7flQ5Ui2IRSd6Qi6RqSEeUJwl3"), "GPT_Zero_Shot_QA"),
     ),
 }
-BY_HAND = {  # what no address gives
+BY_HAND = {  # what has no public address
     "mme": "pictures and right answers: on request from the authors of MME, as their repository says "
     "(github.com/BradyFU/Awesome-Multimodal-Large-Language-Models, branch Evaluation)",
     "seed": "SEED-Bench.json in its first revision, and the videos' middle frames, made from videos under licences of "

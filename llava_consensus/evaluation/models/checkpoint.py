@@ -15,7 +15,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import read_json
 
 SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
-FETCH = "llava-consensus fetch-mini puts the embedded model there"
+FETCH = "llava-consensus data mini puts the embedded model there"
 OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PATIENCE = 5.0  # seconds until a hub that does not answer is given up

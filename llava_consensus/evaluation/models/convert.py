@@ -1,7 +1,7 @@
 """A LLaVA checkpoint in the layout of Hugging Face, and back: of 1.5 as `LlavaForConditionalGeneration`, of 1.6 as
 `LlavaNextForConditionalGeneration`.
 
-    llava-consensus convert checkpoints/llava-mini OUT
+    llava-consensus model convert checkpoints/llava-mini OUT
 
 transformers 5 has no conversion of official LLaVA's tensors any more (its script went with version 4), so the names are
 here. Tensors are read one at a time and written shard by shard; each is read back from the file that was written. The

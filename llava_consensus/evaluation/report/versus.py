@@ -1,4 +1,4 @@
-"""Any two runs of a benchmark against each other, question by question: `llava-consensus compare RUN_A RUN_B`.
+"""Any two runs of a benchmark against each other, question by question: `llava-consensus report compare RUN_A RUN_B`.
 
 A pure function of two run folders' files; by question type where the scorer's rows name a `group`.
 """

@@ -1,7 +1,7 @@
 """Checksums of what a run holds, so that a flipped bit or a score changed by hand is told.
 
 Each record has a short one in its metadata (`sum`), and metrics.json has digests of answers and scores and of itself.
-Runs written before have none and are read as they are. `problems(folder)` is what `llava-consensus verify` prints.
+Runs written before have none and are read as they are. `llava-consensus report verify` prints `problems(folder)`.
 """
 
 import hashlib

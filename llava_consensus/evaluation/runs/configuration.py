@@ -172,7 +172,7 @@ def _read_questions(config: RunConfig) -> list[Question]:
     folder = data / "eval" / benchmark.folder
     if data == Path(DATA) and not (data / "eval").is_dir():
         raise DataError(
-            f"{data / 'eval'}: not generated yet. Type: llava-consensus fetch-mini (in a checkout: make data)"
+            f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
         )
     questions = benchmark.load(data)[: config.limit]
     if not questions:

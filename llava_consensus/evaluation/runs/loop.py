@@ -122,7 +122,7 @@ def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> 
     check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
     changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
     if changed and folder.scored:
-        raise DataError(f"{changed[0]}. llava-consensus verify {folder.path} tells all")
+        raise DataError(f"{changed[0]}. llava-consensus report verify {folder.path} tells all")
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
         folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})

@@ -1,4 +1,4 @@
-"""Every figure of the paper from result files: `llava-consensus figures --out results --to FOLDER` (`make figures`).
+"""Every figure of the paper from result files: `llava-consensus paper figures --out results --to FOLDER`.
 
 `FIGURES` is the only list. A figure is a function of what was found in the folder of results (`material.py`); one whose
 results are not there is named with the command that makes them, and nothing is drawn. Needs the extra `plots`.
@@ -13,10 +13,10 @@ from llava_consensus.paper.figures.material import Material, NotMeasured, read
 
 __all__ = ["FIGURES", "Drawn", "Material", "draw", "read"]
 
-STUDY = "llava-consensus study"
+STUDY = "llava-consensus paper study"
 METHODS = '--methods "consensusdrop vispruner sparsevlm" --tokens "192 128 64 32"'
 SWEEP = f'llava-consensus sweep --bench "vqav2 gqa sqa textvqa pope mme mmbench mmbench_cn mmvet" {METHODS}'
-FIVE = "for name in alpha temperature recovery anchors score; do llava-consensus ablation $name; done"
+FIVE = "for name in alpha temperature recovery anchors score; do llava-consensus paper ablation $name; done"
 TIMED = f"{SWEEP} && llava-consensus bench --out results/bench-tradeoff.json {METHODS}"
 BENCH = 'llava-consensus bench --out results/bench.json --tokens "432 288 144 57 28"'
 GROWTH = "llava-consensus bench --growth --methods all"
@@ -41,7 +41,7 @@ class Drawn(NamedTuple):
 
 def ablation(name: str) -> str:
     """The command of one ablation."""
-    return f"llava-consensus ablation {name}"
+    return f"llava-consensus paper ablation {name}"
 
 
 FIGURES = (

@@ -15,7 +15,7 @@ from llava_consensus.evaluation.report.rows import Catalogue, read_rows
 from llava_consensus.evaluation.report.section import Section
 
 STUDY, SCAP, GROWTH = "study.json", "scap.json", "growth.json"
-STUDY_AGAIN = "Remove it; llava-consensus study makes it again"
+STUDY_AGAIN = "Remove it; llava-consensus paper study makes it again"
 AGAIN = "Measure again with llava-consensus bench, or move it away"
 
 

@@ -198,7 +198,7 @@ def test_a_run_on_a_model_of_the_cache(cache: Path, tmp_path: Path) -> None:
     from llava_consensus import cli
 
     converted = tmp_path / "converted"
-    assert cli.main(["convert", "checkpoints/llava-mini", str(converted)]) == 0
+    assert cli.main(["model", "convert", "checkpoints/llava-mini", str(converted)]) == 0
     shutil.rmtree(converted / "official")
     lay_out(cache, "owner/tiny", {file.name: file for file in converted.iterdir()})
     told = ["--model", "owner/tiny", "--device", "cpu", "--attn", "eager", "--limit", "2", "--no-progress"]

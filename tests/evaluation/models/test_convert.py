@@ -26,7 +26,7 @@ MINI, DATA = Path("checkpoints/llava-mini"), Path("playground/mini")
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
-    assert cli.main(["convert", str(MINI), str(out)]) == 0
+    assert cli.main(["model", "convert", str(MINI), str(out)]) == 0
     return out
 
 
@@ -59,7 +59,7 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
 
 
 def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: Path) -> None:
-    assert cli.main(["convert", str(converted), str(tmp_path / "llava-mini")]) == 0
+    assert cli.main(["model", "convert", str(converted), str(tmp_path / "llava-mini")]) == 0
     back = hosts.load(str(tmp_path / "llava-mini"), hosts.Loading("cpu", "float32")).model.state_dict()
     for name, values in official.model.state_dict().items():
         assert torch.equal(back[name], values), name
@@ -74,7 +74,7 @@ def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path)
     for name in weights.keys() & {EMBEDDING, HEAD}:
         weights[name] = torch.cat((weights[name], weights[name].new_zeros(spare, weights[name].shape[1])))
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    assert cli.main(["convert", str(source), str(tmp_path / "converted")]) == 0
+    assert cli.main(["model", "convert", str(source), str(tmp_path / "converted")]) == 0
     said = []
     for folder in (source, tmp_path / "converted"):
         host = hosts.load(str(folder), hosts.Loading("cpu", "float32"))
@@ -91,6 +91,6 @@ def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, caps
         (tmp_path / "other", tmp_path / "out", "only LLaVA with a Llama model"),
         (MINI, converted, "is there already"),
     ):
-        assert cli.main(["convert", str(source), str(out)]) == 3
+        assert cli.main(["model", "convert", str(source), str(out)]) == 3
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,200 @@
+"""The commands `report` (tables of all results), `report compare` (two runs, by question) and `report verify`."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli.arguments import arg, command
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import read_text, write_out
+from llava_consensus.evaluation.shapes import misread
+
+if TYPE_CHECKING:
+    from llava_consensus.evaluation.report.rows import Catalogue, Row
+    from llava_consensus.evaluation.report.section import Section
+
+CHANGED = "llava-consensus report verify RUN tells what was changed in which run"
+MOST = 10  # holes of a grid that are named
+FORMATS = ("table", "markdown", "csv", "latex", "brief")
+
+
+@command(
+    "report",
+    "tables of all results: Markdown, CSV, LaTeX",
+    arguments.OUT_DIR,
+    arg("--format", choices=FORMATS, help="of what is printed (table in a terminal, else markdown)"),
+    arg("--write", type=Path, action="append", default=[], metavar="FILE", help="into this page, between its markers"),
+    arg("--summary", type=Path, metavar="FILE", help="into this page, between its markers, the scores alone"),
+    arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
+    arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
+    arg("--complete", action="store_true", help="refuse runs that are not whole, and grids with holes"),
+    arg("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown"),
+    arg("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV"),
+    arg("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)"),
+    arg("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)"),
+    arg("--figure", type=Path, metavar="FILE", help="also draw score against tokens, by benchmark"),
+    arg("--methods-figure", type=Path, metavar="FILE", help="also draw each method against the others"),
+    examples=("report", "report --csv tables.csv --latex tables.tex"),
+)
+def report(given: argparse.Namespace) -> Iterator[Any]:
+    """Writes the files that were asked for; returns the tables in the format that was.
+
+    Raises:
+        DataError: a page without markers, a damaged run, a folder that does not exist, nothing to draw.
+    """
+    from llava_consensus.evaluation.report import results
+    from llava_consensus.evaluation.report.rows import read_rows
+    from llava_consensus.evaluation.report.table import BEGIN, END, replace_block
+
+    check_results(given.out)
+    with misread(f"{given.out}: a file of a run", CHANGED):
+        rows = read_rows(given.out, known())
+        found, absent = _of_preset(given, rows) if given.preset else _of_folder(rows)
+        bench = results.read_bench(given.bench or given.out / results.BENCH)
+    if given.complete and absent:
+        _refuse(absent)
+    pages = [(path, "markdown") for path in given.write]
+    pages += [(given.summary, "brief")] if given.summary else []
+    shown = given.format or ("table" if sys.stdout.isatty() else "markdown")
+    wanted = {shown, *(name for _, name in pages)} - {"table"}
+    files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
+    wanted |= {name for name, _ in files}
+    with misread(f"{given.out}: a file of a run", CHANGED):
+        texts = {name: results.FORMATS[name](found, bench) for name in wanted}
+    for path, name in pages:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
+        write_out(path, replace_block(read_text(path), texts[name], str(path)).encode())
+    for name, path in files:
+        write_out(in_folder(path), texts[name].encode())
+    _draw(given, found)
+    if shown != "table":
+        yield texts[shown]
+        return
+    if not found:
+        yield results.NOTHING
+    for section in found:
+        yield terminal.heading(results.title(section).replace("**", ""))
+        yield from map(terminal.drawn, results.section_tables(section, bench))
+
+
+def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
+    """All runs in sections, and what keeps them from being whole grids of all questions."""
+    from llava_consensus.evaluation.report import results
+
+    found = results.in_sections(rows)
+    missing = [] if found else ["there are no runs"]
+    for section in found:
+        missing += [line for row in section.rows for line in _not_whole(row)]
+        for line in section.lines:
+            absent = [name for name in section.names if name not in line.runs]
+            missing += [f"{line.label} {line.tokens}: no run on {', '.join(absent)}"] if absent else []
+    return found, missing
+
+
+def _not_whole(row: "Row") -> list[str]:
+    """What a run lacks."""
+    from llava_consensus.paper.matched import lack
+
+    name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
+    if limit is not None:
+        return [f"{name}: the first {limit} questions only"]
+    why = lack(row)
+    return [f"{name}: {why}"] if why else []
+
+
+def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
+    """The runs that a preset asks for, and which of them there are not."""
+    from llava_consensus.evaluation.runs.configuration import describe_reduction
+    from llava_consensus.paper import matched, preset
+    from llava_consensus.reduction.budget import budget
+
+    chosen = preset.read(given.preset)
+    if given.limit is not None:
+        chosen = replace(chosen, limits=dict.fromkeys(chosen.benchmarks, given.limit))
+    made = ((arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
+    wanted = [describe_reduction(*one) for one in made]
+    found = matched.sections(chosen, wanted, rows)
+    return found, matched.missing(chosen, wanted, found)
+
+
+def _refuse(missing: Sequence[str]) -> None:
+    """Raises DataError that names the first of what is missing."""
+    shown = "".join(f"\n  {one}" for one in missing[:MOST])
+    rest = f"\n  and {len(missing) - MOST} more" if len(missing) > MOST else ""
+    raise DataError(f"the grid is not complete, so no page is written from it:{shown}{rest}")
+
+
+def known() -> "Catalogue":
+    """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
+    from llava_consensus.evaluation.benchmarks import BENCHMARKS
+    from llava_consensus.evaluation.report.rows import Catalogue, Facts
+    from llava_consensus.methods import METHODS
+
+    methods = {name: METHODS.title(name) for name in METHODS}
+    facts = {name: Facts(one.title, one.scale, one.column, one.guess) for name, one in BENCHMARKS.items()}
+    return Catalogue(methods, facts)
+
+
+def _draw(given: argparse.Namespace, found: list["Section"]) -> None:
+    if given.figure or given.methods_figure:
+        from llava_consensus.paper.figures import accuracy, style
+
+        with style.sheet():
+            if given.figure:
+                accuracy.score_against_tokens(found, in_folder(given.figure))
+            if given.methods_figure:
+                accuracy.methods_apart(found, in_folder(given.methods_figure))
+
+
+def in_folder(path: Path) -> Path:
+    """The path itself, once its folder is known to exist."""
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: no folder {path.parent}")
+    return path
+
+
+def check_results(out: Path) -> None:
+    """Raises DataError unless there is a folder of results."""
+    if not out.is_dir():
+        raise DataError(f"--out {out}: no such folder of results. An evaluation makes one: llava-consensus eval")
+
+
+@command(
+    "report compare",
+    "two runs against each other, question by question: difference, interval, p",
+    *(arg(f"run_{one.lower()}", metavar=f"RUN_{one}", help="folder of a run, or its name's start") for one in "AB"),
+    arg("--out", default=argparse.SUPPRESS, type=Path, metavar="DIR", help="folder of results (results)"),
+    examples=("report compare gqa-consensusdrop-64 gqa-random-64",),
+)
+def compare(given: argparse.Namespace) -> Iterator[str]:
+    """Two runs of a benchmark, paired by question, as text."""
+    from llava_consensus.evaluation.report import versus
+
+    with misread(f"{given.run_a} or {given.run_b}", CHANGED):
+        runs = [versus.find(name, given.out) for name in (given.run_a, given.run_b)]
+        found = versus.lines(*runs)
+    yield from found
+
+
+@command(
+    "report verify",
+    "whether folders of runs are as they were written: answers, scores, metrics",
+    arg("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run"),
+    examples=("report verify results/gqa-consensusdrop-64-1a2b3c4d",),
+)
+def verify(given: argparse.Namespace) -> Iterator[str]:
+    """What is wrong with each run, or that nothing is; DataError at the end if anything was."""
+    from llava_consensus.evaluation.runs.checksums import problems
+
+    damaged = []
+    for run in given.runs:
+        found = problems(run)
+        yield from found or [f"{run}: as it was written"]
+        damaged += [str(run)] if found else []
+    if damaged:
+        raise DataError(f"{len(damaged)} of {len(given.runs)} runs are not as they were written: {', '.join(damaged)}")

@@ -1,0 +1,168 @@
+"""Commands on answer files, without a model: `score`, by a benchmark's own rules or into the form its server takes, and
+`judge`, by a judge model. They work on anybody's LLaVA answer files.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llava_consensus.cli import arguments
+from llava_consensus.cli.arguments import arg, command
+from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.shapes import misread
+
+if TYPE_CHECKING:
+    from llava_consensus.evaluation.benchmarks import Benchmark
+
+ANSWERS = arg(
+    "--answers", required=True, type=Path, metavar="FILE", help="LLaVA's lines, or an official file or folder"
+)
+
+
+@command(
+    "score",
+    "score an answer file, or write it in the form the official server takes",
+    arguments.BENCHMARK,
+    ANSWERS,
+    arguments.DATA_DIR,
+    arguments.BENCHMARK_OPTION,
+    arg("--json", alone=True, action="store_true", help="everything measured, as JSON"),
+    arg(
+        "--export",
+        alone=True,
+        type=Path,
+        metavar="FILE",
+        help="do not score: write what EvalAI, the MMBench server or another official tool takes (mme: a folder)",
+    ),
+    arg("--force", action="store_true", help="with --export: write over what is there"),
+    examples=(
+        "score gqa --answers answers.jsonl --data playground/data",
+        "score vqav2 --answers answers.jsonl --data playground/data --export upload.json",
+    ),
+)
+def score(given: argparse.Namespace) -> Iterator[str]:
+    """The report of an answer file, for people or the whole of it as JSON; or a submission."""
+    benchmark = arguments.benchmark(given.name, given)
+    if given.export:
+        yield from _export(benchmark, given)
+        return
+    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+        report = benchmark.score_file(given.answers, given.data)
+    if given.json:
+        yield json.dumps(report, indent=1)
+        return
+    value, counts = report.get(benchmark.metric), report.get("counts", {})
+    published = f" (LLaVA-1.5-7B as published: {benchmark.paper:g})" if benchmark.paper is not None else ""
+    yield f"{benchmark.name}: {benchmark.metric} {'none' if value is None else f'{value:.2f}'}{published}"
+    yield "questions: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+    shown = {name: one for name, one in report.items() if name not in ("benchmark", "counts", "extracted")}
+    yield from _nested(shown)
+
+
+def _nested(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A nested report line by line, fractions with two decimals."""
+    deeper = f"{indent}  "
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{name}:"
+            yield from _nested(value, deeper)
+        elif isinstance(value, list) and (name == "official_lines" or any(isinstance(one, Mapping) for one in value)):
+            yield f"{indent}{name}:"
+            yield from (deeper + _plain(one) for one in value if one)
+        else:
+            yield f"{indent}{name}: {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_plain, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2f}" if isinstance(value, float) else "-" if value in (None, {}) else str(value)
+
+
+def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
+    """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.benchmarks import submission
+
+    if benchmark.export is None:
+        able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
+        raise OptionError(f"{benchmark.name} has no submission, scoring is all it needs. Those that have: {able}")
+    target: Path = given.export
+    if not given.force and (target.is_file() or (target.is_dir() and any(target.iterdir()))):
+        raise DataError(f"--export {target}: is there already. Give another name, or --force to write over it")
+    if not target.parent.is_dir():
+        raise DataError(f"--export {target}: no folder {target.parent}")
+    with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
+        found = benchmark.export(benchmark.read(given.answers, given.data), given.data, target)
+    yield str(target)
+    for name, value in found.items():
+        if isinstance(value, list):
+            yield f"{name}: {len(value)}{': ' + submission.name(value) if value else ''}"
+        else:
+            yield f"{name}: {value}"
+
+
+@command(
+    "judge",
+    "grade an answer file by a judge model",
+    arguments.DATA_DIR,
+    arg("name", metavar="BENCHMARK", help="one that has a judge; a wrong name lists them"),
+    ANSWERS,
+    arg("--judge-model", required=True, metavar="M", help="as its server calls it"),
+    arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),
+    arg("--judge-prompt-from", type=Path, metavar="F", help="official script to read the prompt from"),
+    arg("--judge-option", action="append", default=[], metavar="KEY=VALUE", help="of the request"),
+    arg("--judge-price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, for estimates"),
+    arg("--max-cost", type=float, metavar="DOLLARS", help="that this call may spend, at --judge-price"),
+    arg("--max-judge-tokens", type=int, metavar="N", help="that this call may spend"),
+    arg("--max-requests", type=int, metavar="N", help="that this call may send"),
+    arg("--judge-dry-run", action="store_true", help="say what it would cost, send nothing"),
+    arg("--judge-timeout", type=float, default=60.0, help="seconds for one try (%(default)s)"),
+    arg("--judge-tries", type=int, default=8, help="of one request (%(default)s)"),
+    arg("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)"),
+    arg("--runs", type=int, default=1, help="how often every answer is judged (%(default)s)"),
+    arg("--full-answers", type=Path, metavar="FILE", help="of the model with all tokens, for the agreement with it"),
+    arg("--out", type=Path, default=Path("results/judge"), metavar="DIR", help="(%(default)s)"),
+    arguments.NO_PROGRESS,
+    examples=("judge mmvet --answers answers.jsonl --judge-model gpt-4-0613",),
+)
+def judge(given: argparse.Namespace) -> Iterator[str]:
+    """Judges, and tells line by line; at the end JudgeError if some answers have no grade."""
+    from llava_consensus.evaluation.judge.client import JudgeConfig, JudgeError
+    from llava_consensus.evaluation.judge.run import lines, run
+
+    config = JudgeConfig(
+        benchmark=given.name,
+        answers=given.answers,
+        data=given.data,
+        model=given.judge_model,
+        url=given.judge_url,
+        prompt_from=given.judge_prompt_from,
+        runs=given.runs,
+        options=arguments.options(given.judge_option),
+        full_answers=given.full_answers,
+        out=given.out,
+        concurrency=given.concurrency,
+        timeout=given.judge_timeout,
+        tries=given.judge_tries,
+        price=tuple(given.judge_price) if given.judge_price else None,
+        max_requests=given.max_requests,
+        max_tokens=given.max_judge_tokens,
+        max_dollars=given.max_cost,
+    )
+    judged = run(config, given.judge_dry_run, not given.no_progress)
+    if judged.metrics is None:
+        yield f"{given.name}: nothing was sent. To be sent, by estimate: {judged.expected}"
+        return
+    yield from lines(judged.metrics)
+    yield f"this call: {judged.spent}"
+    yield str(judged.path)
+    lacking = judged.metrics["counts"]["ungraded"]
+    if lacking:
+        raise JudgeError(f"{lacking} answers have no grade and are left out. The same command asks for them again")
