@@ -60,13 +60,13 @@ $(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock
 	@$(PYTHON3) requirements/set_up.py pinned $(PINNED)
 	@touch $@
 
-lock:  ## exact versions and hashes of all requirements but torch, whose builds differ: needs uv
+lock:  ## exact versions and hashes of what pyproject.toml names but torch, whose builds differ: needs uv
 	echo torch > requirements/.torch
-	$(LOCK) --excludes requirements/.torch requirements/main.txt -o requirements/main.lock
-	$(LOCK) --excludes requirements/.torch requirements/main.txt requirements/dev.txt -c requirements/main.lock -o requirements/dev.lock
-	$(LOCK) --excludes requirements/.torch requirements/pinned.txt -o requirements/pinned.lock
-	$(LOCK) --no-deps requirements/llava.txt -o requirements/llava.lock
-	$(LOCK) --no-deps requirements/lmms-eval.txt -o requirements/lmms-eval.lock
+	$(LOCK) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build -o requirements/main.lock
+	$(LOCK) --excludes requirements/.torch pyproject.toml --extra dev --group build -c requirements/main.lock -o requirements/dev.lock
+	$(LOCK) --excludes requirements/.torch --group pinned -o requirements/pinned.lock
+	$(LOCK) --no-deps --group llava -o requirements/llava.lock
+	$(LOCK) --no-deps --group lmms-eval -o requirements/lmms-eval.lock
 	rm requirements/.torch
 
 $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
