@@ -98,6 +98,11 @@ class Reduced(_Trainer):
         last = last_state(Path(self.args.output_dir))
         if last is not None:
             log.info(f"going on from {last}")
+            state = transformers.TrainerState.load_from_json(str(last / "trainer_state.json"))
+            if state.global_step >= self.plan.steps and not self.is_deepspeed_enabled:  # a Trainer would do one more
+                self._load_from_checkpoint(str(last))
+                self.state = state
+                return None
         # Trainers store the state of numpy's generator; transformers 4.37 does not tell torch that it may be read.
         rebuilds: Any = numpy.zeros(0).__reduce__()[0]
         kinds: list[Any] = [rebuilds, numpy.ndarray, numpy.dtype, type(numpy.dtype(numpy.uint32))]

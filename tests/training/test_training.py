@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,16 @@ def test_a_finished_training_is_not_done_again_and_another_plan_is_refused(proje
     assert (projector / "model.safetensors").stat().st_mtime_ns == before
     with pytest.raises(DataError, match=r"another plan.*seed: 0 there, 1 now"):
         trained(data, projector, seed=1)
+
+
+def test_a_training_killed_after_its_last_step_does_no_other(projector: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "llava-killed"
+    shutil.copytree(projector, out)
+    (out / "training.json").unlink()
+    (out / "model.safetensors").unlink()
+    said = json.loads((projector / "training.json").read_text())
+    assert trained(data, out) == said
+    assert changed(out) == changed(projector)
 
 
 def test_everything_but_the_tower_is_trained(full: Path) -> None:
