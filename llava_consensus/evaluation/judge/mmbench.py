@@ -27,6 +27,7 @@ from llava_consensus.evaluation.judge.grader import (
 from llava_consensus.evaluation.scorers import mean
 from llava_consensus.evaluation.scorers import mmbench as scorer
 
+TRIES = 3  # replies of a judge that are read
 UNREAD = ""  # no letter: never right
 MATCHING = ("question", "options", "prediction")  # what a template has slots for, in this order
 
@@ -110,7 +111,7 @@ class MMBenchGrader(Grader):
     def dialogue(self, candidate: Candidate) -> Dialogue:
         """The same request until its reply has a letter, three times at most."""
         text = None
-        for _ in range(scorer.TRIES):
+        for _ in range(TRIES):
             text = (yield Turn(again=False, options={"temperature": 0})).text
             letter = scorer.read(text or "", candidate.options)
             if letter is not None:

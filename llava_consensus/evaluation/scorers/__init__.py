@@ -2,11 +2,27 @@
 
 A scorer takes texts and references and returns numbers together with what it read out of every answer. It opens no
 file and knows no benchmark; `llava_consensus.evaluation.benchmarks` reads the files and joins answers to references.
-`gqa` GQA's report; `pope` yes/no answers; `vqa_text` open answers against ten references (TextVQA);
-`mm_vet` and `video_qa` what a judge replied; `match` matches that need no judge.
-Checked by `pytest tests/test_scorers.py` against cases scored by the official code.
+`tests/evaluation/scorers` holds each against cases scored by the official code.
 """
 
-from llava_consensus.evaluation.scorers.base import Score, mean
+from collections.abc import Iterable
+from typing import NamedTuple
 
-__all__ = ["Score", "mean"]
+
+class Score(NamedTuple):
+    """One scored answer."""
+
+    value: float  # 0..1
+    extracted: str  # what the scorer read out of the answer
+
+
+def mean(values: Iterable[float]) -> float:
+    """Plain left-to-right sum divided by the count; 0.0 of nothing.
+
+    Not `sum`: since Python 3.12 it compensates rounding, and the official numbers were made without.
+    """
+    total, count = 0.0, 0
+    for value in values:
+        total += value
+        count += 1
+    return total / count if count else 0.0

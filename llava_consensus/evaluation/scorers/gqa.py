@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from llava_consensus.evaluation.scorers.base import mean
+from llava_consensus.evaluation.scorers import mean
 
 Questions = Mapping[str, Mapping[str, Any]]
 COMMON_CHOICES = ("color", "material", "shape")

@@ -3,7 +3,7 @@
 They stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date, and too strict for
 long answers. Texts are compared in lower case, without marks around them and with single spaces; references may hold
 MM-Vet's `<OR>` (one of them is enough) and `<AND>` (all of them are needed).
-Used by `benchmarks/judged.py`; checked by `pytest tests/test_judge_scorers.py`.
+Used by `benchmarks/judged.py`.
 """
 
 import re

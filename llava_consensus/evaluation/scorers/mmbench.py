@@ -1,15 +1,14 @@
 """MMBench: the option's letter out of a free answer, and circular accuracy (every rotation of a question right).
 
 Equal to VLMEvalKit v0.2 (commit e4e0263; the same from 2024-02 to 2025-08) to the last bit. An answer is read by
-letter, then by content: exactly one option's text inside it. What neither decides is wrong without a judge ("exact
-matching"), or goes to `ask`: one row in, the judge's reply out. After three replies without a letter the official code
-picks at random; here the row stays undecided, which is wrong. Used by `benchmarks/mmbench.py`.
+letter, then by content: exactly one option's text inside it. What neither decides is wrong here; `judge/mmbench.py` has
+a judge read it. Used there and by `benchmarks/mmbench.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llava_consensus.evaluation.scorers.base import mean
+from llava_consensus.evaluation.scorers import mean
 
 RULES = "VLMEvalKit v0.2 (e4e0263)"
 NONE = "Z"  # says that no option fits; never right
@@ -22,7 +21,6 @@ REFUSALS = (  # of judges and closed models, as VLMEvalKit lists them
 )
 MARKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
 ROTATION = 1_000_000  # index of a rotated question: that of the question plus a multiple of this
-TRIES = 3
 SHORT_NAMES = {
     "coarse_perception": "CP",
     "finegrained_perception (instance-level)": "FP-S",
@@ -33,7 +31,6 @@ SHORT_NAMES = {
 }
 
 Row = Mapping[str, Any]  # index, answer, prediction, options (letter -> text)
-Judge = Callable[[Row], str]
 
 
 def read(answer: str, options: Mapping[str, Any]) -> str | None:
@@ -52,30 +49,18 @@ def read(answer: str, options: Mapping[str, Any]) -> str | None:
     return named[0] if len(named) == 1 else None
 
 
-def hit(rows: Sequence[Row], ask: Judge | None = None) -> bool:
-    """Whether every rotation of one question is right; no judge is asked once the rules alone find a wrong one."""
-    letters = [read(str(row["prediction"]), row["options"]) for row in rows]
-    if any(letter not in (None, row["answer"]) for letter, row in zip(letters, rows, strict=True)):
-        return False
-    undecided = [row for letter, row in zip(letters, rows, strict=True) if letter is None]
-    return all(ask is not None and judged(row, ask) == row["answer"] for row in undecided)
-
-
-def judged(row: Row, ask: Judge) -> str | None:
-    """The letter in the first of three replies that has one."""
-    for _ in range(TRIES):
-        letter = read(ask(row), row["options"])
-        if letter is not None:
-            return letter
-    return None
-
-
-def circular(rows: Sequence[Row], ask: Judge | None = None) -> dict[int, bool]:
-    """Hit or not of every question by its own index, ascending; one whose unrotated row is missing is not scored."""
+def circular(rows: Sequence[Row]) -> dict[int, bool]:
+    """Whether every rotation of a question is right, by the question's own index, ascending; one whose unrotated row is
+    missing is not scored.
+    """
     groups: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["index"]):
         groups.setdefault(row["index"] % ROTATION, []).append(row)
-    return {index: hit(rotations, ask) for index, rotations in groups.items() if rotations[0]["index"] == index}
+    return {
+        index: all(read(str(row["prediction"]), row["options"]) == row["answer"] for row in rotations)
+        for index, rotations in groups.items()
+        if rotations[0]["index"] == index
+    }
 
 
 def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

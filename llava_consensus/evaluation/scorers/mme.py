@@ -2,12 +2,10 @@
 
 Equal to the official tool to the last bit. A task's score is 100 times the share of right answers plus 100 times the
 share of pictures with both questions right. The tool takes its lines two by two and never compares the pictures'
-names; here the pairs are given, and `read_results` stops where two lines are not about one picture. Where the tool
-stops because no answer of a task is yes or no, the score is 0 and `unreadable` names the task.
+names; here the pairs are given. Where the tool stops because no answer of a task is yes or no, the score is 0 and `unreadable` names the task.
 Used by `benchmarks/mme.py`.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -63,29 +61,3 @@ def evaluate(tasks: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
         report[part] = total if any(tasks.get(task_name) for task_name in names) else None
     unreadable = [name for name in scored if all(answer == "other" for pair in tasks[name] for answer in pair.answers)]
     return report | {"tasks": scored, "unreadable": unreadable}
-
-
-def read_results(text: str) -> list[Pair]:
-    """One task's file of the results folder: lines of picture, question, right answer and answer, tab by tab.
-
-    Raises ValueError, naming the line, for another number of fields, a right answer that is neither yes nor no, and
-    lines that are not two by two about one picture.
-    """
-    lines = list(io.StringIO(text))
-    if len(lines) % 2:
-        raise ValueError(f"{len(lines)} lines: the last picture has one question instead of two")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        fields = line.split("\t")
-        if len(fields) != 4:
-            raise ValueError(f"line {number}: {len(fields)} fields between tabs instead of 4")
-        try:
-            rows.append((fields[0], label(fields[2]), parse(fields[3])))
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
-    pairs = []
-    for number, (first, second) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
-        if first[0] != second[0]:
-            raise ValueError(f"lines {2 * number + 1} and {2 * number + 2} are about {first[0]!r} and {second[0]!r}")
-        pairs.append(Pair((first[1], second[1]), (first[2], second[2])))
-    return pairs

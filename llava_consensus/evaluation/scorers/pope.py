@@ -7,7 +7,7 @@ Used by `benchmarks/pope.py`.
 
 from collections.abc import Sequence
 
-from llava_consensus.evaluation.scorers.base import mean
+from llava_consensus.evaluation.scorers import mean
 
 NEGATIONS = frozenset(("No", "not", "no"))
 
@@ -18,35 +18,32 @@ def parse(text: str) -> str:
     return "yes" if NEGATIONS.isdisjoint(words) else "no"
 
 
-def confusion(answers: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
-    """TP, FP, TN, FN of parsed answers against labels, pair by pair; anything but `no` is positive."""
+def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:
+    """Accuracy, precision, recall, F1 and share of yes as fractions, with the counts; None = nothing to divide by.
+
+    Parsed answers are held against labels pair by pair; anything but `no` is positive.
+    """
     counts = {"TP": 0, "FP": 0, "TN": 0, "FN": 0}
     for answer, label in zip(answers, labels, strict=False):
         predicted, actual = answer != "no", label != "no"
         counts[("T" if predicted == actual else "F") + ("P" if predicted else "N")] += 1
-    return counts
+    tp, fp, tn, fn = counts.values()
+    precision, recall = _ratio(tp, tp + fp), _ratio(tp, tp + fn)
+    f1: float | None = 0.0 if tp + fp + fn else None
+    if precision and recall:
+        f1 = 2 * precision * recall / (precision + recall)
+    return {
+        **counts,
+        "accuracy": _ratio(tp + tn, tp + fp + tn + fn),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+        "yes_ratio": _ratio(sum(answer != "no" for answer in answers), len(answers)),
+    }
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:
-    """Accuracy, precision, recall, F1 and share of yes as fractions, with the counts; None = nothing to divide by."""
-    counts = confusion(answers, labels)
-    tp, fp, tn, fn = (counts[name] for name in ("TP", "FP", "TN", "FN"))
-    precision, recall = _ratio(tp, tp + fp), _ratio(tp, tp + fn)
-    if precision and recall:
-        f1: float | None = 2 * precision * recall / (precision + recall)
-    else:
-        f1 = 0.0 if tp + fp + fn else None
-    ratios = {"precision": precision, "recall": recall, "f1": f1}
-    return {
-        **counts,
-        "accuracy": _ratio(tp + tn, tp + fp + tn + fn),
-        **ratios,
-        "yes_ratio": _ratio(sum(answer != "no" for answer in answers), len(answers)),
-    }
 
 
 def mean_f1(categories: Sequence[dict[str, float | None]]) -> float | None:

@@ -36,13 +36,6 @@ def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str,
     return report | {"stops": stops}
 
 
-def lines(report: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
-    """The report as LLaVA's script prints it."""
-    rows = [(names.get(number, str(number)), value) for number, value in report["types"].items()]
-    rows += [("Total accuracy", report["accuracy"]), *((f"{kind} accuracy", report[kind]) for kind in KINDS)]
-    return [f"{name}: {'-' if value is None else f'{value:.2f}%'}" for name, value in rows]
-
-
 def _per_type(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[int, list[bool | None]]:
     """Right or wrong by type id, ascending; None is a missing answer."""
     results: dict[int, list[bool | None]] = {}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from llava_consensus.evaluation.scorers.base import Score, mean
+from llava_consensus.evaluation.scorers import Score, mean
 
 # A word list of the VQA evaluation (facts): each word is known by its spelling with any one apostrophe missing.
 _APOSTROPHES = """

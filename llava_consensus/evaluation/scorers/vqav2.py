@@ -2,7 +2,7 @@
 
 Equal to the official code under Python 2.7 to the last bit, its rounding of exact halves included. Rules 2021 (commit
 a013f00): answer and references are normalised only where the references differ, so `Yes` against ten `yes` is wrong.
-Rules 2017 (a4f1afd, behind most published validation numbers): the answer is always normalised, references only lose
+Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references only lose
 their marks, and only where they differ. Used by `benchmarks/vqav2.py`.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-from llava_consensus.evaluation.scorers import vqa_text
-from llava_consensus.evaluation.scorers.base import Score, mean
+from llava_consensus.evaluation.scorers import Score, mean, vqa_text
 
 RULES = ("2021", "2017")
 Reference = Mapping[str, Any]  # answer, answer_confidence, answer_id

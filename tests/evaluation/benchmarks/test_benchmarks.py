@@ -304,15 +304,13 @@ def test_mme_pairs_and_totals(mme_data: Path) -> None:
 
 
 def test_mme_results_folder_is_what_the_official_tool_reads(mme_data: Path, tmp_path: Path) -> None:
-    from llava_consensus.evaluation.scorers import mme
-
     records = answers_to("mme", mme_data, "Yes")[::-1]
     export = make("mme").export
     assert export and export(records, mme_data, tmp_path / "out")["written"] == 8
     text = (tmp_path / "out" / "scene.txt").read_text()
     assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
-    tasks = {path.stem: mme.read_results(path.read_text()) for path in (tmp_path / "out").iterdir()}
-    assert mme.evaluate(tasks)["perception"] == 100.0
+    again = make("mme").read(tmp_path / "out", mme_data)
+    assert make("mme").score(again, mme_data)["perception"] == 100.0
     with pytest.raises(DataError, match="1 questions have no answer"):
         export(records[1:], mme_data, tmp_path / "out2")
     with pytest.raises(DataError, match="a tab or a line feed"):

@@ -1,6 +1,6 @@
 """Scorers against the official ones: cases they scored, their scripts in the installed llava package, real answers.
 
-The cases are in tests/data/scorers. `pytest tests/test_scorers.py -rP` prints how many cases were compared.
+The cases are in tests/data/scorers. `pytest -rP` prints how many cases were compared.
 """
 
 import importlib.util
