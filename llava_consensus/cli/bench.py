@@ -87,7 +87,7 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
         given.out.unlink(missing_ok=True)
     tell = logging.getLogger(__name__).info
     measured = efficiency.Bench(host, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
-    yield from terminal.written(given.format, tables.tables(measured), tables.csv_rows(measured))
+    yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
 
 def _check(given: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.runs.batches import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.hosts import Host
-    from llava_consensus.paper.examples import Selection
+    from llava_consensus.paper.examples import Choice
     from llava_consensus.paper.ledger import Cost
     from llava_consensus.paper.preset import Preset
     from llava_consensus.reduction.budget import Budget, Share
@@ -156,7 +156,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.report.table import write
-    from llava_consensus.paper import ablation as report
+    from llava_consensus.paper import preset_tables as report
 
     preset, left_out = _available(_chosen(preset, given.bench), given)
     yield from (f"{name} is left out: {error}" for name, error in left_out.items())
@@ -168,7 +168,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
         elif cell.error:
             errors.append(cell.error)
     results = report.Results(preset, runs)
-    tables, rows = report.tables(results), report.csv_rows(results)
+    tables, rows = report.preset_tables(results), report.csv_rows(results)
     files = write(given.out / TABLES, preset.name, tables, rows)
     yield from terminal.written(given.format, tables, rows)
     yield f"written: {', '.join(map(str, files))}"
@@ -210,7 +210,7 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str],
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.methods import make
-    from llava_consensus.paper.ablation import key
+    from llava_consensus.paper.preset_tables import key
     from llava_consensus.reduction.budget import budget
 
     made = {row: (arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in preset.rows}
@@ -245,39 +245,39 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str],
     examples=("paper study --limit 40",),
 )
 def study(given: argparse.Namespace) -> Iterator[str]:
-    """A line for every run, then the tables; `paper/study/format.py` says what is in the files it leaves."""
+    """A line for every run, then the tables; `paper/study/results.py` says what is in the files it leaves."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.files import write_json
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
-    from llava_consensus.paper import study_tables as report
-    from llava_consensus.paper.study import format, grid, results
+    from llava_consensus.paper.study import results
+    from llava_consensus.paper.study import tables as report
 
     retentions, rates = _shares(given.retention), _rates(given.rates)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in given.bench.split()]
-    cells, probed = grid.grid(full, retentions, rates, given.layer), []
+    cells, probed = results.grid(full, retentions, rates, given.layer), []
     if given.scap_bench != "none":
         config = arguments.config(given, benchmarks.make(given.scap_bench), make("full"))
-        probed = [grid.probing(config, retentions[0])]
+        probed = [results.probing(config, retentions[0])]
     reduced = [cell for cell in cells if cell.plan.method.reduces]
     loader, done = loaded_once(given), []
-    groups = ([cell for cell in cells if cell not in reduced], given.out), (reduced + probed, given.out / format.RUNS)
+    groups = ([cell for cell in cells if cell not in reduced], given.out), (reduced + probed, given.out / results.RUNS)
     for group, out in groups:
         for line, cell in carry_out(group, given, out, loader):
             yield line
             done.append(cell)
     found = folders(done)
     content = results.study(found[: len(cells)])
-    write_json(given.out / format.STUDY, content)
-    tables = report.tables(content)
-    write(given.out, "study", tables, report.csv_rows(content))
+    write_json(given.out / results.STUDY, content)
+    tables = report.study_tables(content)
+    write(given.out, "study", tables, report.study_csv(content))
     if probed:
         scap = results.scap(found[-1])
-        write_json(given.out / format.SCAP, scap)
+        write_json(given.out / results.SCAP, scap)
         write(given.out, "scap", report.scap_tables(scap), scap["layers"])
         tables = [*tables, *report.scap_tables(scap)]
     yield from terminal.written("markdown", tables, [])
-    yield f"written: {given.out / format.STUDY}" + (f", {given.out / format.SCAP}" if probed else "")
+    yield f"written: {given.out / results.STUDY}" + (f", {given.out / results.SCAP}" if probed else "")
 
 
 def _shares(text: str) -> "list[Share]":
@@ -312,31 +312,31 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation.files import write_json
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
-    from llava_consensus.paper import positions as report
-    from llava_consensus.paper.study import closing, format
+    from llava_consensus.paper.study import results
+    from llava_consensus.paper.study import tables as report
     from llava_consensus.reduction.budget import budget
 
     if given.workers > 1:
         raise OptionError(f"--workers {given.workers}: attention is read in one process. Take 1")
     config = arguments.config(given, benchmarks.make(given.bench), make("full"))
     tokens, loader = budget(given.tokens), loaded_once(given)
-    full = closing.grid(config, tokens, 0)[0]
+    full = results.closing_grid(config, tokens, 0)[0]
     assert loader is not None
     host = loader(full.plan.model, full.plan.loading, full.plan.host_options)
-    cells = closing.grid(config, tokens, host.shape().layers)
+    cells = results.closing_grid(config, tokens, host.shape().layers)
     done = []
-    for group, out in ((cells[:1], given.out), (cells[1:], given.out / format.RUNS)):
+    for group, out in ((cells[:1], given.out), (cells[1:], given.out / results.RUNS)):
         for line, cell in carry_out(group, given, out, loader):
             yield line
             done.append(cell)
     found = folders(done)
     count = min(given.look, len(full.plan.questions))
-    content = closing.content(found, given.tokens, closing.attention(host, full.plan, given.tokens, count), count)
-    write_json(given.out / format.POSITIONS, content)
-    tables = report.tables(content)
-    write(given.out, "positions", tables, report.csv_rows(content))
+    content = results.positions(found, given.tokens, results.attention(host, full.plan, given.tokens, count), count)
+    write_json(given.out / results.POSITIONS, content)
+    tables = report.positions_tables(content)
+    write(given.out, "positions", tables, report.positions_csv(content))
     yield from terminal.written("markdown", tables, [])
-    yield f"written: {given.out / format.POSITIONS}"
+    yield f"written: {given.out / results.POSITIONS}"
 
 
 @command(
@@ -353,7 +353,7 @@ def ledger(given: argparse.Namespace) -> Iterator[str]:
 
     rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
-    yield from terminal.written(given.format, [published.table(rows)], published.cells(rows))
+    yield from terminal.written(given.format, [published.ledger_table(rows)], published.cells(rows))
 
 
 def price(model: str, layers: Sequence[int]) -> "Cost":
@@ -420,7 +420,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
     check_results(given.out)
     with misread(f"{given.out}: a file of results", CHANGED):
         commands = {figure.name: figure.makes for figure in drawings.FIGURES}
-        text = judged.table(drawings.read(given.out, known()), commands)
+        text = judged.claims_table(drawings.read(given.out, known()), commands)
     if given.write:
         write_out(given.write, replace_block(read_text(given.write), text, str(given.write)).encode())
     yield text
@@ -531,7 +531,7 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
 
 def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
-) -> "tuple[Image, dict[str, Selection]]":
+) -> "tuple[Image, dict[str, Choice]]":
     """One photograph, and what each method keeps of it."""
     from llava_consensus.evaluation.runs.pictures import open_image
     from llava_consensus.hosts import Prompt

@@ -98,7 +98,7 @@ def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
 
 def _not_whole(row: "Row") -> list[str]:
     """What a run lacks."""
-    from llava_consensus.paper.matched import lack
+    from llava_consensus.paper.preset import lack
 
     name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
     if limit is not None:
@@ -110,7 +110,7 @@ def _not_whole(row: "Row") -> list[str]:
 def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
     """The runs that a preset asks for, and which of them there are not."""
     from llava_consensus.evaluation.runs.configuration import describe_reduction
-    from llava_consensus.paper import matched, preset
+    from llava_consensus.paper import preset
     from llava_consensus.reduction.budget import budget
 
     chosen = preset.read(given.preset)
@@ -118,8 +118,8 @@ def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[
         chosen = replace(chosen, limits=dict.fromkeys(chosen.benchmarks, given.limit))
     made = ((arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
     wanted = [describe_reduction(*one) for one in made]
-    found = matched.sections(chosen, wanted, rows)
-    return found, matched.missing(chosen, wanted, found)
+    found = preset.sections(chosen, wanted, rows)
+    return found, preset.missing(chosen, wanted, found)
 
 
 def _refuse(missing: Sequence[str]) -> None:

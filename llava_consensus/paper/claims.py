@@ -1,11 +1,14 @@
 """The paper's twelve claims, each judged by result files: true, false, undecided, or not run yet.
 
 `llava-consensus paper claims --out results --write docs/paper.md` puts the table between the page's markers. `CLAIMS`
-is the only list; a claim names its figure, whose entry in `figures.FIGURES` has the command that makes its results. How
-differences become a verdict is in `contrasts.py`.
+is the only list; a claim names its figure, whose entry in `figures.FIGURES` has the command that makes its results.
+
+A claim that one thing beats others is true where the 95 % interval of every difference lies above zero, false where one
+lies below, and undecided otherwise. A claim that something does not matter is true where every interval lies within
+`MARGIN` of zero.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
@@ -14,29 +17,97 @@ import numpy as np
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import FULL, LINEUP, Row
 from llava_consensus.evaluation.report.section import Section
-from llava_consensus.paper.contrasts import (
-    FALSE,
-    NOT_RUN,
-    TRUE,
-    UNDECIDED,
-    Contrast,
-    Verdict,
-    beats,
-    matters_not,
-    mean_gain,
-    paired,
-    unpaired,
-)
-from llava_consensus.paper.figures.ablations import ABLATIONS, Ablation, Grid, Setting, grid
-from llava_consensus.paper.figures.material import Material, NotMeasured
+from llava_consensus.evaluation.report.stats import above_chance, compare, independent_mean, mean_difference
+from llava_consensus.paper.ablations import Setting, Settings, settings
+from llava_consensus.paper.material import Material, NotMeasured
 
-ALPHA, TEMPERATURE, RECOVERY, ANCHORS, SCORE = ABLATIONS
+TRUE, FALSE, UNDECIDED, NOT_RUN = "true", "false", "undecided", "not run yet"
+MARGIN = 2.0  # points; the paper's own spread for one configuration is as large (TextVQA)
+IN_EVIDENCE = 3  # differences that are named
 VISION_ONLY, CROSS_ONLY = LINEUP[1].label, LINEUP[2].label
 STRAIGHT, BENT = 0.95, 0.8  # share of the times' variance that a line explains
 LITTLE, MUCH = 0.05, 0.2  # share of the time to first token
-
-
 VISION_AND_CROSS = 'llava-consensus sweep --bench "vqav2 gqa pope textvqa"'  # its usual methods have both
+
+
+class Contrast(NamedTuple):
+    """A difference in points: what less what, and its 95 % interval."""
+
+    words: str
+    difference: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.words}: {self.difference:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+
+class Verdict(NamedTuple):
+    """What became of a claim here, and why."""
+
+    verdict: str
+    evidence: str = ""
+
+
+def paired(words: str, first: Mapping[str, Row], second: Mapping[str, Row]) -> Contrast | None:
+    """Mean over the benchmarks that both have, first less second, paired by question; None where there are no pairs."""
+    found = {name: compare(first[name], second[name]) for name in sorted(first.keys() & second.keys())}
+    tests = {name: test for name, test in found.items() if test is not None}
+    if not tests:
+        return None
+    scales = [first[name].facts.scale for name in tests]
+    return Contrast(words, *mean_difference(list(tests.values()), scales))
+
+
+def mean_gain(words: str, rows: Sequence[Mapping[str, Any]]) -> Contrast | None:
+    """Mean gain of rows of the study over different benchmarks; their intervals add up as independent ones do."""
+    known = [row for row in rows if row.get("gain_interval") is not None]
+    if not known:
+        return None
+    widths = [(row["gain_interval"][1] - row["gain_interval"][0]) / row["scale"] for row in known]
+    return Contrast(words, *independent_mean([row["gain"] / row["scale"] for row in known], widths, len(known)))
+
+
+def unpaired(
+    words: str, first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
+) -> Contrast | None:
+    """Mean over the benchmarks that both have, of scores of the study that are known with their intervals alone: wider
+    than a paired difference would be.
+    """
+    pairs = [(first[name], second[name]) for name in sorted(first.keys() & second.keys())]
+    known = [pair for pair in pairs if all(row["interval"] for row in pair)]
+    if not known:
+        return None
+    values = [(one["accuracy"] - other["accuracy"]) / one["scale"] for one, other in known]
+    widths = [(row["interval"][1] - row["interval"][0]) / row["scale"] for pair in known for row in pair]
+    return Contrast(words, *independent_mean(values, widths, len(known)))
+
+
+def beats(contrasts: Iterable[Contrast | None]) -> Verdict:
+    """The verdict on a claim that every difference is above zero."""
+    known = [one for one in contrasts if one is not None]
+    if not known:
+        return Verdict(NOT_RUN)
+    below = any(one.high < 0 for one in known)
+    verdict = FALSE if below else TRUE if all(one.low > 0 for one in known) else UNDECIDED
+    return Verdict(verdict, _evidence(sorted(known, key=lambda one: one.difference)))
+
+
+def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
+    """The verdict on a claim that no difference is worth speaking of."""
+    known = [one for one in contrasts if one is not None]
+    if not known:
+        return Verdict(NOT_RUN)
+    apart = any(one.low > 0 or one.high < 0 for one in known)
+    close = all(max(abs(one.low), abs(one.high)) < MARGIN for one in known)
+    verdict = TRUE if close else FALSE if apart else UNDECIDED
+    return Verdict(verdict, _evidence(sorted(known, key=lambda one: -abs(one.difference))))
+
+
+def _evidence(contrasts: Sequence[Contrast]) -> str:
+    """The first few of ordered contrasts, and how many there are."""
+    more = f"; and {len(contrasts) - IN_EVIDENCE} more that say less against it" if len(contrasts) > IN_EVIDENCE else ""
+    return "; ".join(map(str, contrasts[:IN_EVIDENCE])) + more
 
 
 class Claim(NamedTuple):
@@ -118,11 +189,11 @@ def correction_falls(material: Material) -> Verdict:
     return Verdict(verdict, f"falls at every step in {falling} of {len(ordered)} series")
 
 
-def best_of(ablation: Ablation, setting: Setting) -> Callable[[Material], Verdict]:
+def best_of(ablation: str, setting: Setting) -> Callable[[Material], Verdict]:
     """Judges whether one setting of an ablation beats all others."""
 
     def judge(material: Material) -> Verdict:
-        found = grid(material, ablation)
+        found = settings(material, ablation)
         if setting not in found.cells:
             return Verdict(NOT_RUN)
         return beats(_between(found, setting, other) for other in found.cells if other != setting)
@@ -132,13 +203,13 @@ def best_of(ablation: Ablation, setting: Setting) -> Callable[[Material], Verdic
 
 def temperature_matters_not(material: Material) -> Verdict:
     """Claim 6: every pair of settings."""
-    found = grid(material, TEMPERATURE)
+    found = settings(material, "temperature")
     return matters_not(_between(found, one, other) for one, other in combinations(found.cells, 2))
 
 
 def vision_is_the_better_student(material: Material) -> Verdict:
     """Claim 7: vision less cross as student, at each rate; the mean differences are listed by rate."""
-    found = grid(material, RECOVERY)
+    found = settings(material, "recovery")
     rates = sorted({rate for _, rate in found.cells})
     pairs = [(("vision", rate), ("cross", rate)) for rate in rates]
     return beats(_between(found, *pair) for pair in pairs if all(setting in found.cells for setting in pair))
@@ -149,11 +220,9 @@ def papers_order(material: Material) -> Verdict:
     contrasts: list[Contrast | None] = []
     for section in material.sections:
         for tokens, lines in _by_budget(section).items():
-            ranked = sorted(
-                (row for row in paper.tables()[paper.PICTURES] if row["tokens"] == tokens and row["method"] in lines),
-                key=lambda row: -row["acc"],
-            )
-            for first, second in combinations([row["method"] for row in ranked], 2):
+            printed = sorted(paper.printed_tables()[paper.PICTURES], key=lambda row: -row["acc"])
+            ranked = [row["method"] for row in printed if row["tokens"] == tokens and row["method"] in lines]
+            for first, second in combinations(ranked, 2):
                 contrasts.append(paired(f"{tokens:g} tokens, {first} less {second}", lines[first], lines[second]))
     return beats(contrasts)
 
@@ -189,18 +258,18 @@ CLAIMS = (
     Claim("Vision-only beats cross-only", "f02-recovery-helps", vision_beats_cross, VISION_AND_CROSS),
     Claim("Lower retention: more disagreement, correction and gain", "f03-three-way", less_is_more),
     Claim("The correction falls with the rate", "f04-decay", correction_falls),
-    Claim("alpha = 0.7 is best", "f09-alpha", best_of(ALPHA, (0.7,))),
+    Claim("alpha = 0.7 is best", "f09-alpha", best_of("alpha", (0.7,))),
     Claim("Temperatures do not matter", "f10-temperature", temperature_matters_not),
     Claim("Vision is the better student", "f11-recovery", vision_is_the_better_student),
-    Claim("20 merged of 128 is best", "f12-anchors", best_of(ANCHORS, (20,))),
-    Claim("Class attention with all text rows is best", "f13-score", best_of(SCORE, ("class", "all"))),
+    Claim("20 merged of 128 is best", "f12-anchors", best_of("anchors", (20,))),
+    Claim("Class attention with all text rows is best", "f13-score", best_of("score", ("class", "all"))),
     Claim("The methods' order at each budget", "f06-pareto", papers_order, "llava-consensus paper table t1"),
     Claim("SCAP leans toward late patches", "claim-11-scap", scap_looks_late),
     Claim("Time to first token is linear in tokens, selection costs little", "f16-efficiency", time_is_linear),
 )
 
 
-def table(material: Material, commands: Mapping[str, str]) -> str:
+def claims_table(material: Material, commands: Mapping[str, str]) -> str:
     """Every claim with its verdict, evidence, figure and command, as Markdown.
 
     Args:
@@ -215,17 +284,16 @@ def table(material: Material, commands: Mapping[str, str]) -> str:
             found = Verdict(NOT_RUN)
         cells = (f"{number}. {claim.words}", f"**{found.verdict}**", found.evidence or "-", claim.figure)
         lines.append(f"| {' | '.join(cells)} | `{claim.command or commands[claim.figure]}` |")
-    scope = "\n".join(f"- {_scope(section)}" for section in material.sections) or "- no runs"
+    scopes = []
+    for section in material.sections:
+        config = section.rows[0].config
+        limit = "all questions" if config["limit"] is None else f"the first {config['limit']} questions alone"
+        scopes.append(f"- {config['model']} on {config['data']}, {limit}")
+    scope = "\n".join(scopes) or "- no runs"
     return (
         "\n".join(lines)
         + f"\n\nFrom these runs, and from study.json, scap.json and bench*.json beside them:\n\n{scope}"
     )
-
-
-def _scope(section: Section) -> str:
-    config = section.rows[0].config
-    limit = "all questions" if config["limit"] is None else f"the first {config['limit']} questions alone"
-    return f"{config['model']} on {config['data']}, {limit}"
 
 
 def _study(material: Material, scores: str) -> list[Mapping[str, Any]]:
@@ -239,7 +307,9 @@ def _guessed(material: Material) -> set[str]:
     """Benchmarks of the study in which all tokens cannot be told from guessing."""
     rows = (material.study or {}).get("rows", ())
     full = [row for row in rows if row["scores"] == FULL and row["accuracy"] is not None]
-    return {row["benchmark"] for row in full if (row["interval"] or [row["accuracy"]])[0] <= row.get("chance", 0.0)}
+    return {
+        row["benchmark"] for row in full if not above_chance(row["accuracy"], row["interval"], row.get("chance", 0.0))
+    }
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], retention: float, key: str) -> float:
@@ -268,11 +338,8 @@ def _by_budget(section: Section) -> dict[float, dict[str, Mapping[str, Row]]]:
     return found
 
 
-def _between(found: Grid, first: Setting, second: Setting) -> Contrast | None:
+def _between(found: Settings, first: Setting, second: Setting) -> Contrast | None:
     """Two settings of an ablation, first less second."""
     runs = [{name: found.cells[setting][name].row for name in found.averaged} for setting in (first, second)]
-    return paired(f"{_words(first)} less {_words(second)}", *runs)
-
-
-def _words(setting: Setting) -> str:
-    return "/".join(str(value) for value in setting)
+    words = ["/".join(map(str, setting)) for setting in (first, second)]
+    return paired(" less ".join(words), *runs)

@@ -25,7 +25,7 @@ PLAIN = "#444444"
 
 
 @dataclass(frozen=True)
-class Selection:
+class Choice:
     """What one method kept of a picture with one budget, and the answer it led to."""
 
     tokens: int
@@ -58,7 +58,7 @@ class Example:
     vision: Sequence[float] | None = None
     cross: Sequence[float] | None = None
     fused: Sequence[float] | None = None
-    selections: Mapping[str, Sequence[Selection]] = field(default_factory=dict)
+    selections: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
     disagreement: float | None = None
 
 
@@ -88,7 +88,7 @@ def rows(examples: Sequence[Example], tokens: int) -> Any:
     return figure
 
 
-def methods(image: Image.Image, side: int, chosen: Mapping[str, Selection], words: str) -> Any:
+def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: str) -> Any:
     """A picture and what every method keeps of it, under words that say which model looked."""
     figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
     seen = _view(image, side)
@@ -151,7 +151,7 @@ def _view(image: Image.Image, side: int) -> overlay.View:
     return overlay.view(image, (side, side), side=PIXELS)
 
 
-def _selection(panel: Any, seen: overlay.View, chosen: Selection, colour: str) -> None:
+def _selection(panel: Any, seen: overlay.View, chosen: Choice, colour: str) -> None:
     """What was kept and merged, outlined in a method's colour; merged tokens are not told apart."""
     owner = np.full(seen.rows * seen.columns, -1)
     owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
@@ -168,17 +168,17 @@ def _rgb(colour: str) -> overlay.Colour:
     return red, green, blue
 
 
-def _counts(label: str, chosen: Selection) -> str:
+def _counts(label: str, chosen: Choice) -> str:
     """A method and its tokens."""
     merged = chosen.tokens - len(chosen.kept)
     return f"{label}\n{len(chosen.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
 
 
-def _with(selections: Sequence[Selection], tokens: int) -> Selection:
+def _with(selections: Sequence[Choice], tokens: int) -> Choice:
     return next(one for one in selections if one.tokens == tokens)
 
 
-def _answer(panel: Any, chosen: Selection) -> None:
+def _answer(panel: Any, chosen: Choice) -> None:
     """The answer, and whether it is right."""
     mark = {True: "right", False: "wrong", None: ""}[chosen.right]
     words = f"{chosen.answer} ({mark})" if mark else chosen.answer

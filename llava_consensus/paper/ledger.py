@@ -74,7 +74,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class Accounted:
     """An entry with its account."""
 
     entry: Entry
@@ -93,33 +93,33 @@ def entries() -> list[Entry]:
     printed = [
         {"method": row["method"], "tokens": row["tokens"], "source": source, "model": model, "results": _results(row)}
         for table, (model, source) in PRINTED.items()
-        for row in paper.tables()[table]
+        for row in paper.printed_tables()[table]
     ]
     return [_entry(one) for one in (*printed, *_data()["entries"])]
 
 
-def account(entry: Entry, depth: int, price: Price) -> Row:
+def account(entry: Entry, depth: int, price: Price) -> Accounted:
     """An entry with what its schedule means on a model of `depth` layers."""
     layers = entry.layers(depth)
     if layers is None:
-        return Row(entry, None, None, None)
+        return Accounted(entry, None, None, None)
     ends = [entry.layers(depth, place) or layers for place in (0.0, 1.0)]
     low, high = (sum(end) / depth for end in ends)
-    return Row(entry, layers, (low, high), price(entry.model, layers))
+    return Accounted(entry, layers, (low, high), price(entry.model, layers))
 
 
-def result(name: str) -> Callable[[Row], float | None]:
+def result(name: str) -> Callable[[Accounted], float | None]:
     """Reads one printed result."""
     return lambda row: row.entry.results.get(name)
 
 
-def _average(row: Row) -> str:
+def _average(row: Accounted) -> str:
     if row.bounds is None or row.bounds[0] == row.bounds[1]:
         return count(row.average)
     return f"{count(row.average)} ({row.bounds[0]:.0f} to {row.bounds[1]:.0f})"
 
 
-COLUMNS = (  # of a Row
+COLUMNS = (  # of a Accounted
     Column("method", lambda row: row.entry.method, key="method"),
     Column("named", lambda row: row.entry.tokens, key="tokens"),
     Column("entering", lambda row: row.layers and row.layers[0], count, "entering"),
@@ -134,7 +134,7 @@ COLUMNS = (  # of a Row
 KEYS = {column.key: column for column in COLUMNS}
 
 
-def ordered(rows: Sequence[Row], key: str) -> list[Row]:
+def ordered(rows: Sequence[Accounted], key: str) -> list[Accounted]:
     """Rows by a column, lowest cost or best result first, those without a value last.
 
     Raises:
@@ -147,7 +147,7 @@ def ordered(rows: Sequence[Row], key: str) -> list[Row]:
     return known + [row for row in rows if KEYS[key].read(row) is None]
 
 
-def table(rows: Sequence[Row]) -> Table:
+def ledger_table(rows: Sequence[Accounted]) -> Table:
     """Rows under the headings of their models; sources are numbered, with their names below."""
     sources = list(dict.fromkeys(row.entry.source for row in rows))
     groups = []
@@ -159,7 +159,7 @@ def table(rows: Sequence[Row]) -> Table:
     return Table("Published results, every budget by one account (docs/accounting.md)", titles, tuple(groups), below)
 
 
-def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def cells(rows: Sequence[Accounted]) -> list[dict[str, Any]]:
     """Every row as a line of CSV, unrounded."""
     lines = []
     for row in rows:
@@ -169,7 +169,7 @@ def cells(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return lines
 
 
-def _cells(row: Row, sources: Sequence[str]) -> tuple[str, ...]:
+def _cells(row: Accounted, sources: Sequence[str]) -> tuple[str, ...]:
     special = {"average": _average(row), "source": f"[{sources.index(row.entry.source) + 1}]"}
     return tuple(special.get(column.key) or column.format(column.read(row)) for column in COLUMNS)
 

@@ -1,4 +1,11 @@
-"""Presets: a grid of runs as a file anyone can read and copy, one for each table of the paper (`presets/*.json`).
+"""Presets: a grid of runs as a file anyone can read and copy, one for each table of the paper (`presets/*.json`), and
+its runs in a folder of results, found by what was asked with which method, whatever version of this code answered
+and whichever command asked it.
+
+    sections(preset, wanted, rows)    # as tables of a folder have them, one for each set of benchmarks
+    missing(preset, wanted, found)    # what a page of the preset still lacks
+
+A file:
 
     {"title": "T5: weight of the vision side", "about": "alpha of the convex fuser at 128 tokens",
      "printed": "ablation_alpha",                     the table of paper.json whose numbers stand beside
@@ -15,21 +22,32 @@ any model will do: `weights` says which, `hosts` whose hosts (names of `llava-co
 paper prints nothing has an empty `printed` and empty columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import paper
+from llava_consensus.evaluation.report.rows import FULL, Row, version
+from llava_consensus.evaluation.report.section import Section
 from llava_consensus.evaluation.shapes import COUNT_OR_NONE, NUMBER, check_shape
 
 FOLDER = "presets"
 AGAIN = "Mend it; llava_consensus/paper/preset.py says what is in it"
 SHAPE = {**dict.fromkeys(("title", "about", "printed", "reference"), str), "benchmarks": dict, "rows": list}
+CHOSEN = ("method", "changed", "tokens", "merged")  # keys of a configuration by which a run is found
+SAME_IN_SECTION = ("model", "weights", "data", "device", "dtype", "loading")
 ROW_SHAPE = {"label": str, "method": str, "tokens": NUMBER}
+
+Reduction = Mapping[str, Any]  # of a configuration: method, changed, tokens, merged
+Wanted = Sequence[Reduction]  # one for each row of a preset, in its order
+ALL_TOKENS: Reduction = {"method": FULL, "changed": {}, "tokens": None, "merged": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +100,7 @@ class Preset:
 
     def printed_row(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The paper's row with these values; None for no values."""
-        rows = paper.tables()[self.printed] if values else ()
+        rows = paper.printed_tables()[self.printed] if values else ()
         return next((row for row in rows if values.items() <= row.items()), None)
 
 
@@ -105,10 +123,9 @@ def read(name: str) -> Preset:
         raise OptionError(f"preset {name!r}: must be one of {', '.join(names())}, or a file like theirs")
     content = read_json(path, AGAIN, dict)
     check_shape(content, SHAPE, path, AGAIN)
-    if content["printed"] not in ("", *paper.tables()):
-        raise DataError(
-            f"{path}: printed={content['printed']!r} must be one of {', '.join(paper.tables())}, or empty. {AGAIN}"
-        )
+    if content["printed"] not in ("", *paper.printed_tables()):
+        known = ", ".join(paper.printed_tables())
+        raise DataError(f"{path}: printed={content['printed']!r} must be one of {known}, or empty. {AGAIN}")
     needs = content.pop("needs", {})
     rows = tuple(row for given in content.pop("rows") for row in _rows(given, path))
     _check_fewer(content, rows, path)
@@ -134,3 +151,91 @@ def _rows(given: Mapping[str, Any], path: Path) -> list[PresetRow]:
         check_shape({**given, "tokens": tokens}, ROW_SHAPE, path, AGAIN)
     check_shape({"merged": given.get("merged")}, {"merged": COUNT_OR_NONE}, path, AGAIN)
     return [PresetRow(**{**given, "tokens": tokens}) for tokens in budgets]
+
+
+# ---- its runs in a folder of results
+
+
+def sections(preset: Preset, wanted: Wanted, rows: Iterable[Row]) -> list[Section]:
+    """The preset's runs on each model and data that has any, one section for the budgets that are asked on the same
+    benchmarks; those with most benchmarks first.
+
+    Args:
+        preset: whose runs.
+        wanted: of each of its rows, what the configuration of its runs says.
+        rows: runs of a folder, in any order.
+    """
+    found = []
+    for group in _grouped(rows, preset):
+        for budgets in _budgets(preset):
+            names = preset.asked_at(budgets[0])
+            asked = [ALL_TOKENS, *(one for one in wanted if one["tokens"] in budgets)]
+            runs = [run for name in names for one in asked if (run := _run(group, one, name)) is not None]
+            found += [Section(runs)] if any(not run.full for run in runs) else []
+    return found
+
+
+def missing(preset: Preset, wanted: Wanted, found: Sequence[Section]) -> list[str]:
+    """A line for each run that the preset asks for and the sections do not have whole."""
+    lines = [] if found else ["there are no runs"]
+    for section in found:
+        budgets = {row.tokens for row in section.rows if not row.full}
+        shown = [(row.label, one) for row, one in zip(preset.rows, wanted, strict=True) if one["tokens"] in budgets]
+        for (label, one), name in product([("all tokens", ALL_TOKENS), *shown], preset.asked_at(min(budgets))):
+            why = lack(_run(section.rows, one, name))
+            lines += [f"{name} {label} {one['tokens'] or ''}".strip() + f": {why}"] if why else []
+    absent = {row.tokens for row in preset.rows} - {row.tokens for one in found for row in one.rows}
+    return lines + [f"no runs at {tokens:g} tokens" for tokens in sorted(absent)]
+
+
+def lack(run: Row | None) -> str:
+    """What keeps a run from being whole; nothing where it is."""
+    if run is None:
+        return "not run"
+    return f"{run.answered} questions answered, not all" if run.metrics is None or run.unanswered else ""
+
+
+def holds(row: Row, limit: int | None) -> bool:
+    """Whether a run asked the first `limit` questions, all of them for None. A run that came to the end of the
+    questions before its own limit asked all there are.
+    """
+    own = inf if row.config["limit"] is None else row.config["limit"]
+    wanted = inf if limit is None else limit
+    whole = row.metrics is not None and row.metrics["questions"] < own
+    return own == wanted or (whole and row.metrics is not None and row.metrics["questions"] <= wanted)
+
+
+def _grouped(rows: Iterable[Row], preset: Preset) -> list[list[Row]]:
+    """Runs that ask what the preset asks, by model, data and device; of each benchmark the version that most have,
+    where a judge may have graded some of them.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        plain = not row.config.get("match") and not row.config.get("choices")
+        if plain and row.benchmark in preset.benchmarks and holds(row, preset.limits.get(row.benchmark)):
+            groups.setdefault(str([row.config.get(key) for key in SAME_IN_SECTION]), []).append(row)
+    found = []
+    for group in groups.values():
+        counts: dict[str, Counter[str]] = {}
+        for row in group:
+            counts.setdefault(row.benchmark, Counter())[version(row, "judge")] += 1
+        usual = {name: count.most_common(1)[0][0] for name, count in counts.items()}
+        found.append([row for row in group if version(row, "judge") == usual[row.benchmark]])
+    return found
+
+
+def _budgets(preset: Preset) -> list[list[float]]:
+    """Budgets that are asked on the same benchmarks together, those with most benchmarks first."""
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for tokens in dict.fromkeys(row.tokens for row in preset.rows):
+        groups.setdefault(tuple(preset.asked_at(tokens)), []).append(tokens)
+    return [groups[names] for names in sorted(groups, key=len, reverse=True)]
+
+
+def _run(rows: Iterable[Row], reduction: Reduction, benchmark: str) -> Row | None:
+    """The run of a benchmark with a reduction; of several a complete one, then the one with most answers."""
+    keys = ("method",) if reduction["method"] == FULL else CHOSEN
+    found = [
+        row for row in rows if row.benchmark == benchmark and all(row.config[key] == reduction[key] for key in keys)
+    ]
+    return max(found, key=lambda row: (row.complete, row.answered, row.folder.name), default=None)

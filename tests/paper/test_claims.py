@@ -10,7 +10,7 @@ from run_folders import store
 from llava_consensus import cli
 from llava_consensus.evaluation.report.rows import Row, read_row
 from llava_consensus.paper import claims
-from llava_consensus.paper.contrasts import FALSE, NOT_RUN, TRUE, UNDECIDED, Contrast, beats, matters_not, paired
+from llava_consensus.paper.claims import FALSE, NOT_RUN, TRUE, UNDECIDED, Contrast, beats, matters_not, paired
 from llava_consensus.paper.figures import Material, read
 
 
@@ -57,7 +57,7 @@ def test_a_paired_difference_is_the_mean_over_benchmarks(tmp_path: Path) -> None
 
 
 def test_nothing_is_claimed_without_results() -> None:
-    text = claims.table(Material(), {claim.figure: "make it" for claim in claims.CLAIMS})
+    text = claims.claims_table(Material(), {claim.figure: "make it" for claim in claims.CLAIMS})
     assert text.count(f"**{NOT_RUN}**") == len(claims.CLAIMS) == 12 and "- no runs" in text
 
 

@@ -1,17 +1,226 @@
-"""The figures of score against tokens, and what happens without matplotlib."""
+"""Every figure of the paper is drawn from result files, and one without results is named, not drawn empty."""
 
+import json
 import sys
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import study_files
 from PIL import Image
 from run_folders import store
 
+from llava_consensus import cli
 from llava_consensus.errors import DataError, MissingDependency
 from llava_consensus.evaluation.report.results import in_sections
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.evaluation.report.section import Section
-from llava_consensus.paper.figures import accuracy as figures
+from llava_consensus.paper import figures
+from llava_consensus.paper.ablations import settings
+from llava_consensus.paper.figures import accuracy, costs, style
+from llava_consensus.paper.figures.study import decay
+from llava_consensus.paper.material import NotMeasured
+
+pytest.importorskip("matplotlib")
+
+BENCHMARKS = ("pope", "seed", "textvqa")
+OPTIONS = {
+    "fuser": "convex", "student": "vision", "rate": 0.1, "alpha": 0.7, "tau_vision": 1.0, "tau_cross": 1.0,
+    "vision_score": "class", "aggregate": "all",
+}  # fmt: skip
+DISTANCE = 12.0  # in CIE Lab; two colours nearer than about 2.3 look the same side by side
+
+
+def run(out: Path, benchmark: str, right: int, tokens: int = 128, merged: int | None = None, **changed: object) -> None:
+    """A run of ConsensusDrop with other options, `right` of its ten answers right."""
+    answers: list[float] = [1] * right + [0] * (10 - right)
+    options = {**OPTIONS, **changed}
+    store(out, answers, benchmark=benchmark, tokens=tokens, merged=merged, options=options, changed=changed)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that any figure needs."""
+    out = tmp_path_factory.mktemp("results")
+    for name in BENCHMARKS:
+        store(out, [1.0] * 9 + [0.0], method="full", tokens=576, benchmark=name)
+        for tokens in (128, 64):
+            run(out, name, 7, tokens)
+        for alpha in (0.3, 0.5):
+            run(out, name, int(10 * alpha), alpha=alpha)
+        for pair in product((0.7, 1.3), repeat=2):
+            run(out, name, 6, tau_vision=pair[0], tau_cross=pair[1])
+        for student, rate in product(("vision", "cross"), (0.1, 0.3)):
+            options = {"fuser": "recovery", "student": student, "rate": rate}
+            run(out, name, 5, **{key: value for key, value in options.items() if OPTIONS[key] != value})
+        for merged in (0, 40):
+            run(out, name, 6, merged=merged)
+        run(out, name, 6, vision_score="tokens")
+        for method in ("vispruner", "sparsevlm"):
+            for tokens in (128, 64):
+                store(out, [1.0] * 6 + [0.0] * 4, method=method, tokens=tokens, benchmark=name, options={})
+    for file, content in (("study", study_files.study()), ("scap", study_files.scap()), ("bench", study_files.bench())):
+        (out / f"{file}.json").write_text(json.dumps(content))
+    (out / "growth.json").write_text(json.dumps(study_files.growth()))
+    (out / "bench-large.json").write_text(json.dumps(study_files.bench("llava-1.5-13b")))
+    return out
+
+
+def test_every_figure_is_drawn_twice_and_alike(results: Path, tmp_path: Path) -> None:
+    drawn = list(figures.draw(figures.read(results), tmp_path))
+    assert [one.missing for one in drawn if not one.files] == []
+    assert len(drawn) == len({one.figure.name for one in drawn}) == len(figures.FIGURES)
+    for one in drawn:
+        picture, drawing = one.files
+        assert Image.open(picture).size[0] > 300 and drawing.read_text().startswith("<?xml")
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    list(figures.draw(figures.read(results), tmp_path))
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")} == before
+
+
+def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results").mkdir()
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "results"), "--to", str(tmp_path / "to")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {path.name for path in (tmp_path / "to").iterdir()} == {
+        f"{name}.{kind}" for name in ("f05-pipeline", "f08-fusers") for kind in style.KINDS
+    }
+    for figure in figures.FIGURES:
+        if figure.makes:
+            assert any(line.startswith(f"{figure.name}: not drawn") and figure.makes in line for line in lines)
+
+
+def test_folders_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["paper", "figures", "--out", str(tmp_path / "none")]) == 3
+    (tmp_path / "file").touch()
+    assert cli.main(["paper", "figures", "--out", str(tmp_path), "--to", str(tmp_path / "file")]) == 3
+    error = capsys.readouterr().err
+    assert "no such folder of results" in error and "Give another name" in error
+
+
+def test_no_panel_cuts_the_lines_of_another(results: Path) -> None:
+    rows = [
+        {**row, "correction": 2 * row["correction"]} if row["correction"] and row["benchmark"] == "gqa" else row
+        for row in study_files.study()["rows"]
+    ]
+    drawn = decay(replace(figures.read(results), study={"description": {}, "rows": rows}))
+    panels = drawn.axes
+    assert len(panels) == 2
+    for panel in panels:
+        bottom, top = panel.get_ylim()
+        assert bottom == 0 and all(max(line.get_ydata()) < top for line in panel.lines)
+
+
+def test_an_ablation_takes_its_own_runs_alone(results: Path) -> None:
+    material = figures.read(results)
+    assert list(settings(material, "alpha").cells) == [(0.3,), (0.5,), (0.7,)]
+    assert set(settings(material, "recovery").cells) == set(product(("vision", "cross"), (0.1, 0.3)))
+    assert list(settings(material, "anchors").cells) == [
+        (0,),
+        (20,),
+        (40,),
+    ]  # 20 of 128 is what a run without a number has
+    assert len(settings(material, "temperature").cells) == 5
+    found = settings(material, "alpha")
+    assert found.tokens == 128 and set(found.names) == set(BENCHMARKS)
+    assert found.percent((0.3,), "pope") == 30 and found.best == (0.7,)
+    assert found.printed[0.7,]["pope"] == 85.1 and found.printed[0.7,]["mme"] == pytest.approx(1451.1 / 20)
+
+
+def test_an_ablation_prefers_the_papers_settings(tmp_path: Path) -> None:
+    """Runs of vision-only and cross-only on more benchmarks are no ablation of alpha."""
+    for name in BENCHMARKS:
+        for alpha in (0.0, 1.0):
+            run(tmp_path, name, 5, tokens=64, alpha=alpha)
+    for alpha in (0.3, 0.5):
+        run(tmp_path, "pope", 5, alpha=alpha)
+    found = settings(figures.read(tmp_path), "alpha")
+    assert list(found.cells) == [(0.3,), (0.5,)] and found.tokens == 128
+
+
+def test_other_settings_take_no_benchmark_away(tmp_path: Path) -> None:
+    for name in BENCHMARKS:
+        for alpha in (0.3, 0.5):
+            run(tmp_path, name, 5, alpha=alpha)
+    run(tmp_path, "pope", 5, alpha=1.0)
+    found = settings(figures.read(tmp_path), "alpha")
+    assert found.names == list(BENCHMARKS) and list(found.cells) == [(0.3,), (0.5,)]
+
+
+def test_the_page_names_every_figure() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    assert [figure.name for figure in figures.FIGURES if figure.name not in page] == []
+
+
+def test_the_measurement_of_the_right_budgets_is_taken(results: Path) -> None:
+    material = figures.read(results)
+    assert [content["model"] for content in material.measured] == ["llava-1.5-13b", "llava-mini"]
+    other = {
+        **material.benches[0],
+        "rows": [{**row, "tokens": row["tokens"] + 1} for row in material.benches[0]["rows"]],
+    }
+    two = figures.Material(benches=[other, material.benches[0]])
+    assert two.bench_of([128, 64]) is material.benches[0]["rows"] and len(two.measured) == 1
+
+
+def test_times_of_other_budgets_draw_nothing(results: Path) -> None:
+    material = figures.read(results)
+    rows = [{**row, "tokens": row["tokens"] + 1} for row in material.benches[0]["rows"]]
+    with pytest.raises(NotMeasured, match=r"at the budgets of the runs \(128 64\)"):
+        costs.pareto(replace(material, benches=[{**material.benches[0], "rows": rows}]))
+
+
+def test_an_ablation_of_one_setting_is_none(tmp_path: Path) -> None:
+    run(tmp_path, "pope", 5)
+    with pytest.raises(NotMeasured, match="alpha"):
+        settings(figures.read(tmp_path), "alpha")
+
+
+def linear(colour: str) -> np.ndarray:
+    """Linear light of #rrggbb."""
+    values = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light: np.ndarray) -> np.ndarray:
+    """CIE Lab of linear light, white D65."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    scaled = to_xyz @ light / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+EYES = {  # matrices of Machado, Oliveira and Fernandes 2009, severity 1, on linear light
+    "all cones": np.eye(3),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+}
+
+
+@pytest.mark.parametrize("eyes", EYES)
+def test_colours_can_be_told_apart_by(eyes: str) -> None:
+    seen = {colour: lab((EYES[eyes] @ linear(colour)).clip(0, 1)) for colour in (*style.PALETTE, "#FFFFFF")}
+    distances = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
+    nearest = min(distances, key=lambda pair: distances[pair])
+    assert distances[nearest] > DISTANCE, f"{nearest} are {distances[nearest]:.1f} apart"
+
+
+def test_red_and_green_of_equal_lightness_would_fail() -> None:
+    """The check above can fail: these two are far apart to most eyes and near to some."""
+    pair = ("#C05040", "#7A7A30")
+    apart = {name: [lab((matrix @ linear(one)).clip(0, 1)) for one in pair] for name, matrix in EYES.items()}
+    assert np.linalg.norm(np.subtract(*apart["all cones"])) > 3 * DISTANCE
+    assert np.linalg.norm(np.subtract(*apart["deuteranopia"])) < DISTANCE
+
+
+# ---- score against tokens
 
 
 @pytest.fixture
@@ -29,27 +238,31 @@ def sections(tmp_path: Path) -> list[Section]:
 
 
 def test_pictures_are_drawn(sections: list[Section], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for draw in (figures.score_against_tokens, figures.methods_apart):
+    for draw in (accuracy.score_against_tokens, accuracy.methods_apart):
         draw(sections, tmp_path / "figure.png")
         assert Image.open(tmp_path / "figure.png").size[0] > 300
         with pytest.raises(DataError, match="make tables"):
             draw([], tmp_path / "none.png")
 
 
-def test_few_methods_stand_out(sections: list[Section]) -> None:
-    styles = figures._styles(sections[0], ["gqa", "seed"])
-    assert next(iter(styles)) == "ConsensusDrop" and list(styles)[-1] == "random"
-    assert len(styles) == len(set(styles.values())) == len(figures.STYLES) + 1
-    assert "method8" in styles and "ToMe" not in styles  # the best others, by score
+def drawn(section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The panels of the figure of score against tokens."""
+    kept: list[Any] = []
+    monkeypatch.setattr(accuracy, "save", lambda figure, _: kept.extend(figure.axes))
+    accuracy.score_against_tokens([section], tmp_path / "figure.png")
+    return kept
 
 
-def test_points_are_scores_with_intervals_fewest_tokens_first(sections: list[Section]) -> None:
-    points = figures._curves(sections[0], "gqa")["method5"]
-    assert [(one.tokens, one.score) for one in points] == [(32, 60.0), (64, 70.0)]
-    assert all(one.low < one.score < one.high for one in points)
-    mean = figures._curves(sections[0], None)["method5"]
-    assert [one.score for one in mean] == [60.0, 70.0]  # Acc: of the paper's benchmarks, SEED is not one
+def test_few_methods_stand_out_and_points_are_scores_with_intervals(
+    sections: list[Section], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = drawn(sections[0], tmp_path, monkeypatch)[0]
+    lines = {line.get_label(): line for line in panel.lines}
+    own = [label for label in lines if label not in ("other methods", "all tokens")]
+    assert "ConsensusDrop" in own and "random" in own and "method8" in own and "ToMe" not in own and len(own) == 6
+    assert len({(lines[label].get_color(), lines[label].get_marker()) for label in own}) == 6
+    assert lines["method8"].get_xydata().tolist() == [[32, 90], [64, 90]]
+    assert len(panel.collections) == 3, "ours, the best other and random selection have bands"
 
 
 def test_without_matplotlib_the_pip_line_is_named(
@@ -57,4 +270,4 @@ def test_without_matplotlib_the_pip_line_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependency, match=r"pip install 'llava-consensus\[plots\]'"):
-        figures.score_against_tokens(sections, tmp_path / "figure.png")
+        accuracy.score_against_tokens(sections, tmp_path / "figure.png")

@@ -9,29 +9,29 @@ from llava_consensus import cli
 from llava_consensus.cli.paper import price
 from llava_consensus.errors import OptionError
 from llava_consensus.paper import ledger
-from llava_consensus.paper.ledger import Row
+from llava_consensus.paper.ledger import Accounted
 from llava_consensus.reduction.costs import SHAPES
 
 DEPTH = 32
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[Accounted]:
     return [ledger.account(entry, DEPTH, price) for entry in ledger.entries()]
 
 
-def one(rows: list[Row], method: str, tokens: int) -> Row:
+def one(rows: list[Accounted], method: str, tokens: int) -> Accounted:
     (found,) = (row for row in rows if (row.entry.method, row.entry.tokens) == (method, tokens))
     return found
 
 
-def test_64_tokens_after_a_cut_behind_layer_10_are_224_in_the_layer_mean(rows: list[Row]) -> None:
+def test_64_tokens_after_a_cut_behind_layer_10_are_224_in_the_layer_mean(rows: list[Accounted]) -> None:
     row = one(rows, "DIPrune", 64)
     assert row.layers == [576] * 10 + [64] * 22
     assert row.average == 224
 
 
-def test_32_tokens_of_two_stages_are_107_in_the_layer_mean(rows: list[Row]) -> None:
+def test_32_tokens_of_two_stages_are_107_in_the_layer_mean(rows: list[Accounted]) -> None:
     """Of a method that keeps 200 to 300 tokens up to layer 11."""
     row = one(rows, "OccamToken", 32)
     assert row.layers is not None and row.layers[10:12] == [250, 32]
@@ -39,12 +39,12 @@ def test_32_tokens_of_two_stages_are_107_in_the_layer_mean(rows: list[Row]) -> N
     assert row.bounds == pytest.approx((90, 124), abs=0.5)
 
 
-def test_published_schedules_of_sparsevlm_have_the_means_that_running_its_code_gave(rows: list[Row]) -> None:
+def test_published_schedules_of_sparsevlm_have_the_means_that_running_its_code_gave(rows: list[Accounted]) -> None:
     means = {row.entry.tokens: row.average for row in rows if row.entry.method == "SparseVLM" and row.average}
     assert means == pytest.approx({192: 206.5, 128: 145.4, 64: 82.25}, abs=0.05)
 
 
-def test_every_row_has_a_source_and_a_schedule_or_says_that_there_is_none(rows: list[Row]) -> None:
+def test_every_row_has_a_source_and_a_schedule_or_says_that_there_is_none(rows: list[Accounted]) -> None:
     assert len(rows) >= 20
     assert all(row.entry.source for row in rows)
     unknown = [row for row in rows if row.layers is None]
@@ -53,7 +53,7 @@ def test_every_row_has_a_source_and_a_schedule_or_says_that_there_is_none(rows: 
     assert all(len(row.layers) == DEPTH and row.entry.stages[0].layer == 0 for row in rows if row.layers)  # type: ignore[index]
 
 
-def test_costs_are_those_of_our_account(rows: list[Row]) -> None:
+def test_costs_are_those_of_our_account(rows: list[Accounted]) -> None:
     full = one(rows, "LLaVA-1.5-7B", 576)
     assert full.cost is not None
     assert full.cost.kv_bytes == 2**19 * (576 + SHAPES["llava-1.5-7b"].text)
@@ -62,13 +62,13 @@ def test_costs_are_those_of_our_account(rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize(("key", "falling"), [("average", False), ("flops", False), ("tokens", False), ("gqa", True)])
-def test_any_column_sorts_and_unknown_values_come_last(rows: list[Row], key: str, falling: bool) -> None:
+def test_any_column_sorts_and_unknown_values_come_last(rows: list[Accounted], key: str, falling: bool) -> None:
     values = [ledger.KEYS[key].read(row) for row in ledger.ordered(rows, key)]
     known = [value for value in values if value is not None]
     assert values[: len(known)] == sorted(known, reverse=falling) and len(values) == len(rows)
 
 
-def test_an_unknown_column_is_an_error(rows: list[Row]) -> None:
+def test_an_unknown_column_is_an_error(rows: list[Accounted]) -> None:
     with pytest.raises(OptionError, match=r"unknown column 'averag'. Did you mean 'average'"):
         ledger.ordered(rows, "averag")
 

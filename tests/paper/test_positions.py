@@ -18,7 +18,7 @@ from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import Prompt
 from llava_consensus.methods import make
-from llava_consensus.paper.study.positions import ClosedFrom, attention_by_place
+from llava_consensus.paper.study.methods import ClosedFrom, attention_by_place
 from llava_consensus.reduction.budget import Budget
 
 TOKENS = 6

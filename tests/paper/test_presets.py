@@ -3,24 +3,28 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Fake, FakeHost, make_data, make_model
-from run_folders import store
+from run_folders import BASE, store
 
 from llava_consensus import cli, hosts
 from llava_consensus.cli import arguments, paper
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report import paper as printed
-from llava_consensus.evaluation.report.rows import read_row
-from llava_consensus.evaluation.report.table import PACKAGES, latex
+from llava_consensus.evaluation.report.rows import Catalogue, Row, read_row
+from llava_consensus.evaluation.report.table import BEGIN, END, PACKAGES, latex
+from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.hosts import HOSTS
-from llava_consensus.paper import ablation as report
+from llava_consensus.methods import METHODS
 from llava_consensus.paper import preset
+from llava_consensus.paper import preset_tables as report
+from llava_consensus.paper.preset import holds
 from llava_consensus.reduction.budget import budget
 
 ABLATIONS = ("alpha", "anchors", "recovery", "score", "temperature")
@@ -46,11 +50,11 @@ def test_every_printed_row_of_an_ablation_is_in_its_preset() -> None:
     for name in ABLATIONS:
         found = preset.read(name)
         rows = [found.printed_row(row.printed) for row in found.rows if row.printed]
-        assert [row for row in printed.tables()[found.printed] if row not in rows] == []
+        assert [row for row in printed.printed_tables()[found.printed] if row not in rows] == []
 
 
 def test_the_papers_own_spread() -> None:
-    (table,) = [one for one in report.tables(report.Results(preset.read("alpha"), {})) if "spread" in one.title]
+    (table,) = [one for one in report.preset_tables(report.Results(preset.read("alpha"), {})) if "spread" in one.title]
     apart = {line[0]: line[1:] for line in table.groups[1].lines}
     assert apart["largest less smallest of these"] == ("26.5", "1.4", "0.5", "1.3", "2.0")
     assert apart["largest less smallest of T5"] == ("68.8", "3.1", "0.8", "1.2", "0.3")
@@ -70,7 +74,7 @@ def results(tmp_path: Path) -> report.Results:
 
 
 def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: report.Results) -> None:
-    beside, differences, _ = report.tables(results)
+    beside, differences, _ = report.preset_tables(results)
     low, same, reference = beside.groups[1].lines
     assert low[0] == "alpha 0.3" and low[1].startswith("70.0 ±") and low[1].endswith("‡") and low[2] == "82.0"
     assert same[1] == "100.0 ± 0.0" and reference[1:3] == ("100.0 ± 0.0", "85.1") and low[3:] == ("70.0", "82.0")
@@ -83,7 +87,7 @@ def test_ours_stands_beside_the_papers_and_real_differences_are_marked(results: 
 
 @pytest.mark.skipif(TEX is None, reason="needs tectonic or pdflatex")
 def test_latex_compiles(results: report.Results, tmp_path: Path) -> None:
-    body = "\n\n".join(latex(table) for table in report.tables(results))
+    body = "\n\n".join(latex(table) for table in report.preset_tables(results))
     page = rf"\documentclass{{article}}\usepackage{{booktabs}}\begin{{document}}{body}\end{{document}}"
     (tmp_path / "page.tex").write_text(f"{PACKAGES}\n{page}")
     options = [] if "tectonic" in str(TEX) else ["-interaction=nonstopmode", "-halt-on-error"]
@@ -171,3 +175,112 @@ def test_the_paper_lists_what_it_made_and_what_needs_which_weights(
     last = capsys.readouterr().out.splitlines()[-3:]
     assert last[1:] == ["Mine: out/tables/mine.md", "The controlled study: out/study.md"]
     assert "needs weights of Video-LLaVA" in last[0]
+
+
+# ---- its runs in a folder of results
+
+SMALL: dict[str, Any] = {
+    "title": "Small",
+    "about": "two ways to number positions",
+    "printed": "",
+    "reference": "",
+    "benchmarks": {"gqa": "", "pope": ""},
+    "limits": {"gqa": 4},
+    "fewer": {"32": ["gqa"]},
+    "rows": [
+        {"label": "VisionZip", "method": "visionzip", "tokens": [64, 32]},
+        {"label": "VisionZip, positions kept", "method": "visionzip:positions=keep", "tokens": [64, 32]},
+    ],
+}
+KEPT = {"changed": {"positions": "keep"}}
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    """A file of the preset above beside a complete folder of its runs, made by two versions of the code."""
+    (tmp_path / "small.json").write_text(json.dumps(SMALL))
+    out, newer = tmp_path / "out", {"versions": BASE["versions"] | {"llava-consensus": "0.2.0+source.other"}}
+    for tokens, more in ((None, {"method": "full"}), (64, {}), (64, KEPT | newer), (32, newer), (32, KEPT)):
+        given: dict[str, Any] = {"method": "visionzip", "tokens": tokens, **more}
+        given |= {"questions_asked": 4} if tokens else {"tokens": 576}
+        store(out, [1, 1, 1, bool(tokens)], limit=4 if tokens == 32 else 9, **given)
+        if tokens != 32:
+            store(out, [1, 1, 1, 1], limit=None, benchmark="pope", **given)
+    for wrong in ({"limit": 2}, {"limit": None, "match": "flops"}, {"limit": None, "merged": 3}):
+        store(out, [0, 0, 0, 0], method="visionzip", questions_asked=4, **wrong)
+    return tmp_path
+
+
+def written(folder: Path, *more: str) -> int:
+    """The page of the small preset."""
+    (folder / "page.md").write_text(f"{BEGIN}\n{END}\n")
+    files = ["--out", str(folder / "out"), "--write", str(folder / "page.md"), "--format", "csv"]
+    return cli.main(["report", "--preset", str(folder / "small.json"), "--complete", *files, *more])
+
+
+def test_a_page_has_what_the_preset_says_and_nothing_else(grid: Path) -> None:
+    assert written(grid) == 0
+    page = (grid / "page.md").read_text()
+    at_64, at_32 = page.split("**checkpoints/llava-mini**")[1:]
+    assert "| visionzip | 100.0 | 100.0 | 100.0" in at_64 and "| visionzip, positions kept | 100.0 | 100.0 |" in at_64
+    assert "Retain 32" not in at_64.split("The paper's numbers")[0] and "of GQA the first 4 questions" in at_32
+    assert "Retain 64" not in at_32 and "POPE" not in at_32
+    assert "| visionzip, positions kept | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / "metrics.json").unlink(), "3 questions answered, not all"),
+        (lambda run: (run / "config.json").unlink(), "not run"),
+    ],
+)
+def test_a_page_is_refused_while_a_run_is_missing(
+    grid: Path, spoil: Callable[[Path], None], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(next(path.parent for path in grid.glob("out/*/config.json") if kept_at_32(path)))
+    assert written(grid) == 3 and f"gqa VisionZip, positions kept 32: {message}" in capsys.readouterr().err
+    assert written(grid, "--limit", "2") == 3 and "no runs at 32 tokens" in capsys.readouterr().err
+
+
+def kept_at_32(path: Path) -> bool:
+    config = json.loads(path.read_text())
+    return bool(config["tokens"] == 32 and config["changed"] == KEPT["changed"])
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "limit", "same"),
+    [
+        (4, 4, 4, True),
+        (None, 3, 4, True),  # a benchmark of three questions
+        (9, 3, 4, True),
+        (9, 3, None, True),
+        (None, 9, 4, False),
+        (2, 2, 4, False),
+        (4, 4, None, False),  # there may be more
+    ],
+)
+def test_the_same_questions(own: int | None, asked: int, limit: int | None, same: bool) -> None:
+    assert holds(Row({"limit": own}, {"questions": asked}, asked, Path()), limit) is same
+    assert holds(Row({"limit": own}, None, 1, Path()), limit) is (own == limit)
+
+
+def test_the_results_grid_has_both_ways_to_number_positions_of_every_method_under_their_names() -> None:
+    found = preset.read("results")
+    catalogue = Catalogue({name: METHODS.title(name) for name in METHODS})
+    policies: dict[tuple[str, str], set[str]] = {}
+    for row in found.rows:
+        config = describe_reduction(arguments.one_word_method(row.method), budget(row.tokens))
+        assert Row(config, None, 0, Path(), catalogue).label == row.label
+        others = {key: value for key, value in config["options"].items() if key != "positions"}
+        policies.setdefault((config["method"], str(others)), set()).add(config["options"]["positions"])
+    assert {name for name, _ in policies} == {*METHODS} - {"full", "consensusdrop+"}
+    assert all(both == {"renumber", "keep"} for both in policies.values())
+    assert found.asked_at(64) == list(found.benchmarks) and found.asked_at(32) == ["gqa", "textvqa"]
+
+
+@pytest.mark.parametrize("fewer", [{"48": ["gqa"]}, {"32": ["mme"]}, {"32": "gqa"}])
+def test_a_preset_that_asks_what_it_has_not(tmp_path: Path, fewer: dict[str, Any]) -> None:
+    (tmp_path / "wrong.json").write_text(json.dumps(SMALL | {"fewer": fewer}))
+    with pytest.raises(DataError, match="must be a budget of its rows"):
+        preset.read(str(tmp_path / "wrong.json"))

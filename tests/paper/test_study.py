@@ -19,11 +19,9 @@ from units import WATCH, seen, view_of
 from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.paper import study_tables as report
 from llava_consensus.paper.study import results
-from llava_consensus.paper.study.format import STRETCHES
-from llava_consensus.paper.study.layers import LayerProbe, by_position, rank_correlation
-from llava_consensus.paper.study.selection import Selection
+from llava_consensus.paper.study import tables as report
+from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
 from llava_consensus.reduction.budget import Budget
 
 S_V = [0.10, 0.40, 0.05, 0.20, 0.05, 0.20]
@@ -155,7 +153,7 @@ def test_rows_of_the_study(folders: list[Path]) -> None:
 
 
 def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
-    accuracy, gain, disagreement = report.tables(results.study(folders))
+    accuracy, gain, disagreement = report.study_tables(results.study(folders))
     assert [group.heading for group in accuracy.groups] == ["Retain 100 % of the tokens", "Retain 25 % of the tokens"]
     ((name, cell),) = gain.groups[0].lines
     assert name == "recovery, vision student, r = 0.3" and cell.startswith("+40.0 (") and cell.endswith("‡")

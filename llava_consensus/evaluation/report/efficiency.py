@@ -73,7 +73,7 @@ BESIDE = (  # ours, by the column of the paper that stands beside it
 )
 
 
-def tables(content: Mapping[str, Any]) -> list[Table]:
+def bench_tables(content: Mapping[str, Any]) -> list[Table]:
     """What was measured, and the paper's columns beside the same of ours."""
     rows = content["rows"]
     full = rows[0]["tokens"]
@@ -139,6 +139,6 @@ def printed_name(row: Row) -> str:
 
 def printed_row(content: Mapping[str, Any], row: Row) -> Row:
     """The paper's row about a method and a budget; empty where it has none."""
-    rows = paper.tables()[printed_table(content["model"])]
+    rows = paper.printed_tables()[printed_table(content["model"])]
     wanted = printed_name(row), row["tokens"]
     return next((one for one in rows if (one["method"], int(one["tokens"])) == wanted), {})

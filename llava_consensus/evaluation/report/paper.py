@@ -1,6 +1,6 @@
 """The numbers the paper prints, as data (`paper.json`, copied digit for digit), and its blocks beside our tables.
 
-    tables()["llava_1_5_7b"][0]["gqa"]      # 62.0
+    printed_tables()["llava_1_5_7b"][0]["gqa"]      # 62.0
 
 They belong to the paper's checkpoints and complete benchmarks. FastV, ToMe and other peers' rows were copied from paper
 to paper and are disputed; faithful implementations beat them (docs/results.md says more).
@@ -17,16 +17,16 @@ PICTURES, NEXT, VIDEO = MODELS  # names of the tables
 
 
 @cache
-def tables() -> dict[str, list[dict[str, Any]]]:
+def printed_tables() -> dict[str, list[dict[str, Any]]]:
     """Every table of the paper by its name, one dict per printed row; None where the paper prints nothing."""
     text = (resources.files("llava_consensus.evaluation.report") / "paper.json").read_text(encoding="utf-8")
-    printed_tables: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
-    return printed_tables
+    found: dict[str, list[dict[str, Any]]] = json.loads(text)["tables"]
+    return found
 
 
 def columns(table: str) -> list[str]:
     """The benchmarks of a table, as its keys: what stands before the mean, without the scores a judge gave beside."""
-    keys = list(tables()[table][0])
+    keys = list(printed_tables()[table][0])
     mean = next(place for place, key in enumerate(keys) if key in ("acc", "avg_acc"))
     return [key for key in keys[:mean] if key not in ("tokens", "method") and not key.endswith("_score")]
 

@@ -207,7 +207,7 @@ def printed(section: Section) -> list[Table]:
 
 
 def _printed(name: str, catalogue: Catalogue) -> Table:
-    rows, model = paper.tables()[name], paper.MODELS[name]
+    rows, model = paper.printed_tables()[name], paper.MODELS[name]
     titles = [(key, catalogue.benchmark(catalogue.named(key)).title) for key in paper.columns(name)]
     titles += [(key, title) for key, title in MEANS if key in rows[0]]
     columns = [Column("method", itemgetter("method"))]
@@ -386,7 +386,7 @@ def as_csv(sections: Iterable[Section], bench: Bench = ()) -> str:
 
 def _printed_cells(table: str, catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """The cells of one of the paper's tables; times stand beside each score, as in our lines."""
-    for row in paper.tables()[table]:
+    for row in paper.printed_tables()[table]:
         for column in paper.columns(table):
             if row.get(column) is not None:
                 shared = {"source": "paper", "model": paper.MODELS[table], "label": row["method"], "status": "printed"}

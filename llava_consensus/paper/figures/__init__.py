@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llava_consensus.paper.figures import ablated, diagrams, efficiency, growth, study, style, summary, tradeoff
-from llava_consensus.paper.figures.material import Material, NotMeasured, read
+from llava_consensus.paper.figures import ablations, costs, diagrams, study, style
+from llava_consensus.paper.material import Material, NotMeasured, read
 
 __all__ = ["FIGURES", "Drawn", "Material", "draw", "read"]
 
 STUDY = "llava-consensus paper study"
 METHODS = '--methods "consensusdrop vispruner sparsevlm" --tokens "192 128 64 32"'
 SWEEP = f'llava-consensus sweep --bench "vqav2 gqa sqa textvqa pope mme mmbench mmbench_cn mmvet" {METHODS}'
+ABLATION = "llava-consensus paper ablation"
 FIVE = "for name in alpha temperature recovery anchors score; do llava-consensus paper ablation $name; done"
 TIMED = f"{SWEEP} && llava-consensus bench --out results/bench-tradeoff.json {METHODS}"
 BENCH = 'llava-consensus bench --out results/bench.json --tokens "432 288 144 57 28"'
@@ -39,30 +40,25 @@ class Drawn(NamedTuple):
     missing: str = ""
 
 
-def ablation(name: str) -> str:
-    """The command of one ablation."""
-    return f"llava-consensus paper ablation {name}"
-
-
 FIGURES = (
     Figure("f02-recovery-helps", "both signals alone and together", study.recovery_helps, STUDY),
     Figure("f03-three-way", "disagreement, correction and gain", study.three_way, STUDY),
     Figure("f04-decay", "correction over the recovery rate", study.decay, STUDY),
     Figure("f05-pipeline", "the method", diagrams.pipeline),
-    Figure("f06-pareto", "accuracy over time and cache", tradeoff.pareto, TIMED),
-    Figure("f07-per-dataset", "the same for each benchmark", tradeoff.per_dataset, TIMED),
+    Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED),
+    Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED),
     Figure("f08-fusers", "the two fusers", diagrams.fusers),
-    Figure("f09-alpha", "weight of the vision side", ablated.alpha, ablation("alpha")),
-    Figure("f10-temperature", "temperatures of both sides", ablated.temperature, ablation("temperature")),
-    Figure("f11-recovery", "student and rate of recovery", ablated.recovery, ablation("recovery")),
-    Figure("f12-anchors", "how many tokens are merged ones", ablated.anchors, ablation("anchors")),
-    Figure("f13-score", "how saliencies are scored", ablated.score, ablation("score")),
-    Figure("f14-summary", "the best of every ablation", summary.bars, FIVE),
-    Figure("f15-summary-radar", "the same as a radar", summary.circle, FIVE),
-    Figure("f16-efficiency", "six costs over the share taken away", efficiency.over_ratio, BENCH),
-    Figure("f17-time-and-cache", "time and cache over the same", efficiency.time_and_cache, BENCH),
-    Figure("f18-speedup", "speed-ups by budget", efficiency.speedups, BENCH),
-    Figure("f19-growth", "how the methods' own work grows", growth.curves, GROWTH),
+    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha"),
+    Figure("f10-temperature", "temperatures of both sides", ablations.temperature, f"{ABLATION} temperature"),
+    Figure("f11-recovery", "student and rate of recovery", ablations.recovery, f"{ABLATION} recovery"),
+    Figure("f12-anchors", "how many tokens are merged ones", ablations.anchors, f"{ABLATION} anchors"),
+    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score"),
+    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE),
+    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE),
+    Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH),
+    Figure("f17-time-and-cache", "time and cache over the same", costs.time_and_cache, BENCH),
+    Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH),
+    Figure("f19-growth", "how the methods' own work grows", costs.growth, GROWTH),
     Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY),
 )
 

@@ -12,7 +12,7 @@ from textwrap import fill
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.report.rows import LINEUP, RANDOM, Line
+from llava_consensus.evaluation.report.rows import LINEUP, RANDOM
 from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper.figures.style import MARKERS, PALETTE, panels, save
 
@@ -24,8 +24,8 @@ BANDS = 3  # methods with a band where some are grey: ours, the best other, rand
 COLUMNS = 5
 
 
-class Point(NamedTuple):
-    """A score at a budget, with its interval where there is one."""
+class AtBudget(NamedTuple):
+    """A method's score at a budget, with its interval where there is one."""
 
     tokens: float
     score: float
@@ -33,7 +33,7 @@ class Point(NamedTuple):
     high: float
 
 
-Curves = Mapping[str, Sequence[Point]]  # by label
+Curves = Mapping[str, Sequence[AtBudget]]  # by label
 
 
 def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
@@ -47,12 +47,14 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     """
     section = _largest(sections)
     names = [name for name in section.names if _curves(section, name)]
-    figure, axes = _panels(len(names), 3.6, 3.1)
+    figure, axes = panels(len(names), COLUMNS if len(names) > 8 else 4, (3.6, 3.1), sharey=False)
     styles = _styles(section, names)
     for panel, name in zip(axes, names, strict=True):
         _draw(panel, _curves(section, name), styles)
-        _bound(panel, section.full.runs.get(name) if section.full else None)
-        _axes(panel, section, _headline(section, name))
+        row, facts = section.full.runs.get(name) if section.full else None, section.catalogue.benchmark(name)
+        if row is not None and row.score is not None:
+            panel.axhline(row.score, color="black", linestyle=":", linewidth=1, label="all tokens")
+        _axes(panel, section, f"{facts.title} ({'%' if facts.scale == 1 else 'points'})")
     handles = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -74,7 +76,7 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
     curves = _curves(section, None)
     if not curves:
         raise DataError("no method has complete runs of every benchmark, so there is no Acc to draw")
-    figure, axes = _panels(len(curves), 2.6, 2.2, sharey=True)
+    figure, axes = panels(len(curves), COLUMNS, (2.6, 2.2), sharey=True)
     for panel, label in zip(axes, curves, strict=True):
         for points in curves.values():
             panel.plot([point.tokens for point in points], [point.score for point in points], color=GREY, linewidth=0.8)
@@ -114,34 +116,22 @@ def _largest(sections: Sequence[Section]) -> Section:
     return sections[counts.index(max(counts))]
 
 
-def _panels(count: int, width: float, height: float, sharey: bool = False) -> tuple[Any, list[Any]]:
-    """A figure with `count` panels in rows."""
-    return panels(count, COLUMNS if sharey or count > 8 else 4, (width, height), sharey=sharey)
-
-
 def _curves(section: Section, name: str | None) -> Curves:
-    """Points of every method by label, fewest tokens first; of Acc without a benchmark's name. Budgets that are shares
+    """Scores of every method by label, fewest tokens first; Acc without a benchmark's name. Budgets that are shares
     have no place on an axis of tokens.
     """
-    curves: dict[str, list[Point]] = {}
+    curves: dict[str, list[AtBudget]] = {line.label: [] for line in section.reduced}
     for line in (line for line in reversed(section.reduced) if line.tokens >= 1):
-        point = _mean_point(section, line) if name is None else _point(section, line, name)
-        if point is not None:
-            curves.setdefault(line.label, []).append(point)
-    order = [line.label for line in section.reduced]
-    return {label: curves[label] for label in dict.fromkeys(order) if label in curves}
-
-
-def _point(section: Section, line: Line, name: str) -> Point | None:
-    cell = section.cell(line, name)
-    if cell is None or not cell.row.complete or cell.row.score is None:
-        return None
-    return Point(line.tokens, cell.row.score, *(cell.bounds or (cell.row.score, cell.row.score)))
-
-
-def _mean_point(section: Section, line: Line) -> Point | None:
-    mean = section.accuracy(line)
-    return None if mean is None else Point(line.tokens, mean.value, *(mean.bounds or (mean.value, mean.value)))
+        if name is None:
+            mean = section.accuracy(line)
+            value, bounds = (None, None) if mean is None else mean[:2]
+        else:
+            cell = section.cell(line, name)
+            whole = cell is not None and cell.row.complete
+            value, bounds = (cell.row.score, cell.bounds) if cell is not None and whole else (None, None)
+        if value is not None:
+            curves[line.label].append(AtBudget(line.tokens, value, *(bounds or (value, value))))
+    return {label: points for label, points in curves.items() if points}
 
 
 def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -169,17 +159,6 @@ def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> 
         if label in banded:
             low, high = [point.low for point in points], [point.high for point in points]
             panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
-
-
-def _headline(section: Section, name: str) -> str:
-    """A benchmark with the unit of its score."""
-    facts = section.catalogue.benchmark(name)
-    return f"{facts.title} ({'%' if facts.scale == 1 else 'points'})"
-
-
-def _bound(panel: Any, row: Any) -> None:
-    if row is not None and row.score is not None:
-        panel.axhline(row.score, color="black", linestyle=":", linewidth=1, label="all tokens")
 
 
 def _axes(panel: Any, section: Section, title: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llava_consensus.paper.figures import style
-from llava_consensus.paper.figures.material import Material
+from llava_consensus.paper.material import Material
 
 VISION, CROSS, BOTH, PLAIN = "#56B4E9", "#F0C27A", "#D9A9C6", "#ECECEC"  # light enough for black letters
 INK = "#222222"

@@ -1,12 +1,12 @@
 """Figures of the controlled study (F2, F3, F4), and of SCAP's pull toward places in the picture. From study.json and
-scap.json, whose fields the study's own room describes (`study/format.py`).
+scap.json, whose fields `paper/study/results.py` describes.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llava_consensus.paper.figures import style
-from llava_consensus.paper.figures.material import Material, NotMeasured
+from llava_consensus.paper.material import Material, NotMeasured
 
 Row = Mapping[str, Any]
 SINGLES = (("cross", "cross-only"), ("vision", "vision-only"))

@@ -1,5 +1,65 @@
-"""What the runs of the study say: the content of study.json and scap.json (`format.py`). Read from result folders
-alone.
+"""The runs of the study, and what they say: the content of study.json, scap.json and positions.json.
+
+The runs are ordinary ones of a sweep, so they are resumed, shared out and kept as any other. What is read of them is
+read from their folders alone; tables (`tables.py`) and figures are made of these files.
+
+`study.json` says how selections inside the language model answer:
+
+    {"description": {"model": ..., "data": ..., "limit": ..., "layer": 2, "versions": {...}, ...},
+     "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
+               "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
+               "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
+               "agreement": 0.61, "disagreement": 0.39, "correction": 0.42,
+               "gain": 1.3, "gain_interval": [0.2, 2.4], "p": 0.02}, ...]}
+
+    benchmark, title, metric   what was asked, how papers write it, which number of its scorer `accuracy` is
+    scale         what `accuracy` is divided by to be a percentage: 1, and 20 for MME
+    chance        what guessing scores on these questions, in the unit of `accuracy`; older files do not have it
+    retention     share of a picture's tokens that are left, rho; 1.0 for the row of all tokens
+    scores        what tokens are ranked by: "vision", "cross", "recovery" (the student's ranking, corrected by the
+                  teacher's), or "full" for all tokens
+    student       "vision" or "cross", whose ranking comes first; null unless `scores` is "recovery"
+    rate          r, share of the kept tokens that the teacher adds; null unless `scores` is "recovery"
+    accuracy      the benchmark's own number, from 0 to 100 times `scale`
+    interval      of it, 95 %, bootstrap over questions; null where the scorer's rows do not make it up
+    questions     how many were answered
+    agreement     overlap of the two sides' K best tokens as a share of K, mean over pictures; null for all tokens
+    disagreement  1 - agreement
+    correction    correction factor, mean over pictures; null unless `scores` is "recovery"
+    gain          accuracy less that of the student alone; null unless `scores` is "recovery"
+    gain_interval, p   of the gain, paired by question; null where `gain` is, or where rows do not make up a score
+
+`scap.json` says how SCAP, which is the attention of the first layer, compares with the attention of every layer:
+
+    {"description": {...}, "benchmark": "gqa", "questions": 400, "retention": 0.25,
+     "layers": [{"layer": 1, "aggregate": "all", "correlation": 1.0, "overlap": 1.0}, ...],
+     "positions": [{"rotated": true, "saliency": [...]}, {"rotated": false, "saliency": [...]}]}
+
+    layer         a decoder layer, counted from 1
+    aggregate     how the rows of the text become one saliency, of SCAP and of the layer alike: "all", "last" or "max"
+    correlation   Spearman's rank correlation of SCAP with the layer's own attention, mean over pictures
+    overlap       share of SCAP's K best tokens that are among the layer's K best, K = retention times their number
+    positions     SCAP's mean saliency (aggregate "all") with and without rotation of queries and keys, by patch index:
+                  that of each of 24 equal stretches, from the first patch to the last. It is a multiple of what each
+                  patch would have if all had the same, so 1 is no preference.
+
+`positions.json` says what closing up the positions of the tokens that stay does:
+
+    {"description": {...}, "benchmark": "textvqa", "title": "TextVQA", "scale": 1.0, "tokens": 64,
+     "layers": [{"closed_from": null, "accuracy": 78.1, "interval": [...], "difference": null, ...}, ...],
+     "questions": 100, "attention": [{"positions": "full", "layer": 1, "stretches": [...], "visual": 0.31}, ...]}
+
+    closed_from   the first decoder layer, counted from 0, whose positions are closed up; null is none of them, the row
+                  that the others are compared with; "full" stands for all tokens
+    accuracy, interval   as in study.json
+    difference, difference_interval, p   to the row whose positions are closed up nowhere, paired by question
+    questions     how many were looked at for `attention`
+    positions     "full" (all tokens), "renumber" or "keep", of ConsensusDrop
+    layer         a decoder layer, counted from 1
+    stretches     share of the last prompt word's attention in each equal stretch of patch indices, mean over heads
+    visual        their sum
+
+A null number was not measured, or means nothing there. Rows stand in the order they were run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,10 +71,55 @@ import numpy as np
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
-from llava_consensus.evaluation.report.stats import compare, draws, interval
-from llava_consensus.paper.study.selection import PUBLISHED_LAYER, RECOVERY
+from llava_consensus.evaluation.report.stats import compare
+from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.encodings import reader
+from llava_consensus.evaluation.runs.sweep import Cell, cells
+from llava_consensus.hosts import Host
+from llava_consensus.methods import make
+from llava_consensus.paper.study.methods import (
+    PUBLISHED_LAYER,
+    RECOVERY,
+    SIDES,
+    STRETCHES,
+    Ask,
+    ClosedFrom,
+    LayerProbe,
+    Selection,
+    attention_by_place,
+)
+from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.decoder import only_cut
 from llava_consensus.reduction.saliency import AGGREGATES
+
+STUDY, SCAP, POSITIONS = "study.json", "scap.json", "positions.json"
+RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
+POLICIES = {"full": make("full"), "renumber": make("consensusdrop"), "keep": make("consensusdrop", positions="keep")}
+
+
+def grid(
+    full: Sequence[RunConfig], retentions: Sequence[Share], rates: Sequence[float], layer: int | None = None
+) -> list[Cell]:
+    """All runs of the study, each checked: both sides alone, then recovery with either student at every rate.
+
+    Args:
+        full: the run with all tokens of each benchmark.
+        retentions: shares of a picture's tokens that stay.
+        rates: of recovery.
+        layer: how many decoder layers see everything; None is 2, in shallow models in proportion.
+    Raises:
+        ConsensusError: for a run that is wrong.
+    """
+    alone = [Selection(scores=side, layer=layer) for side in SIDES]
+    recovered = [
+        Selection(scores=RECOVERY, student=student, rate=rate, layer=layer) for student in SIDES for rate in rates
+    ]
+    return cells(full, [*alone, *recovered], retentions)
+
+
+def probing(full: RunConfig, retention: Share) -> Cell:
+    """The run that compares SCAP with the attention of every layer, at the overlap of so many best tokens."""
+    return Cell(prepare(full).reduced_by(LayerProbe(), retention, "kept"))
 
 
 def study(folders: Sequence[Path]) -> Record:
@@ -63,7 +168,7 @@ def study_row(run: Row, alone: Mapping[tuple[str, float, Any], Row]) -> Record:
         "student": options["student"] if recovery else None,
         "rate": options["rate"] if recovery else None,
         "accuracy": run.score,
-        "interval": None if run.sample is None else interval(draws(run.sample, run.benchmark)),
+        "interval": run.bounds,
         "questions": run.metrics["answered"],
         "agreement": agreement,
         "disagreement": None if agreement is None else 1 - agreement,
@@ -124,4 +229,67 @@ def scap(folder: Path) -> Record:
             for layer, value in enumerate(correlation[aggregate], 1)
         ],
         "positions": [{"rotated": name == "rotated", "saliency": mean(name)[0]} for name in ("rotated", "plain")],
+    }
+
+
+# ---- positions
+
+
+def closing_grid(full: RunConfig, tokens: Any, layers: int) -> list[Cell]:
+    """All tokens, positions closed up nowhere, and from each of the `layers` decoder layers on."""
+    first = prepare(full)
+    methods = [ClosedFrom(), *(ClosedFrom(closed_from=layer) for layer in range(layers))]
+    return [Cell(first), *(Cell(first.reduced_by(method, tokens, "kept")) for method in methods)]
+
+
+def attention(host: Host, plan: Plan, tokens: int, count: int) -> list[Record]:
+    """Rows of `attention`: the first `count` questions of a plan, with all tokens and under both policies."""
+    read, questions = reader(plan), plan.questions[:count]
+
+    def ask(question: Any) -> Ask:
+        pictures = [picture for path in plan.pictures(question) for picture in read(path)]
+        return host.encode(pictures), plan.prompt(question)
+
+    rows = []
+    for name, method in POLICIES.items():
+        asks = [lambda question=question: ask(question) for question in questions]
+        shares = attention_by_place(host, method, tokens, asks, STRETCHES)
+        rows += [
+            {"positions": name, "layer": layer, "stretches": stretches, "visual": sum(stretches)}
+            for layer, stretches in enumerate(shares, 1)
+        ]
+    return rows
+
+
+def positions(folders: Sequence[Path], tokens: int, looked_at: Sequence[Record], count: int) -> Record:
+    """The content of positions.json.
+
+    Args:
+        folders: of complete runs, in the order of `closing_grid`.
+        tokens: of the budget.
+        looked_at: what `attention` found.
+        count: questions of that.
+    """
+    full, nowhere, *closed = [read_row(folder) for folder in folders]
+    rows = [_closed_row("full", full, None), _closed_row(None, nowhere, None)]
+    rows += [_closed_row(run.config["options"]["closed_from"], run, nowhere) for run in closed]
+    facts = {"benchmark": full.benchmark, "title": full.facts.title, "scale": full.facts.scale, "tokens": tokens}
+    return {
+        "description": description([full]),
+        **facts,
+        "layers": rows,
+        "questions": count,
+        "attention": list(looked_at),
+    }
+
+
+def _closed_row(closed_from: Any, run: Row, reference: Row | None) -> Record:
+    test = None if reference is None else compare(run, reference)
+    return {
+        "closed_from": closed_from,
+        "accuracy": run.score,
+        "interval": run.bounds,
+        "difference": None if test is None else test.difference,
+        "difference_interval": None if test is None else [test.low, test.high],
+        "p": None if test is None else test.p,
     }

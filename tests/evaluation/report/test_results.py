@@ -1,9 +1,10 @@
-"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/test_table.py`."""
+"""Tables are pure functions of result folders: Markdown, CSV, LaTeX. Run: `pytest tests/evaluation/report`."""
 
 import csv
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_folders import BASE, TITLES, store
@@ -39,6 +40,18 @@ def only(out: Path) -> Section:
     """The one section of a folder."""
     (section,) = results.in_sections(read_rows(out, KNOWN))
     return section
+
+
+def text_of(out: Path) -> str:
+    """All tables of a folder as Markdown."""
+    return results.as_markdown(results.in_sections(read_rows(out)))
+
+
+def told(folder: Path, **changes: Any) -> Path:
+    """Lets a finished run say something else of itself."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    (folder / "metrics.json").write_text(json.dumps(metrics | changes))
+    return folder
 
 
 def lines_of(one: Table | None) -> dict[str, list[tuple[str, ...]]]:
@@ -91,9 +104,7 @@ def test_an_incomplete_full_model_gives_no_relative_number(tmp_path: Path) -> No
 
 
 def test_not_scored_is_said(tmp_path: Path) -> None:
-    folder = store(tmp_path, [1, 0], benchmark="mmvet")
-    metrics = json.loads((folder / "metrics.json").read_text())
-    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+    told(store(tmp_path, [1, 0], benchmark="mmvet"), score=None)
     section = only(tmp_path)
     assert state(section.cell(section.reduced[0], "mmvet")) == "not scored"
     assert section.accuracy(section.reduced[0]) is None
@@ -102,9 +113,7 @@ def test_not_scored_is_said(tmp_path: Path) -> None:
 def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     for method, tokens in (("full", 576), ("consensusdrop", 64)):
         store(tmp_path, [1, 1, 1, 0], method=method, tokens=tokens)
-        folder = store(tmp_path, [1, 0], benchmark="mmvet", method=method, tokens=tokens)
-        metrics = json.loads((folder / "metrics.json").read_text())
-        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+        told(store(tmp_path, [1, 0], benchmark="mmvet", method=method, tokens=tokens), score=None)
     section = only(tmp_path)
     found, scores = section.accuracy(section.reduced[0]), results.scores(section)
     assert section.papers == ["gqa", "mmvet"] and section.averaged == ["gqa"]
@@ -112,17 +121,11 @@ def test_acc_leaves_out_what_nobody_has_judged(tmp_path: Path) -> None:
     assert "Acc (1 of 9)" in scores.head and "without MM-Vet, which nobody has judged" in scores.note
 
 
-def chanced(folder: Path, chance: float) -> None:
-    """Lets a finished run say what guessing scores."""
-    metrics = json.loads((folder / "metrics.json").read_text())
-    (folder / "metrics.json").write_text(json.dumps(metrics | {"chance": chance}))
-
-
 def test_no_average_has_a_benchmark_in_which_the_full_model_guesses(tmp_path: Path) -> None:
     for method, tokens in (("full", 576), ("consensusdrop", 64)):
         for name, right in (("gqa", 30), ("pope", 22), ("mmbench_cn", 8)):
             folder = store(tmp_path, [1] * right + [0] * (40 - right), benchmark=name, method=method, tokens=tokens)
-            chanced(folder, {"gqa": 50.0, "pope": 50.0, "mmbench_cn": 6.2}[name])
+            told(folder, chance={"gqa": 50.0, "pope": 50.0, "mmbench_cn": 6.2}[name])
     section = only(tmp_path)
     assert section.averaged == ["gqa", "mmbench_cn"] and list(section.near_chance) == ["pope"]
     found, scores = section.accuracy(section.reduced[0]), results.scores(section)
@@ -146,8 +149,7 @@ def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
         metrics = json.loads((folder / "metrics.json").read_text())
         for row, text in zip(metrics["report"]["extracted"], texts, strict=True):
             row["extracted"] = text
-        report = metrics["report"] | {"contains": 75.0, "exact": 50.0}
-        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None, "report": report}))
+        told(folder, score=None, report=metrics["report"] | {"contains": 75.0, "exact": 50.0})
     found = results.unjudged(only(tmp_path))
     assert found is not None and found.head == ("method", "MSVD", "as full")
     (line,) = lines_of(found)["Retain 64 tokens (88.9 % fewer)"]
@@ -170,24 +172,6 @@ def test_a_run_without_any_answer_is_not_shown(tmp_path: Path) -> None:
     assert [row.config["method"] for row in read_rows(tmp_path)] == ["consensusdrop"]
 
 
-def test_grades_of_a_judge_are_the_score(tmp_path: Path) -> None:
-    folder = store(tmp_path, [1.0, 0.0], benchmark="msvd", metric="accuracy")
-    metrics = json.loads((folder / "metrics.json").read_text())
-    (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
-    assert read_rows(tmp_path)[0].score is None
-    rows = [{"index": 0, "correct": 1.0, "group": "yes or no"}, {"index": 1, "correct": 0.0, "group": "neither"}]
-    judged = {"score": 100.0, "metric": "accuracy", "complete": True, "counted": ["yes or no"], "extracted": rows}
-    answers = hashlib.sha256((folder / "answers.jsonl").read_bytes()).hexdigest()
-    place = tmp_path / "judge" / "msvd-run"
-    place.mkdir(parents=True)
-    (place / "config.json").write_text(json.dumps({"answers": answers, "judge": {"asked": "somebody"}}))
-    (place / "metrics.json").write_text(json.dumps(judged))
-    row = read_rows(tmp_path)[0]
-    assert row.score == 100.0 and row.complete and row.sample is not None
-    (place / "metrics.json").write_text(json.dumps(judged | {"complete": False}))
-    assert read_rows(tmp_path)[0].score is None
-
-
 def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
     store(tmp_path, [1, 0], score=1510.7, benchmark="mme", statistic="unheard of")
     store(tmp_path, [1, 0])
@@ -197,7 +181,7 @@ def test_mme_enters_acc_by_a_twentieth(tmp_path: Path) -> None:
 
 
 def test_acc_and_rel_of_the_papers_own_rows_come_out(tmp_path: Path) -> None:
-    rows = [row for row in paper.tables()["llava_1_5_7b"] if row["method"] in ("LLaVA-1.5-7B", "ConsensusDrop")]
+    rows = [row for row in paper.printed_tables()["llava_1_5_7b"] if row["method"] in ("LLaVA-1.5-7B", "ConsensusDrop")]
     for row in rows:
         method = {"method": "full"} if row["tokens"] == 576 else {}
         for column, name in NINE.items():
@@ -236,18 +220,15 @@ def test_difference_to_random(out: Path) -> None:
     assert ours[1].startswith("+25.0 ± ") and ours[2] == "-" and vision[1].startswith("+0.0 ± ")
 
 
-def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
-    folders = [store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens) for tokens in (64, 32)]
-    for folder in folders:
-        metrics = json.loads((folder / "metrics.json").read_text())
-        (folder / "metrics.json").write_text(json.dumps(metrics | {"score": None}))
+def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) -> None:
+    folders = [told(store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens), score=None) for tokens in (64, 32)]
     (folders[1] / "answers.jsonl").write_text("other answers\n")
     answers = hashlib.sha256((folders[0] / "answers.jsonl").read_bytes()).hexdigest()
-    graded = [{"index": place, "correct": value} for place, value in enumerate((0.5, 0.25, 0.2))]
+    graded = [{"index": place, "correct": value, "group": "all"} for place, value in enumerate((0.5, 0.25, 0.2))]
     judged = tmp_path / "judge" / "mmvet-x"
     judged.mkdir(parents=True)
     (judged / "config.json").write_text(json.dumps({"benchmark": "mmvet", "answers": answers, "judge": {"asked": "j"}}))
-    score = {"score": 31.7, "metric": "total", "complete": True, "extracted": graded, "rounded": 1}
+    score = {"score": 31.7, "metric": "total", "complete": True, "extracted": graded, "rounded": 1, "counted": ["all"]}
     (judged / "metrics.json").write_text(json.dumps(score))
     section = only(tmp_path)
     shown = {line.tokens: section.cell(line, "mmvet") for line in section.reduced}
@@ -262,16 +243,14 @@ def test_a_judges_score_joins_its_run(tmp_path: Path) -> None:
 
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
-    assert results.as_markdown(results.in_sections(rows[:2] + rows[:1:-1])) == results.as_markdown(
-        results.in_sections(rows)
-    )
+    assert results.as_markdown(results.in_sections(rows[:2] + rows[:1:-1])) == text_of(out)
 
 
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], limit=2)
     store(out, [1, 1], weights="other")
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
-    text = results.as_markdown(results.in_sections(read_rows(out)))
+    text = text_of(out)
     assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
     full = [section.full for section in results.in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
@@ -285,27 +264,27 @@ def test_full_score_is_of_the_same_setting(out: Path) -> None:
 
 
 def test_scores_are_read_from_their_file(out: Path) -> None:
-    before = results.as_markdown(results.in_sections(read_rows(out)))
+    before = text_of(out)
     for path in out.glob("*/metrics.json"):
         metrics = json.loads(path.read_text())
         extracted = metrics["report"].pop("extracted")
         write_metrics(path.parent, metrics, extracted)
-    assert results.as_markdown(results.in_sections(read_rows(out))) == before
+    assert text_of(out) == before
     (out / "003" / "scores.jsonl").write_text("[]\n")
     with pytest.raises(DataError, match=r"003/scores\.jsonl, line 1: .*llava-consensus eval"):
-        results.as_markdown(results.in_sections(read_rows(out)))
+        text_of(out)
 
 
 def test_the_full_model_has_no_budget(out: Path) -> None:
-    before = results.as_markdown(results.in_sections(read_rows(out)))
+    before = text_of(out)
     for path in out.glob("*/config.json"):
         config = json.loads(path.read_text())
         if config["method"] == "full":
             path.write_text(json.dumps(config | {"tokens": None}))
-    assert results.as_markdown(results.in_sections(read_rows(out))) == before
+    assert text_of(out) == before
     for path in (out / "000", out / "001"):
         (path / "metrics.json").unlink()
-    text = results.as_markdown(results.in_sections(read_rows(out)))
+    text = text_of(out)
     assert "Upper bound, all tokens" in text and "**Retain 64 tokens**" in text
 
 
@@ -364,8 +343,8 @@ def test_no_costs_no_table(out: Path) -> None:
 
 
 def test_the_papers_numbers_are_the_printed_ones() -> None:
-    assert paper.tables()["llava_1_5_7b"][0]["gqa"] == 62.0
-    assert hashlib.sha256(canonical(paper.tables()).encode()).hexdigest() == PRINTED
+    assert paper.printed_tables()["llava_1_5_7b"][0]["gqa"] == 62.0
+    assert hashlib.sha256(canonical(paper.printed_tables()).encode()).hexdigest() == PRINTED
 
 
 def test_the_papers_block_stands_beside_ours(out: Path) -> None:

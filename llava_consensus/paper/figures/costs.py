@@ -1,0 +1,370 @@
+"""What time and memory cost: F6 and F7 (accuracy over time and cache), F16 to F18 (from files of
+`llava-consensus bench`), F19 (how the methods' own work grows, from `bench --growth`: on random features).
+
+Accuracy comes from runs, times from bench files. Beside a small model the paper's seconds mean nothing: its numbers are
+grey where they can be compared, which speed-ups, savings and shares of the full model's always can, milliseconds and
+bytes only beside a model of the same size. Where there are two models, the first is drawn solid, the second dashed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from llava_consensus.evaluation.report import paper
+from llava_consensus.evaluation.report.efficiency import (
+    FULL_TITLE,
+    OURS,
+    TABLES,
+    label,
+    printed_name,
+    printed_table,
+    read,
+)
+from llava_consensus.evaluation.report.rows import FULL, Line
+from llava_consensus.evaluation.report.section import Section
+from llava_consensus.paper.figures import style
+from llava_consensus.paper.material import Material, NotMeasured
+
+DRAWN = ("ConsensusDrop", "VisPruner", "SparseVLM")  # methods of F6 and F7, as we and the paper call them
+DASHES = ("-", "--", ":")
+MIB, GB, TERA = 2**-20, 1e-9, 1e-12
+
+Row = Mapping[str, Any]
+
+
+class Price(NamedTuple):
+    """What is paid for accuracy: its title, its key in bench rows and in the paper's table, and the unit's size."""
+
+    title: str
+    key: str
+    printed: str
+    unit: float
+
+
+PRICES = (
+    Price("time to first token (ms)", "ttft_ms", "ttft_ms", 1.0),
+    Price("KV cache (MiB)", "kv_bytes", "kv_mb", MIB),
+)
+
+
+class Bought(NamedTuple):
+    """One method at one budget: what it costs and scores, and both as shares of the full model's in percent."""
+
+    cost: float
+    score: float
+    cost_share: float
+    score_share: float
+
+
+def pareto(material: Material) -> Any:
+    """F6: Acc over time and over cache; below, both in percent of the full model beside the paper's."""
+    section, bench = _measured(material)
+    figure, panels = style.panels(4, 2, (3.2, 2.4))
+    for column, price in enumerate(PRICES):
+        curves = _curves(section, bench, price, None)
+        _lines_of(panels[column], {label: [(one.cost, one.score) for one in line] for label, line in curves.items()})
+        panels[column].set(xlabel=price.title, ylabel=f"Acc over {len(section.averaged)} benchmarks")
+        _shares(panels[2 + column], curves, price, "acc", "Acc (% of all tokens)")
+    style.key(figure, panels, 4)
+    return figure
+
+
+def per_dataset(material: Material) -> Any:
+    """F7: the same against the time to the first token, in percent of the full model, one panel a benchmark."""
+    section, bench = _measured(material)
+    names, price = section.averaged, PRICES[0]
+    figure, panels = style.panels(len(names), 4, (2.1, 1.9))
+    for panel, name in zip(panels, names, strict=True):
+        column = section.catalogue.benchmark(name).column or ""
+        _shares(panel, _curves(section, bench, price, name), price, column, "score (%)" if panel is panels[0] else "")
+        panel.set_title(section.title(name))
+        panel.set_xlabel("time to first token (%)")
+    style.key(figure, panels, 4)
+    return figure
+
+
+def _measured(material: Material) -> tuple[Section, Sequence[Row]]:
+    """The section with most of the methods that are drawn, and the rows of bench.json."""
+    counts = [
+        sum(section.accuracy(line) is not None for line in section.reduced if line.label in DRAWN)
+        for section in material.sections
+    ]
+    if not any(counts):
+        raise NotMeasured("no line with an Acc of ConsensusDrop, VisPruner or SparseVLM")
+    section = material.sections[counts.index(max(counts))]
+    if section.full is None or section.accuracy(section.full) is None:
+        raise NotMeasured("no complete runs with all tokens")
+    return section, material.bench_of(line.tokens for line in section.reduced if line.label in DRAWN)
+
+
+def _curves(section: Section, bench: Sequence[Row], price: Price, name: str | None) -> dict[str, list[Bought]]:
+    """Budgets of every method that have both a score and a measured cost; of Acc without a benchmark's name.
+    NotMeasured where there are none.
+    """
+    assert section.full is not None
+    full_row = next((row for row in bench if row["method"] == FULL), None)
+    whole, curves = _score(section, section.full, name), {}
+    for method in DRAWN:
+        found = []
+        for line in (line for line in section.reduced if line.label == method):
+            score, row = _score(section, line, name), next((row for row in bench if _is_of(row, line)), None)
+            if score is not None and whole and row is not None and full_row is not None:
+                share = 100 * row[price.key] / full_row[price.key]
+                found.append(Bought(row[price.key] * price.unit, score, share, 100 * score / whole))
+        curves[method] = sorted(found)
+    if not any(curves.values()):
+        budgets = " ".join(dict.fromkeys(f"{line.tokens:g}" for line in section.reduced if line.label in DRAWN))
+        raise NotMeasured(f"no bench*.json at the budgets of the runs ({budgets})")
+    return curves
+
+
+def _is_of(row: Row, line: Line) -> bool:
+    """Whether a bench row is about a line's method, as it is without options, and its budget."""
+    names = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
+    return row["tokens"] == line.tokens and row["method"] in names
+
+
+def _score(section: Section, line: Line, name: str | None) -> float | None:
+    if name is None:
+        mean = section.accuracy(line)
+        return None if mean is None else mean.value
+    run = line.runs.get(name)
+    return run.score if run is not None and run.complete else None
+
+
+def _shares(panel: Any, curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str) -> None:
+    """Shares of the full model's cost and score; in grey the methods as the paper's Table 1 prints them."""
+    rows = paper.printed_tables()[paper.PICTURES]
+    full = rows[0]
+    for number, name in enumerate(DRAWN):
+        own = [row for row in rows if row["method"] == name and column in row and row.get(price.printed)]
+        points = sorted(
+            (100 * row[price.printed] / full[price.printed], 100 * row[column] / full[column]) for row in own
+        )
+        if points:
+            look = {"color": style.GREY, "marker": style.look(number).marker, "markersize": 3.5, "linewidth": 0.8}
+            panel.plot(*zip(*points, strict=True), **look, label=f"{name}, printed (7B)", zorder=1)
+    _lines_of(panel, {label: [(one.cost_share, one.score_share) for one in line] for label, line in curves.items()})
+    panel.axhline(100, color="black", linestyle=":", linewidth=0.8)
+    panel.set(xlabel=f"{price.title.split(' (')[0]} (% of all tokens)", ylabel=words)
+
+
+def _lines_of(panel: Any, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    for number, (method, points) in enumerate(curves.items()):
+        colour, marker = style.look(number)
+        if points:
+            panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=method)
+    panel.grid(True)
+
+
+# ---- F16 to F18
+
+
+class Quantity(NamedTuple):
+    """Something measured: how it is called, read from a row of a bench file (with the full model's), and printed."""
+
+    title: str
+    ours: Callable[[Row, Row], float | None]
+    printed: Callable[[Row, Row], float]
+    anywhere: bool = False  # whether it can be compared with another model's
+
+
+def plain(scale: float, *keys: str) -> Callable[[Row, Row], float | None]:
+    """Reads a number that stands so deep in a row, times `scale`."""
+    find = read(*keys)
+    return lambda row, _: None if find(row) is None else scale * find(row)
+
+
+def saving(row: Row, full: Row) -> float:
+    """How much smaller the cache is than the full model's, in percent."""
+    return 100 * (1 - row["kv_bytes"] / full["kv_bytes"])
+
+
+TTFT = Quantity("time to first token (ms)", plain(1.0, "ttft_ms"), lambda row, _: row["ttft_ms"])
+SPEEDUP = Quantity("speed-up", plain(1.0, "speedup"), lambda row, _: row["speedup"], anywhere=True)
+KV = Quantity("KV cache (MiB)", plain(MIB, "kv_bytes"), lambda row, _: row["kv_mb"])
+QUANTITIES = (
+    TTFT,
+    SPEEDUP,
+    KV,
+    Quantity("TFLOPs of the language model", plain(TERA, "paper", "flops"), lambda row, _: row["flops_t"]),
+    Quantity("peak memory (GB)", plain(GB, "peak_bytes"), lambda row, _: row["gpu_mem_gb"]),
+    Quantity("KV saved (%)", saving, lambda row, full: 100 * (1 - row["kv_mb"] / full["kv_mb"]), anywhere=True),
+)
+
+
+def over_ratio(material: Material) -> Any:
+    """F16: six panels over the share of tokens that is taken away."""
+    return _over_ratio(material, QUANTITIES, 3)
+
+
+def time_and_cache(material: Material) -> Any:
+    """F17: time to first token and cache over the same."""
+    return _over_ratio(material, (TTFT, KV), 2)
+
+
+def speedups(material: Material) -> Any:
+    """F18: a group of bars for each budget of the first model, the paper's beside them in grey."""
+    content = material.measured[0]
+    rows = [row for row in content["rows"] if row["method"] != FULL]
+    ratios = sorted({row["reduction_percent"] for row in rows})
+    methods = list(dict.fromkeys(label(row) for row in rows))
+    figure, (panel,) = style.panels(1, 1, (6.4, 2.6))
+    width = 0.85 / len(methods)
+    table = printed_table(content["model"])
+    printed = {(row["method"], row["tokens"]): row["speedup"] for row in paper.printed_tables()[table]}
+    for number, name in enumerate(methods):
+        own = {row["reduction_percent"]: row for row in rows if label(row) == name}
+        places = [place for place, ratio in enumerate(ratios) if ratio in own]
+        across = [place + (number - (len(methods) - 1) / 2) * width for place in places]
+        found = [own[ratios[place]] for place in places]
+        hatch = ("", "///", "...", "xxx", "\\\\\\")[number % 5]
+        panel.bar(
+            across,
+            [row["speedup"] for row in found],
+            0.92 * width,
+            color=style.look(number).colour,
+            label=name,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0,
+        )
+        words = f"printed in the paper ({_model_of(table)})"
+        for x, row in zip(across, found, strict=True):
+            value = printed.get((printed_name(row), row["tokens"]))
+            if value is not None:
+                ends = x - width / 2, x + width / 2
+                panel.hlines(value, *ends, color="#555555", linewidth=1.4, label=words)
+    panel.axhline(1, color="black", linestyle=":", linewidth=0.8)
+    panel.set_xticks(range(len(ratios)), [f"{ratio:.0f} % fewer" for ratio in ratios])
+    panel.set_ylabel("speed-up of the first token")
+    panel.set_title(f"{content['model']} on {content['machine']['device']}")
+    style.key(figure, [panel], 5)
+    return figure
+
+
+def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int) -> Any:
+    contents = material.measured
+    first = contents[0]
+    figure, panels = style.panels(len(quantities), columns, (2.5, 2.0))
+    names = list(dict.fromkeys(label(row) for content in contents for row in content["rows"]))
+    looks = {name: style.look(number) for number, name in enumerate(name for name in names if name != "full")}
+    for panel, quantity in zip(panels, quantities, strict=True):
+        if quantity.anywhere or first["model"] in TABLES:
+            _grey_line(panel, quantity, printed_table(first["model"]))
+        for content, dash in zip(contents, DASHES, strict=False):
+            _lines(panel, quantity, content, dash, looks, len(contents) > 1)
+        panel.set_title(quantity.title)
+        panel.set_xlabel("tokens taken away (%)")
+        panel.grid(True, axis="y")
+    style.key(figure, panels, 4)
+    return figure
+
+
+def _lines(
+    panel: Any, quantity: Quantity, content: Row, dash: str, looks: Mapping[str, style.Look], several: bool
+) -> None:
+    """A line for each method, which starts at the full model."""
+    full = content["rows"][0]
+    for name, (colour, marker) in looks.items():
+        own = [row for row in content["rows"] if label(row) == name]
+        points = [(row["reduction_percent"], quantity.ours(row, full)) for row in (full, *own)]
+        known = sorted((across, up) for across, up in points if up is not None)
+        words = f"{name}, {content['model']}" if several else name
+        if own and known:
+            panel.plot(*zip(*known, strict=True), dash, color=colour, marker=marker, label=words)
+
+
+def _grey_line(panel: Any, quantity: Quantity, table: str) -> None:
+    """ConsensusDrop as the paper prints it."""
+    rows = paper.printed_tables()[table]
+    full = next(row for row in rows if row["method"] == FULL_TITLE)
+    own = [row for row in rows if row["method"] in (FULL_TITLE, OURS)]
+    points = sorted((row["reduction_percent"], quantity.printed(row, full)) for row in own)
+    panel.plot(
+        *zip(*points, strict=True),
+        color=style.GREY,
+        marker="x",
+        linewidth=1,
+        zorder=1,
+        label=f"ConsensusDrop as printed ({_model_of(table)})",
+    )
+
+
+def _model_of(table: str) -> str:
+    return next(model for model, name in TABLES.items() if name == table)
+
+
+# ---- F19
+
+GROWING = {  # as tables call them; the order is that of their colours
+    "consensusdrop": "ConsensusDrop",
+    "divprune": "DivPrune",
+    "vispruner": "VisPruner",
+    "cdpruner": "CDPruner",
+    "tome_post": "ToMe behind the tower",
+    "visionzip": "VisionZip",
+    "prumerge": "PruMerge",
+}
+LEAST = 1.0  # MiB; what took less cannot be told from the allocator's own
+
+
+class Growth(NamedTuple):
+    """One panel: a curve, what is along it, and what is shown."""
+
+    title: str
+    curve: str
+    along: str
+    axis: str
+    shows: Callable[[Mapping[str, Any]], float | None]
+
+
+def _memory(point: Mapping[str, Any]) -> float | None:
+    return None if point["bytes"] is None or point["bytes"] * MIB < LEAST else MIB * float(point["bytes"])
+
+
+TIME, MEMORY = "time (ms)", "memory (MiB)"
+GROWTHS = (
+    Growth(f"{TIME}, 64 tokens", "fixed", "patches", "patches N", itemgetter("ms")),
+    Growth(f"{TIME}, N / 9 tokens", "ninth", "patches", "patches N", itemgetter("ms")),
+    Growth(f"{TIME}, N = 576, 64 tokens", "batch", "batch", "pictures in a batch", itemgetter("ms")),
+    Growth(f"{MEMORY}, 64 tokens", "fixed", "patches", "patches N", _memory),
+    Growth(f"{MEMORY}, N / 9 tokens", "ninth", "patches", "patches N", _memory),
+    Growth(f"{TIME}, N = 2,304, 64 kept", "merged", "merged", "merged tokens M", itemgetter("ms")),
+)
+
+
+def growth(material: Material) -> Any:
+    """F19: six panels, both axes logarithmic; a line of slope 1 in grey."""
+    if material.growth is None:
+        raise NotMeasured("no growth.json")
+    points = material.growth["points"]
+    figure, panels = style.panels(len(GROWTHS), 3)
+    for panel, view in zip(panels, GROWTHS, strict=True):
+        _growth(panel, view, [point for point in points if point["curve"] == view.curve])
+    style.key(figure, panels)
+    return figure
+
+
+def _growth(panel: Any, view: Growth, points: list[Mapping[str, Any]]) -> None:
+    lowest: list[tuple[float, float]] = []
+    for number, (name, title) in enumerate(GROWING.items()):
+        found = [(point[view.along], view.shows(point)) for point in points if point["method"] == name]
+        line = [(float(place), value) for place, value in found if value is not None]
+        if not line:
+            continue
+        colour, marker = style.look(number)
+        panel.plot(*zip(*line, strict=True), color=colour, marker=marker, label=title)
+        lowest = min(lowest or line, line, key=lambda one: one[0][1])
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    if lowest:
+        (first, least), last = lowest[0], lowest[-1][0]
+        panel.plot((first, last), (least, least * last / first), color=style.GREY, linestyle=":", label="slope 1")
+    ticks = sorted({point[view.along] for point in points})
+    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
+    panel.yaxis.set_major_locator(style.ticks(1.0, 3.0))
+    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    panel.minorticks_off()
+    panel.set_xlabel(view.axis)
+    panel.set_title(view.title)

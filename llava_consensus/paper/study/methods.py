@@ -1,0 +1,258 @@
+"""The methods of the controlled study (the paper's section 3), which no table of methods has.
+
+`Selection` keeps tokens inside the language model by what the vision tower finds salient, what the question looks at,
+or both. Pruning is FastV's: after decoder layer 2 (counted from 1) the best tokens of a score stay. The vision side is
+the attention of the tower's class token, the cross-modal side that of the prompt's last token in that layer, head means
+both. Every choice is recorded with how far the two sides agree on the K best tokens, and, for recovery, with the
+correction factor (`reduction/selection.py`).
+
+`LayerProbe` puts SCAP beside the true attention of every decoder layer. SCAP is the attention of the words after the
+picture in the first layer, computed before the language model runs (`reduction/saliency.py`). The method drops nothing:
+it stops before every layer, computes that layer's attention of the same words from the layer's own queries and keys,
+and records how its ranking of the visual tokens compares with SCAP's.
+
+`ClosedFrom` drops tokens before the first layer and closes positions up from a layer of choice on, as LLaVA does in all
+layers after a reduction; `attention_by_place` reads where the last word of a prompt looks, layer by layer, from the
+model's own attention.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Encoded, Host, Prompt
+from llava_consensus.hosts.base import Answer
+from llava_consensus.hosts.probe.watch import watching
+from llava_consensus.reduction import saliency, selection
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.checks import choose, whole_or_none, within
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
+from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
+from llava_consensus.reduction.selection import agreement, rank
+from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
+
+SIDES = ("vision", "cross")
+RECOVERY = "recovery"
+PUBLISHED_LAYER = 2
+STRETCHES = 24  # of patch indices; the rows of LLaVA-1.5's grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection(InDecoder):
+    """Keep the best tokens of one side after a decoder layer, or one side's with the other's corrections.
+
+    Args:
+        scores: `vision` | `cross` | `recovery` (the student's best, and among them what the teacher would miss).
+        student: `vision` | `cross`, whose ranking comes first in recovery.
+        rate: r in [0, 1], share of the kept tokens that the teacher adds in recovery.
+        layer: how many decoder layers see everything; None is 2, in models of fewer than 32 layers in proportion.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    positions: str = "keep"
+    scores: str = RECOVERY
+    student: str = "vision"
+    rate: float = 0.1
+    layer: int | None = None
+
+    title: ClassVar[str] = "Study"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("scores", self.scores, (*SIDES, RECOVERY))
+        choose("student", self.student, SIDES)
+        within("rate", self.rate, 0.0, 1.0)
+        whole_or_none("layer", self.layer, "how many layers see everything")
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        """One cut, that leaves T."""
+        return [Cut(only_cut(self.layer, PUBLISHED_LAYER, layers), tokens)]
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """The last row's attention, and that of the class token in each tile."""
+        queries = 1 if shape.classes else shape.patches
+        tower = 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
+        return super().flops(shape, budget) + tower
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        """The K best tokens, with `agreement` and, for recovery, `correction` of each picture."""
+        count = view.cut.kept
+        with watch.time("saliency"), torch.no_grad():
+            sides = {"vision": vision_saliency(view.tower), "cross": last_row_saliency(view, "the study")}
+        with watch.time("selection"):
+            measures = {"agreement": selection.agreement(sides["vision"], sides["cross"], count)}
+            if self.scores != RECOVERY:
+                return Chosen(selection.top(sides[self.scores], count), measures=measures)
+            student, teacher = (sides[side] for side in (self.student, other(self.student)))
+            measures["correction"] = selection.correction_factor(student, teacher, count, self.rate)
+            return Chosen(selection.recover(student, teacher, count, self.rate), measures=measures)
+
+
+def other(side: str) -> str:
+    """The teacher of a student."""
+    return SIDES[1 - SIDES.index(side)]
+
+
+def vision_saliency(tower: VisualTokens | None) -> Tensor:
+    """Attention of the class token over a picture's tokens, on one scale for all its tiles: [P, n].
+
+    Raises:
+        OptionError: for a host that does not say what its vision tower saw.
+    """
+    if tower is None:
+        raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
+    vision = tower.of_tiles(saliency.class_saliency(tower.needed(Need.ATTENTION)))
+    return saliency.pool_tiles(vision, tower.tile, tower.tiles_per_unit) if tower.tiles_per_unit > 1 else vision
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProbe(InDecoder):
+    """Drop nothing, and record how every layer's attention ranks the visual tokens beside SCAP. T is the number of
+    best tokens whose overlap is counted.
+    """
+
+    positions: str = "keep"
+
+    title: ClassVar[str] = "Attention of every layer"
+    asks: ClassVar[str] = "text"
+    attention: ClassVar[str] = "own"
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        """A stop before every layer, at which all tokens stay."""
+        return [Cut(layer, available) for layer in range(layers)]
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        """All tokens. Records `correlation_...` and `overlap_...` with SCAP for each way to aggregate the rows, and in
+        the first layer where SCAP looks with rotation (`rotated`) and without (`plain`).
+        """
+        with watch.time("saliency"), torch.no_grad():
+            own = saliencies(view, rope=True)
+            memory = view.memory if view.memory is not None else {}
+            first = memory or own
+            measures = {}
+            for aggregate, saliency in own.items():
+                measures[f"correlation_{aggregate}"] = rank_correlation(first[aggregate], saliency)
+                measures[f"overlap_{aggregate}"] = agreement(first[aggregate], saliency, view.tokens)
+            if not memory:
+                memory.update(own)
+                measures["rotated"] = by_position(own["all"])
+                measures["plain"] = by_position(saliencies(view, rope=False)["all"])
+        everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
+        return Chosen(everything, measures=measures)
+
+
+def saliencies(view: DecoderView, rope: bool) -> dict[str, Tensor]:
+    """The attention of the text rows over the visual tokens, [P, v], for each way to aggregate the rows."""
+    attention = text_attention(view.probe, rope)
+    return {
+        aggregate: cross_saliency(attention, view.probe.row_mask, view.columns, aggregate) for aggregate in AGGREGATES
+    }
+
+
+def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
+    """Spearman's rank correlation of two saliencies [P, v], equal values ordered by index: [P]."""
+    size = first.shape[1]
+    places = (rank(saliency).argsort(dim=1).double() for saliency in (first, second))
+    distance = (next(places) - next(places)).square().sum(1)
+    return 1 - 6 * distance / max(size * (size * size - 1), 1)
+
+
+def by_position(saliency: Tensor) -> Tensor:
+    """Mean saliency of equal stretches of the visual tokens, as a multiple of what each would have if all had the same:
+    [P, v] -> [P, STRETCHES].
+    """
+    even = saliency.mean(1, keepdim=True).clamp_min(torch.finfo(saliency.dtype).tiny)
+    return torch.nn.functional.adaptive_avg_pool1d((saliency / even)[:, None], STRETCHES)[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedFrom(InDecoder):
+    """Keep the T patches that the class token looks at most, before the first decoder layer. Their positions stay as
+    they were in the layers before `closed_from`, and are closed up from that layer on.
+
+    Args:
+        closed_from: that layer, counted from 0; None closes positions up nowhere.
+    Raises:
+        OptionError: for anything but a whole number, or a layer that the model does not have.
+    """
+
+    positions: str = "keep"
+    closed_from: int | None = None
+
+    title: ClassVar[str] = "Positions closed up from a layer on"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
+    asks: ClassVar[str] = "text"
+    attention: ClassVar[str] = "own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_or_none("closed_from", self.closed_from, "the first layer, from 0, whose positions are closed up")
+
+    def closes_gaps(self, layer: int) -> bool:
+        """From `closed_from` on."""
+        return self.closed_from is not None and layer >= self.closed_from
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        """A cut before the first layer that leaves T, and a stop before the one where positions are closed up."""
+        if self.closed_from is not None and not 0 <= self.closed_from < layers:
+            raise OptionError(f"closed_from={self.closed_from} must be in 0..{layers - 1}, the model's decoder layers")
+        return [Cut(layer, tokens) for layer in sorted({0, self.closed_from or 0})]
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        """The T best patches at the first stop, all of them at the second."""
+        if view.columns.shape[1] > view.cut.kept:
+            with watch.time("selection"), torch.no_grad():
+                return Chosen(selection.top(vision_saliency(view.tower), view.cut.kept))
+        everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
+        return Chosen(everything)
+
+
+Ask = tuple[list[Encoded], Prompt]  # the pictures of a question, and its prompt
+
+
+def attention_by_place(
+    host: Host, method: Method, tokens: int, questions: Sequence[Callable[[], Ask]], stretches: int
+) -> list[list[float]]:
+    """Where the last word of a prompt looks: the share of its attention in each equal stretch of the patches, in every
+    decoder layer, mean over heads and questions.
+
+    Args:
+        host: a model with its language model in reach.
+        method: reduces; only methods that act before the language model, so that every layer has one length.
+        tokens: of the budget.
+        questions: each gives its picture, encoded for what is attached, and its prompt. One untiled picture each.
+        stretches: how many.
+    Returns:
+        [layers][stretches], each stretch's share of all attention, text included.
+    """
+    total: Tensor | None = None
+    with host.attach(method, Budget(tokens)) as attached:
+        for question in questions:
+            encoded, prompt = question()
+            with ExitStack() as stack:
+                watches = [stack.enter_context(watching(layer)) for layer in attached.here.decoder.layers]
+                (answer,) = host.answer([encoded], [prompt])
+            rows = torch.stack([watch.weights[0].mean(1)[0, -1] for watch in watches])  # [layers, n]
+            found = _by_stretch(rows, answer, stretches)
+            total = found if total is None else total + found
+    return [] if total is None else (total / len(questions)).tolist()
+
+
+def _by_stretch(rows: Tensor, answer: Answer, stretches: int) -> Tensor:
+    """Attention [layers, n] of a prompt's last row, added up over equal stretches of a picture: [layers, stretches]."""
+    (outcome,) = answer.outcomes
+    parts = [reduction.source[0].cpu() for _, reduction in outcome.reductions]
+    places = torch.cat(parts) if parts else torch.arange(outcome.before)
+    assert answer.prefill is not None
+    start = answer.prefill.text - answer.prefill.question
+    visual, of_patches = rows[:, start : start + len(places)], places >= 0  # some tokens stand for no patch
+    stretch = places[of_patches] * stretches // outcome.before
+    return torch.zeros(len(rows), stretches).index_add(1, stretch, visual[:, of_patches])

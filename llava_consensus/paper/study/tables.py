@@ -1,0 +1,205 @@
+"""Tables of the controlled study and of closed-up positions, from the content of study.json, scap.json and
+positions.json (`results.py` says what is in them).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llava_consensus.evaluation.report.section import half, signed
+from llava_consensus.evaluation.report.stats import holm, mark
+from llava_consensus.evaluation.report.table import ABSENT, Group, Table, groups
+
+Row = Mapping[str, Any]
+SIDES = {"vision": "vision-only", "cross": "cross-only", "full": "all tokens"}
+
+
+def study_tables(content: Mapping[str, Any]) -> list[Table]:
+    """Accuracy, gain of recovery over its student, and how far the two sides agree."""
+    rows = content["rows"]
+    recovered = [row for row in rows if row["rate"] is not None]
+    tested = [row for row in recovered if row["p"] is not None]
+    corrected = zip(tested, holm([row["p"] for row in tested]), strict=True)
+    marks = {id(row): mark(row["p"], p) for row, p in corrected}
+    layer = content["description"]["layer"]
+    where = "inside the language model" if layer is None else f"after decoder layer {layer}"
+
+    def gained(row: Row) -> str:
+        return signed(row["gain"], row["gain_interval"]) + marks.get(id(row), "")
+
+    return [
+        _table(f"Selection {where}", rows, accuracy, "Score ± half of its 95 % interval; MME in points."),
+        _table(
+            "Gain of recovery over its student alone",
+            recovered,
+            gained,
+            "Difference and 95 % interval, paired by question; † p < 0.05, ‡ also after Holm's correction over the "
+            "table. MME in points.",
+        ),
+        _table(
+            "Disagreement of the two sides, and correction factor",
+            recovered,
+            two_shares,
+            "In percent: share of the K best tokens on which the sides differ / correction factor (K - c) / (K - m): "
+            "c is how far down the teacher's ranking its m corrections are found; it is 100 where its m best are "
+            "all new to the student. Means over pictures.",
+        ),
+    ]
+
+
+def accuracy(row: Row) -> str:
+    """The score with half of its interval."""
+    return ABSENT if row["accuracy"] is None else f"{row['accuracy']:.1f}{half(row['interval'])}"
+
+
+def two_shares(row: Row) -> str:
+    """Disagreement and correction factor in percent."""
+    pair = row["disagreement"], row["correction"]
+    return " / ".join(ABSENT if value is None else f"{100 * value:.1f}" for value in pair)
+
+
+def label(row: Row) -> str:
+    """What a row is called."""
+    if row["rate"] is None:
+        return SIDES[row["scores"]]
+    return f"recovery, {row['student']} student, r = {row['rate']:g}"
+
+
+def _table(title: str, rows: Sequence[Row], write: Callable[[Row], str], note: str) -> Table:
+    """A column for each benchmark, a group for each retention, a line for each way to select."""
+    names = {row["benchmark"]: row["title"] for row in rows}
+    lines = []
+    for retention in sorted({row["retention"] for row in rows}, reverse=True):
+        inside = [row for row in rows if row["retention"] == retention]
+        for name in dict.fromkeys(map(label, inside)):
+            found = {row["benchmark"]: write(row) for row in inside if label(row) == name}
+            cells = (name, *(found.get(benchmark, ABSENT) for benchmark in names))
+            lines.append((f"Retain {100 * retention:g} % of the tokens", cells))
+    return Table(title, ("scores", *names.values()), groups(lines), note)
+
+
+def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of study.json with the ends of intervals in columns of their own."""
+    lines = []
+    for row in content["rows"]:
+        line = {key: value for key, value in row.items() if key not in ("interval", "gain_interval")}
+        for name in ("interval", "gain_interval"):
+            low, high = row[name] or (None, None)
+            line |= {f"{name}_low": low, f"{name}_high": high}
+        lines.append(line)
+    return lines
+
+
+def scap_tables(content: Mapping[str, Any]) -> list[Table]:
+    """SCAP beside the attention of every layer, and where in the picture it looks."""
+    layers: dict[int, dict[str, Row]] = {row["layer"]: {} for row in content["layers"]}
+    for row in content["layers"]:
+        layers[row["layer"]][row["aggregate"]] = row
+    aggregates = list(dict.fromkeys(row["aggregate"] for row in content["layers"]))
+    lines = tuple(
+        (
+            str(layer),
+            *(f"{found[aggregate]['correlation']:.2f}" for aggregate in aggregates),
+            *(f"{100 * found[aggregate]['overlap']:.1f}" for aggregate in aggregates),
+        )
+        for layer, found in layers.items()
+    )
+    asked = f"{content['questions']} pictures of {content['benchmark']}"
+    heads = [f"{what}, {aggregate}" for what in ("correlation", "overlap (%)") for aggregate in aggregates]
+    positions = {one["rotated"]: one["saliency"] for one in content["positions"]}
+    stretches = tuple(
+        (str(number), f"{rotated:.2f}", f"{plain:.2f}")
+        for number, (rotated, plain) in enumerate(zip(positions[True], positions[False], strict=True), 1)
+    )
+    share = f"{100 * content['retention']:g} %"
+    return [
+        Table(
+            "SCAP and the attention of every decoder layer",
+            ("layer", *heads),
+            (Group(asked, lines),),
+            f"Spearman's rank correlation over visual tokens, and overlap of the best {share}, for each way to "
+            "aggregate the rows of the text. SCAP is the attention of layer 1.",
+        ),
+        Table(
+            "Where SCAP looks, by patch index",
+            ("stretch", "rotated", "without rotation"),
+            (Group(asked, stretches),),
+            "Mean saliency of each equal stretch of patches, from the first to the last, as a multiple of what each "
+            "patch would have if all had the same.",
+        ),
+    ]
+
+
+# ---- positions
+
+NAMES = {"full": "all tokens", "renumber": "ConsensusDrop, renumber", "keep": "ConsensusDrop, keep"}
+PARTS = 4  # of the picture from top to bottom, in the table
+
+
+def positions_tables(content: Mapping[str, Any]) -> list[Table]:
+    """Accuracy by the layer from which positions are closed up, and where the last word looks in every layer."""
+    return [_by_layer(content), _by_place(content)]
+
+
+def _by_layer(content: Mapping[str, Any]) -> Table:
+    """Accuracy, and the difference to positions that are closed up nowhere."""
+    lines = []
+    for row in content["layers"]:
+        bounds = row["difference_interval"]
+        shown = ABSENT if bounds is None else signed(row["difference"], bounds)
+        lines.append((_closed(row["closed_from"]), f"{row['accuracy']:.1f}{half(row['interval'])}", shown))
+    note = (
+        "The patches that the class token looks at most stay, before the first layer; only their positions differ. "
+        "Score ± half of its 95 % interval; difference paired by question, to positions that are closed up nowhere."
+    )
+    head = ("positions", content["title"], "difference (95 % interval)")
+    return Table("Closed up from a layer on", head, (Group(f"{content['tokens']} tokens", tuple(lines)),), note)
+
+
+def _by_place(content: Mapping[str, Any]) -> Table:
+    """Share of the last word's attention in each quarter of the picture and in all of it."""
+    groups = []
+    for layer in sorted({row["layer"] for row in content["attention"]}):
+        lines = []
+        for row in content["attention"]:
+            if row["layer"] == layer:
+                quarters = [100 * sum(part) for part in _quartered(row["stretches"])]
+                lines.append((NAMES[row["positions"]], *(f"{one:.1f}" for one in (*quarters, 100 * row["visual"]))))
+        groups.append(Group(f"layer {layer}", tuple(lines)))
+    note = (
+        f"In percent of the attention of the prompt's last word, mean over heads and {content['questions']} questions "
+        f"of {content['title']}; the rest goes to the text."
+    )
+    head = ("tokens", "top quarter", "second", "third", "bottom quarter", "whole picture")
+    return Table("Where the last word looks, by patch index", head, tuple(groups), note)
+
+
+def _closed(closed_from: Any) -> str:
+    """What a row of the first table is called."""
+    if closed_from == "full":
+        return "all tokens"
+    return "kept in all layers" if closed_from is None else f"closed up from layer {closed_from + 1} on"
+
+
+def _quartered(stretches: list[float]) -> list[list[float]]:
+    """Stretches in four equal parts."""
+    size = len(stretches) // PARTS
+    return [stretches[start : start + size] for start in range(0, size * PARTS, size)]
+
+
+def positions_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Both tables as lines of one kind, unrounded."""
+    lines: list[dict[str, Any]] = []
+    for row in content["layers"]:
+        low, high = row["difference_interval"] or (None, None)
+        facts: dict[str, Any] = {
+            "table": "accuracy",
+            "name": _closed(row["closed_from"]),
+            "layer": None,
+            "stretch": None,
+        }
+        lines.append({**facts, "value": row["accuracy"], "difference": row["difference"], "low": low, "high": high})
+    for row in content["attention"]:
+        for number, value in enumerate(row["stretches"], 1):
+            facts = {"table": "attention", "name": row["positions"], "layer": row["layer"], "stretch": number}
+            lines.append({**facts, "value": value, "difference": None, "low": None, "high": None})
+    return lines
