@@ -88,7 +88,7 @@ def _plain(value: Any) -> str:
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.benchmarks import submission
+    from llava_consensus.evaluation.benchmarks.base import first_ids
 
     if benchmark.export is None:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
@@ -103,7 +103,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):
-            yield f"{name}: {len(value)}{': ' + submission.name(value) if value else ''}"
+            yield f"{name}: {len(value)}{': ' + first_ids(value) if value else ''}"
         else:
             yield f"{name}: {value}"
 

@@ -19,7 +19,7 @@ from judged_data import make_mmvet
 from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import files
-from llava_consensus.evaluation.benchmarks import tables
+from llava_consensus.evaluation.benchmarks import mmbench
 from llava_consensus.evaluation.files import FRESH, remove_leftovers, replace, write_json, write_out
 
 
@@ -126,7 +126,7 @@ def test_a_text_that_looks_like_a_formula_stays_text(text: str) -> None:
     import openpyxl
     import pandas
 
-    content = tables.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+    content = mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
     cell = openpyxl.load_workbook(io.BytesIO(content)).active["B2"]
     assert cell.data_type == "s" and cell.value == text and cell.quotePrefix
     assert pandas.read_excel(io.BytesIO(content), dtype=str)["prediction"][0] == text
@@ -137,7 +137,7 @@ def test_what_no_cell_can_hold_names_the_question(text: str, why: str) -> None:
     import pandas
 
     with pytest.raises(DataError, match=f"index 7, prediction: .*{why}"):
-        tables.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
+        mmbench.to_xlsx(pandas.DataFrame({"index": [7], "prediction": [text]}))
 
 
 def test_control_characters_are_printed_as_escapes() -> None:

@@ -6,6 +6,7 @@ where the file comes from. Files are parsed as JSON, nothing else; nothing in th
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import Record, digest, read_answers, read_lines
 
+SHOWN = 10  # ids named in a message
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
 LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
@@ -259,6 +261,35 @@ def report(name: str, joined: Joined, numbers: Mapping[str, Any], extracted: lis
     """The JSON-able result every benchmark returns: the numbers, how complete they are, and each answer as read."""
     complete = not joined.counts["missing"]
     return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
+
+
+def audit(
+    records: Sequence[Record],
+    questions: Sequence[Question],
+    key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
+    key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
+) -> dict[str, Any]:
+    """How many `answers` there are, and the ids that are `missing`, `duplicate` (the last counts) or `unknown`."""
+    groups: dict[Hashable, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(key_of_question(question), []).append(question)
+    counts = Counter(key_of_record(record) for record in records)
+    missing = [question.question_id for key, group in groups.items() for question in group[counts[key] :]]
+    duplicate = [group[0].question_id for key, group in groups.items() if counts[key] > len(group)]
+    unknown = [record["question_id"] for record in records if key_of_record(record) not in groups]
+    return {"answers": len(records), "missing": missing, "duplicate": duplicate, "unknown": unknown}
+
+
+def first_ids(ids: Sequence[Any]) -> str:
+    """The first ids, and how many more there are."""
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return ", ".join(map(repr, ids[:SHOWN])) + more
+
+
+def refuse_missing(result: Mapping[str, Any], why: str) -> None:
+    """Stops an export that needs every answer; `why` names the official tool's rule."""
+    if result["missing"]:
+        raise DataError(f"{len(result['missing'])} questions have no answer, and {why}: {first_ids(result['missing'])}")
 
 
 def percent(value: float | None) -> float | None:

@@ -5,16 +5,15 @@ answers by what scoring itself checks (POPE's labels line by line against the qu
 says for which use it is: answering needs the pictures, scoring the right answers, an export what it writes about.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.files import digest
 from llava_consensus.evaluation.shapes import misread
 
-CHUNK = 1 << 20
 NAMED = 5  # missing pictures that are named
 SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
 
@@ -71,17 +70,9 @@ def _file(path: Path, file: DataFile) -> Finding:
     size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
     if not file.sha256:
         return Finding("there", f"{path} ({size})")
-    if _digest(path) == file.sha256:
+    if digest(path) == file.sha256:
         return Finding("there", f"{path} ({size}, the known version)")
     return Finding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _count(benchmark: Benchmark, questions: list[Question]) -> Finding:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Joined, Question
+from llava_consensus.evaluation.benchmarks.base import Joined
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.scorers import match, mean
 
@@ -54,14 +54,6 @@ def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict
     texts, full_texts = _by_question(answers), _by_question(full_answers)
     agreeing = [match.same(text, full_texts[key]) for key, text in texts.items() if key in full_texts]
     return {"agreement": _share(agreeing) if agreeing else None, "compared": len(agreeing)}
-
-
-def first_or_all(records: Sequence[Record], questions: Sequence[Question], first: int) -> Joined:
-    """Joined with the first questions if no answer belongs to a later one, else with all of them."""
-    joined = base.join(records, questions)
-    if max(joined.answers, default=0) >= first or len(questions) <= first:
-        return joined
-    return base.join(records, questions[:first])
 
 
 def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:

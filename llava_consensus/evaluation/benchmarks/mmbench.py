@@ -13,17 +13,30 @@ judged by the rotations that were answered, as in VLMEvalKit.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
+import base64
+import binascii
+import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, submission, tables
+from llava_consensus.errors import DataError, ImageError
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
-from llava_consensus.evaluation.files import Record, write_out
+from llava_consensus.evaluation.files import Record, read_text, write_out
 from llava_consensus.evaluation.scorers import mean
 from llava_consensus.evaluation.scorers import mmbench as scorer
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FIELDS = ("index", "question", "hint", "A", "B", "C", "D", "image")
+CELL = 32_767  # characters a cell of an xlsx sheet holds
+FORMULA = ("=", "+", "-", "@")  # what a spreadsheet may take for a formula
+SHORTEST = 64  # characters; a shorter picture is the index of the row that has it
 
 SHEET = b"PK"  # how an xlsx file begins
 OPTIONS = ("A", "B", "C", "D")
@@ -71,9 +84,9 @@ class MMBench(Benchmark):
     def load(self, data: Path) -> list[Question]:
         """The rows in file order; a picture is named by the index of the first row that has it."""
         path = self._table(data)
-        named = tables.names(path)
+        named = _picture_names(path)
         questions = []
-        for number, row in enumerate(tables.rows(path)):
+        for number, row in enumerate(table_rows(path)):
             text = _question_text(path, number, row)
             question = Question(number, int(row["index"]), (named[number],), text + self.suffix, prompt=text)
             questions.append(replace(question, category=str(row.get("category", "default"))))
@@ -83,7 +96,7 @@ class MMBench(Benchmark):
         """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction."""
         if not path.is_file() or path.read_bytes()[:2] != SHEET:
             return super().read(path, data)
-        return [{"question_id": index, "text": text} for index, text in tables.predictions(path)]
+        return [{"question_id": index, "text": text} for index, text in _sheet_predictions(path)]
 
     def scored_by(self, data: Path) -> str | None:
         """The server, for test."""
@@ -96,7 +109,7 @@ class MMBench(Benchmark):
         rule could read. `splits` are fractions by ability, as VLMEvalKit reports them.
         """
         joined, rows = self.answered(records, data)
-        table = tables.rows(self._table(data), ("index", *OPTIONS))
+        table = table_rows(self._table(data), ("index", *OPTIONS))
         letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
         extracted: list[dict[str, Any]] = [
             {
@@ -114,7 +127,7 @@ class MMBench(Benchmark):
             "split": self.split,
         }
         numbers["undecided"] = sum(letter is None for letter in letters)
-        if any(tables.empty(row.get("answer")) for row in table):
+        if any(_empty(row.get("answer")) for row in table):
             extracted = [{name: row[name] for name in ("index", "extracted")} for row in extracted]
         else:
             numbers |= _accuracies(rows, table)
@@ -123,22 +136,22 @@ class MMBench(Benchmark):
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Mean over questions of the chance to guess every rotation that is asked, in percent."""
-        table = tables.rows(self._table(data), ("index", *OPTIONS))
+        table = table_rows(self._table(data), ("index", *OPTIONS))
         right: dict[int, float] = {}
         for question in questions:
-            options = sum(not tables.empty(table[question.index][letter]) for letter in OPTIONS)
+            options = sum(not _empty(table[question.index][letter]) for letter in OPTIONS)
             number = int(question.question_id) % scorer.ROTATION
             right[number] = right.get(number, 1.0) / max(options, 1)
         return 100 * mean(right.values())
 
     def answered(self, records: Sequence[Record], data: Path) -> tuple[Joined, list[dict[str, Any]]]:
         """The answers by question, and the table's rows that have one: with options, prediction and line (`at`)."""
-        table = tables.rows(self._table(data), ("index", *OPTIONS))
+        table = table_rows(self._table(data), ("index", *OPTIONS))
         asked = [Question(number, int(row["index"]), (), "") for number, row in enumerate(table)]
         joined = base.join(records, asked)
         rows = []
         for index, record in joined.answers.items():
-            options = {letter: table[index][letter] for letter in OPTIONS if not tables.empty(table[index][letter])}
+            options = {letter: table[index][letter] for letter in OPTIONS if not _empty(table[index][letter])}
             columns = {
                 "index": int(table[index]["index"]),
                 "options": options,
@@ -152,17 +165,17 @@ class MMBench(Benchmark):
         """The xlsx sheet LLaVA's converter writes: no pictures and hints, predictions as the seventh column."""
         questions = self.load(data)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        audit = submission.audit(records, questions)
+        audit = base.audit(records, questions)
         texts = {record["question_id"]: record["text"] for record in records}
-        table = tables.read(self._table(data))
+        table = _read_table(self._table(data))
         sheet = table.drop(columns=DROPPED, errors="ignore")
         sheet.insert(min(6, len(sheet.columns)), "prediction", [texts.get(int(index)) for index in table["index"]])
-        write_out(target, tables.to_xlsx(sheet))
+        write_out(target, to_xlsx(sheet))
         return audit | {"written": len(sheet)}
 
     def picture(self, data: Path, name: str) -> bytes:
         """The picture of that name; ImageError if the table has none or it is damaged."""
-        return tables.picture(self._table(data), name)
+        return _picture(self._table(data), name)
 
     def _table(self, data: Path) -> Path:
         base.require(self.place(data), self.files)
@@ -185,12 +198,12 @@ class MMBenchCN(MMBench):
 
 def _unset(value: Any) -> bool:
     """What LLaVA's script takes for no hint or no option."""
-    return tables.empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
+    return _empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
 
 
 def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
     """Hint, question and options of a row, without the sentence that asks for a letter."""
-    if tables.empty(row["question"]):
+    if _empty(row["question"]):
         raise DataError(f"{path}, row {number + 1} (index {row['index']}): no question")
     lines = [str(row["question"])] if _unset(row["hint"]) else [str(row["hint"]), str(row["question"])]
     for letter in OPTIONS:
@@ -221,3 +234,119 @@ def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any
         "whole": sum(not rotations[question] for question in hits),
         "splits": scorer.accuracies(judged),
     }
+
+
+# The table: rows of tab-separated cells with the pictures inside. The last two that were read stay in memory.
+
+
+def _read_table(path: Path) -> "DataFrame":
+    """The table, which has an index in every row; the caller must not change it."""
+    return _parsed(*_stamp(path))
+
+
+def table_rows(path: Path, columns: Sequence[str] = FIELDS) -> list[dict[str, Any]]:
+    """The rows in file order; DataError unless the table has these columns."""
+    absent = [name for name in columns if name not in _read_table(path)]
+    if absent:
+        raise DataError(f"{path}: no column {', '.join(absent)}: not an MMBench table")
+    return _rows(*_stamp(path))[0]
+
+
+def _sheet_predictions(path: Path) -> list[tuple[int, str]]:
+    """Index and prediction of the rows of a sheet as `export` and VLMEvalKit write it; an empty cell reads `nan`, as
+    there.
+    """
+    import pandas
+
+    try:
+        table = pandas.read_excel(path, dtype={"prediction": str})
+        return [(int(index), str(text)) for index, text in zip(table["index"], table["prediction"], strict=True)]
+    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a sheet with columns index and prediction ({error})") from error
+
+
+def _picture_names(path: Path) -> list[str]:
+    """For each row the name of its picture: the index of the first row that has it."""
+    return _rows(*_stamp(path))[1]
+
+
+def _picture(path: Path, name: str) -> bytes:
+    """The picture of that name; ImageError if the table has none or it is no base64."""
+    image = _rows(*_stamp(path))[2].get(name)
+    if image is None:
+        raise ImageError(f"{path}: no picture named {name!r}")
+    try:
+        return base64.b64decode(image)
+    except binascii.Error as error:
+        raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
+
+
+def _empty(value: Any) -> bool:
+    """Whether pandas found nothing in a cell."""
+    return value is None or value != value  # NaN alone differs from itself
+
+
+def to_xlsx(table: "DataFrame") -> bytes:
+    """A table as an xlsx sheet in which every text stays text, a formula too.
+
+    Raises:
+        DataError: a text that no cell can hold; names the index of its row.
+    """
+    import pandas
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE  # heavy, like pandas: only now
+
+    for column in table:
+        for index, value in zip(table["index"], table[column], strict=True):
+            if not isinstance(value, str):
+                continue
+            if len(value) > CELL:
+                raise DataError(
+                    f"index {index}, {column}: {len(value):,} characters, and a cell of an xlsx sheet holds {CELL:,}. "
+                    "Answer it again with a smaller --max-new-tokens"
+                )
+            if found := ILLEGAL_CHARACTERS_RE.search(value):
+                raise DataError(
+                    f"index {index}, {column}: the control character {found[0]!r}, which no xlsx sheet can hold"
+                )
+    content = io.BytesIO()
+    with pandas.ExcelWriter(content, engine="openpyxl") as writer:
+        table.to_excel(writer, index=False)
+        for cell in (cell for row in writer.book.active.iter_rows() for cell in row):
+            if isinstance(cell.value, str) and cell.value.startswith(FORMULA):
+                cell.data_type, cell.quotePrefix = "s", True
+    return content.getvalue()
+
+
+def _stamp(path: Path) -> tuple[Path, int, int]:
+    """The path of a file with its time of change and its size, which are others once the file has changed."""
+    status = path.stat()
+    return path, status.st_mtime_ns, status.st_size
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, *_stamp: int) -> "DataFrame":
+    import pandas
+
+    read_text(path)  # says which byte is no UTF-8
+    try:
+        table = pandas.read_table(path)
+    except (ValueError, pandas.errors.ParserError) as error:
+        raise DataError(f"{path}: not a table of tabs ({error}): damaged or cut off, fetch it again") from error
+    if "index" not in table:
+        raise DataError(f"{path}: no column index: not an MMBench table")
+    if not table["index"].map(lambda index: isinstance(index, int)).all():
+        raise DataError(f"{path}: an index is no whole number: damaged or cut off, fetch it again")
+    return table
+
+
+@lru_cache(maxsize=2)
+def _rows(path: Path, *stamp: int) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
+    """The rows, the name of each row's picture, and the pictures by name."""
+    rows = _parsed(path, *stamp).to_dict("records")
+    images = {str(row["index"]): str(row.get("image")) for row in rows}
+    images |= {name: images[image] for name, image in images.items() if len(image) <= SHORTEST and image in images}
+    first: dict[str, str] = {}
+    for name, image in images.items():
+        first.setdefault(image, name)
+    names = [first[images[str(row["index"])]] for row in rows]
+    return rows, names, {name: images[name] for name in names}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, submission
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_text, write_out
 from llava_consensus.evaluation.scorers import mme as scorer
@@ -139,8 +139,8 @@ class MME(Benchmark):
         questions = self.load(data)
         gold = _gold(self.place(data), questions)
         answers = base.join(records, questions, _key_of_question, _key_of_record).answers
-        audit = submission.audit(records, questions, _key_of_question, _key_of_record)
-        submission.refuse_missing(audit, "the official tool pairs lines by position")
+        audit = base.audit(records, questions, _key_of_question, _key_of_record)
+        base.refuse_missing(audit, "the official tool pairs lines by position")
         files: dict[str, list[str]] = {}
         for question in questions:
             text = answers[question.index]["text"]

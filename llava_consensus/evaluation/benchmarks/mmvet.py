@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, judged, submission
+from llava_consensus.evaluation.benchmarks import base, judged
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
 
@@ -89,7 +89,7 @@ class MMVet(Benchmark):
         joined = base.join(records, questions)
         texts = {key_of(questions[index]): record["text"] for index, record in joined.answers.items()}
         write_out(target, json.dumps(texts, indent=2).encode())
-        return submission.audit(records, questions) | {"written": len(texts)}
+        return base.audit(records, questions) | {"written": len(texts)}
 
     def gold(self, data: Path, questions: Sequence[Question]) -> Mapping[str, Mapping[str, Any]]:
         """`mm-vet.json`, known to have every question that is asked and every field that is used."""

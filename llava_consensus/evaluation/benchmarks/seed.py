@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, submission
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text, write_out
 from llava_consensus.evaluation.scorers import seed as scorer
@@ -95,11 +95,11 @@ class SEED(Benchmark):
         annotations, _ = _annotations(self.place(data) / FILES[1].path)
         # Stops where the answers are no answers or those of another benchmark.
         base.join(records, questions, _of_question, _of_record)
-        audit = submission.audit(records, questions, _of_question, _of_record)
+        audit = base.audit(records, questions, _of_question, _of_record)
         texts = {_of_record(record): record["text"] for record in records}
         keys = [scorer.key(annotation["question_id"]) for annotation in annotations]
         audit["missing"] = [key for key in keys if key not in texts]
-        submission.refuse_missing(audit, "the official script stops at the first of them")
+        base.refuse_missing(audit, "the official script stops at the first of them")
         rows = [
             json.dumps({"question_id": annotation[OFFICIAL], "prediction": texts[key]}) + "\n"
             for annotation, key in zip(annotations, keys, strict=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, judged, submission
+from llava_consensus.evaluation.benchmarks import base, judged
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
 from llava_consensus.evaluation.scorers import video_qa as scorer
@@ -84,7 +84,7 @@ class VideoQA(Benchmark):
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
             lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
         write_out(target, "".join(lines).encode())
-        return submission.audit(records, questions) | {"written": len(lines)}
+        return base.audit(records, questions) | {"written": len(lines)}
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or a prediction file of Video-LLaVA."""
@@ -112,7 +112,9 @@ class VideoQA(Benchmark):
         place = self.place(data)
         questions = self.all(data)
         references = _references(place / FILES[1].path, questions)
-        joined = judged.first_or_all(records, questions, FIRST)
+        joined = base.join(records, questions)
+        if max(joined.answers, default=0) < FIRST:  # complete with the first if no answer belongs to a later one
+            joined = base.join(records, questions[:FIRST])
         for index, record in joined.answers.items():
             stated = record.get("answer")
             if stated is not None and str(stated) != references[index]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base, submission
+from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, option
 from llava_consensus.evaluation.files import Record, read_json, write_out
 from llava_consensus.evaluation.scorers import mean, vqa_text
@@ -141,7 +141,7 @@ class VQAv2(Benchmark):
         """
         questions = self.load(data)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
-        audit = submission.audit(records, questions)
+        audit = base.audit(records, questions)
         answers = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
         if self.split != "val":
             base.require(self.place(data), (replace(WHOLE, optional=False),))

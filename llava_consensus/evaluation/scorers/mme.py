@@ -2,8 +2,8 @@
 
 Equal to the official tool to the last bit. A task's score is 100 times the share of right answers plus 100 times the
 share of pictures with both questions right. The tool takes its lines two by two and never compares the pictures'
-names; here the pairs are given. Where the tool stops because no answer of a task is yes or no, the score is 0 and `unreadable` names the task.
-Used by `benchmarks/mme.py`.
+names; here the pairs are given. Where the tool stops because no answer of a task is yes or no, the score is 0 and
+`unreadable` names the task. Used by `benchmarks/mme.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 
 Equal to the official code under Python 2.7 to the last bit, its rounding of exact halves included. Rules 2021 (commit
 a013f00): answer and references are normalised only where the references differ, so `Yes` against ten `yes` is wrong.
-Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references only lose
-their marks, and only where they differ. Used by `benchmarks/vqav2.py`.
+Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references
+only lose their marks, and only where they differ. Used by `benchmarks/vqav2.py`.
 """
 
 import re
