@@ -84,7 +84,7 @@ def test_the_example_benchmark_is_scored_and_listed(
     assert "accuracy: 33.33" in capsys.readouterr().out
     assert cli.main(["list"]) == 0
     assert re.search(r"colours +of my_package\.colours:Colours", capsys.readouterr().out)
-    assert cli.main(["check-data", "colours", "--data", str(data)]) == 0
+    assert cli.main(["data", "check", "colours", "--data", str(data)]) == 0
     colours = benchmarks.make("colours", spelling="british")
     assert colours.chosen == {"spelling": "british"} and colours.asking == {} and colours.max_new_tokens in (128, 1024)
     with pytest.raises(OptionError, match="whether `gray` counts"):
