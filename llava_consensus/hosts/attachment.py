@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
-from llava_consensus.hosts.cache import cached_layers
-from llava_consensus.hosts.call import Call, Given, Report
+from llava_consensus.hosts.call import Call, Given, Report, cached_layers
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence

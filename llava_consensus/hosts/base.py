@@ -48,8 +48,8 @@ class Tiles(NamedTuple):
 
     projected: Tensor  # [T, N, D] as the language model would receive them
     parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], slot [T, N], ...: see `Tap`
-    side: int | None = None  # tokens in a row of a tile, and the block rows of each token, of this picture; None: those
-    members: Tensor | None = None  # of the tower, see there
+    side: int | None = None  # tokens in a row of a tile of this picture; None where it is as in `Tower.side`
+    members: Tensor | None = None  # [N, m] the block rows each token is made of; None where it is as in `Tower.members`
     class_is_token: bool = False  # whether the class token of each tile is a token, its first one
 
 
@@ -149,11 +149,11 @@ class Decoder(Protocol):
     follows_length: bool  # whether the angles of a place change with the length of the sequence
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The norm behind the last layer."""
+        """The norm after the last layer."""
         ...
 
     def normed(self, layer: int, hidden: Tensor) -> Tensor:
-        """States [R, S, D] as the attention of a layer reads them: behind its norm."""
+        """States [R, S, D] as the attention of a layer reads them: after its norm."""
         ...
 
     def query(self, layer: int, normed: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class Host(Protocol):
         ...
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         ...
 
     def encode(self, pictures: "list[Image | Clip]") -> list[Encoded]:

@@ -107,7 +107,7 @@ HOSTS: dict[str, HostEntry] = {
         clips=True,
     ),
     "gemma-3": HostEntry(
-        HF, ("Gemma3ForConditionalGeneration",), "Gemma 3: methods behind the tower", "gemma3:Gemma3", ("gemma3",)
+        HF, ("Gemma3ForConditionalGeneration",), "Gemma 3: methods after the tower", "gemma3:Gemma3", ("gemma3",)
     ),
     "video-llava": HostEntry(
         HF,

@@ -61,7 +61,7 @@ class ClipText:
 
     @torch.no_grad()
     def sides(self, tower: Any, tiles: list[Tiles], questions: list[str]) -> ClipSides:
-        """Embeddings of the patches of all tiles [T, n, P] (the tower's features behind its last norm), and of the
+        """Embeddings of the patches of all tiles [T, n, P] (the tower's features after its last norm), and of the
         question of each row [R, M, P].
         """
         features = torch.cat([picture.parts["features"] for picture in tiles])

@@ -29,7 +29,7 @@ class LlamaDecoder:
         self.follows_length = _follows_length(module.config)
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The norm behind the last layer."""
+        """The norm after the last layer."""
         normed: Tensor = self.module.norm(hidden)
         return normed
 

@@ -255,7 +255,7 @@ class CutCache:
 
     size: int  # S
     columns: dict[int, Columns]  # of each layer from the first cut on
-    holes: bool = False  # whether a later turn may have left padding behind the prompt
+    holes: bool = False  # whether a later turn may have left padding after the prompt
 
     def grown(self, cache: Any) -> int:
         """Rows a cache was given since. Its own length is that of the first layer, which may have been cut before."""

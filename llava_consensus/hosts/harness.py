@@ -37,7 +37,7 @@ class HarnessHost:
         raise NotImplementedError
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return 0
 
     @contextmanager

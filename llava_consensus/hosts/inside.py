@@ -61,8 +61,8 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
     if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None or not tower.classes:
         raise OptionError(
-            f"{type(method).__name__} acts at {method.place.value} and is adapted to CLIP towers, whose patches are "
-            "the tokens of the language model. Take a method that acts behind the tower"
+            f"{type(method).__name__} acts before the projector and is adapted to CLIP towers, whose patches are "
+            "the tokens of the language model. Take a method that acts after the tower"
         )
     if method.place is not Place.TOWER:
         return

@@ -1,7 +1,7 @@
 """How LLaVA-NeXT lays out the tiles of a picture, a base view and a grid of tiles behind it.
 
 `stock` is what the checkpoint says: the grid that fits the picture best, rows and columns of padding cut away, a
-newline behind each row. `2880` is what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2
+newline after each row. `2880` is what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2
 tiles, nothing cut away, no newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
 """
 

@@ -1,4 +1,4 @@
-"""A cache with room behind what is read: new rows are written into it, where that of transformers copies all rows for
+"""A cache with room after what is read: new rows are written into it, where that of transformers copies all rows for
 each new one. Needs the caches of transformers 5.
 """
 
@@ -39,7 +39,7 @@ class RoomyLayer(DynamicLayer):
         self._take([_roomy(one, owners) for one in (keys, values)], keys.shape[-2])
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes new rows [R, H, n, D] behind the others, and returns all of them."""
+        """Writes new rows [R, H, n, D] after the others, and returns all of them."""
         if not self.is_initialized:  # it was reset; the next rows get a room
             return super().update(key_states, value_states)
         start = self.keys.shape[-2]

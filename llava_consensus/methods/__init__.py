@@ -1,19 +1,71 @@
-"""The reduction methods. METHODS is the only list: a new method is one file here and one line below
-(docs/adding.md). A method's file is imported when the method is used; what lists and messages say is read from its
-text, so that they need no torch.
+"""The reduction methods. METHODS is the only list: a new method is one file here and one line in it (docs/adding.md).
+
+METHODS["fastv"]        the class; imports its file, and with it torch
+METHODS.line("fastv")   what it does, in one line; read from the text of its file, which is not imported
 """
 
-from dataclasses import fields
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import isclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.entry_points import load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
-from llava_consensus.methods.catalogue import Catalogue, checked
 
 if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
 
 GROUP = "llava_consensus.methods"  # entry points of other packages
+
+
+class Catalogue(Mapping[str, "type[Method]"]):
+    """Methods by name.
+
+    Args:
+        places: `file:Class` of each, the file being one of this package.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self.places = {name: tuple(place.split(":")) for name, place in places.items()}
+
+    def __getitem__(self, name: str) -> "type[Method]":
+        module, class_name = self.places[name]
+        found: type[Method] = getattr(import_module(f"{__name__}.{module}"), class_name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def line(self, name: str) -> str:
+        """The first paragraph of a method's docstring, in one line."""
+        text = ast.get_docstring(self._class(name)) or ""
+        return " ".join(text.split("\n\n")[0].split())
+
+    def title(self, name: str) -> str:
+        """What tables call a method."""
+        for node in self._class(name).body:
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "title" and node.value:
+                return ast.literal_eval(node.value) or name
+        return name
+
+    def _class(self, name: str) -> ast.ClassDef:
+        """The class of a method as its file has it."""
+        module, class_name = self.places[name]
+        spec = find_spec(f"{__name__}.{module}")
+        assert spec is not None and spec.origin is not None
+        nodes = ast.parse(Path(spec.origin).read_text("utf-8")).body
+        return next(node for node in nodes if isinstance(node, ast.ClassDef) and node.name == class_name)
+
 
 METHODS = Catalogue(
     {
@@ -23,7 +75,7 @@ METHODS = Catalogue(
         # at the picture, or inside the vision tower
         "downsample": "downsample:Downsample",
         "tome": "tome:ToMe",
-        # behind the tower, before the language model
+        # after the tower, before the language model
         "prumerge": "prumerge:PruMerge",
         "prumerge_plus": "prumerge_plus:PruMergePlus",
         "visionzip": "visionzip:VisionZip",
@@ -54,6 +106,28 @@ def method_class(name: str) -> "type[Method]":
         return METHODS[name]
     found, where = load_registered(GROUP, "method", name, METHODS)
     return checked(where, found)
+
+
+def checked(where: str, candidate: Any) -> "type[Method]":
+    """A class that another package registers, once it is known to be a method.
+
+    Args:
+        where: its name and place, for the message.
+    Raises:
+        OptionError: unless it is a dataclass that derives from one of the four bases and writes what that one asks for.
+    """
+    from llava_consensus.reduction.decoder import InDecoder
+    from llava_consensus.reduction.method import AfterTower, AtPicture, InTower
+
+    bases = (AtPicture, InTower, AfterTower, InDecoder)
+    if not isclass(candidate) or not issubclass(candidate, bases) or not is_dataclass(candidate):
+        names = ", ".join(base.__name__ for base in bases)
+        raise OptionError(f"{where}: must be a dataclass that derives from one of {names} (docs/adding.md)")
+    missing = sorted(candidate.__abstractmethods__)
+    if missing:
+        raise OptionError(f"{where}: does nothing yet, write its `{'` and `'.join(missing)}` (docs/adding.md)")
+    found: type[Method] = candidate
+    return found
 
 
 def known_methods() -> dict[str, str]:

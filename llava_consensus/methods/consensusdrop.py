@@ -15,10 +15,9 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, checked_together, choose, within
+from llava_consensus.reduction.checks import boolean, choose, within
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.output import Folded, assemble
-from llava_consensus.reduction.selection import diverse, left_over, pick, split_best
+from llava_consensus.reduction.selection import Folded, assemble, diverse, left_over, pick, split_best
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, TextProbe, VisualTokens
 
 FUSED = (("select", "diverse"), ("fps_start", "salient"))
@@ -116,15 +115,14 @@ class ConsensusDrop(ReadsTower):
         watch = Stopwatch(tokens.projected.device)
         available = tokens.projected.shape[1]
         count, merged = budget.split(available)
-        with checked_together():
-            with torch.no_grad():
-                saliencies = self.saliencies(tokens, watch)
-                with watch.time("fusion"):
-                    kept, rest = self._choose(tokens, saliencies, count)  # [B, K], [B, N - K]
-            with watch.time("merge"):
-                folded = self._fold(tokens, saliencies.fused, rest, merged) if merged else None
-            with watch.time("output"):
-                result = assemble(tokens.projected, kept, self.order, folded)
+        with torch.no_grad():
+            saliencies = self.saliencies(tokens, watch)
+            with watch.time("fusion"):
+                kept, rest = self._choose(tokens, saliencies, count)  # [B, K], [B, N - K]
+        with watch.time("merge"):
+            folded = self._fold(tokens, saliencies.fused, rest, merged) if merged else None
+        with watch.time("output"):
+            result = assemble(tokens.projected, kept, self.order, folded)
         return result._replace(vision=saliencies.vision, cross=saliencies.cross, fused=saliencies.fused, watch=watch)
 
     def saliencies(self, tokens: VisualTokens, watch: Stopwatch) -> Saliencies:

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding, normalize
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite
 from llava_consensus.reduction.method import Shape, Tiled
-from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.selection import assemble
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 

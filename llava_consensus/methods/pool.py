@@ -11,7 +11,7 @@ from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
 from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.output import Folded, assemble
+from llava_consensus.reduction.selection import Folded, assemble
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 

@@ -20,8 +20,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, ensure_finite
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.output import Folded, arrange
-from llava_consensus.reduction.selection import left_over, pick, rank
+from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, rank
 from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Shape, Tiled
-from llava_consensus.reduction.output import assemble
-from llava_consensus.reduction.selection import top
+from llava_consensus.reduction.selection import assemble, top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 

@@ -58,7 +58,7 @@ class ToMe(InTower):
         if self.rate == "decreasing":
             return self._decreasing(tokens, patches, blocks)
         counts: list[int] = []
-        left = tokens  # patches behind the block
+        left = tokens  # patches after the block
         for before in range(blocks, 0, -1):
             counts.append(min((patches - left) // before, left))
             left += counts[-1]
@@ -102,7 +102,7 @@ class ToMe(InTower):
         return merge(bag, pair(key.mean(1), count, protected=True))
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
-        """Patches entering each block: fewer from block to block, T behind the feature block."""
+        """Patches entering each block: fewer from block to block, T after the feature block."""
         left = [shape.patches]
         for count in self._counts(shape, self.units(shape, budget)[0][0]):
             left.append(left[-1] - count)

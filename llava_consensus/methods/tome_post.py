@@ -1,4 +1,4 @@
-"""ToMe behind the tower: merge the projected tokens two by two in one go, without touching the vision blocks. A second
+"""ToMe after the tower: merge the projected tokens two by two in one go, without touching the vision blocks. A second
 reading of Token Merging (Bolya et al., ICLR 2023) for vision-language models, which the authors do not publish: their
 bipartite matching without a class token, repeated, half of the tokens at most each time, until T are left. It saves
 nothing in the tower, reaches any T, and shows what merging alone is worth. What similarity is measured on is averaged
@@ -15,7 +15,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.selection import regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
 from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.selection import assemble
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 

@@ -21,9 +21,8 @@ from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import boolean, choose, ensure_finite
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.output import Folded, arrange
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.selection import left_over, pick, top
+from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, top
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens
 
 
@@ -36,7 +35,7 @@ class VisionZip(ReadsTower):
         contextual: `sum` (the official code: target + mean of the tokens that joined it) | `mean` (the paper's words:
             the mean of target and joined tokens).
         order: `official` (class token, dominant, contextual; of several tiles mixed in one raster, class tokens and
-            then contextual tokens behind the picture) | `top_then_merged` | `raster`, both with the class token ahead.
+            then contextual tokens after the picture) | `top_then_merged` | `raster`, both with the class token ahead.
     Raises:
         OptionError: for a value outside its bound.
     """

@@ -19,9 +19,8 @@ from torch.nn.functional import embedding_bag, normalize
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import ensure_finite, within
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.output import assemble
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.selection import pick, rank
+from llava_consensus.reduction.selection import assemble, pick, rank
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 ROUND = 8  # tokens that leave in one round

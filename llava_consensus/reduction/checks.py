@@ -1,9 +1,6 @@
 """Checks that end in a clear error: values of options, and numbers that must be finite. Torch only."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -53,47 +50,15 @@ def numbers(name: str, text: object, whole: bool = False) -> list[float]:
     return found
 
 
-_waiting: ContextVar[list[tuple[str, Tensor]] | None] = ContextVar("waiting", default=None)
-
-
-@contextmanager
-def checked_together() -> Iterator[None]:
-    """What `ensure_finite` is given in the body is checked at its end, all of it in five operations. NonFiniteError
-    names the stage; on an accelerator the words name every stage that was checked.
-    """
-    waiting: list[tuple[str, Tensor]] = []
-    token = _waiting.set(waiting)
-    try:
-        yield
-    finally:
-        _waiting.reset(token)
-    if not waiting:
-        return
-    on_cpu = all(values.device.type == "cpu" for _, values in waiting)
-    order = 2 if on_cpu else torch.inf  # on the CPU the largest value takes thirty times as long as the Euclidean norm
-    norms = torch._foreach_norm([values for _, values in waiting], order)  # NaN or infinite where one of the values is
-    try:
-        _assert(" or ".join(stage for stage, _ in waiting), (torch.stack(norms) < torch.inf).all())
-    except NonFiniteError:  # on the CPU; the norm of large values can be infinite where none of them is
-        for stage, values in waiting:
-            ensure_finite(stage, values)
-
-
 def ensure_finite(stage: str, values: Tensor) -> Tensor:
     """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it, and
     what it finds ends the program later with the same words.
     """
-    waiting = _waiting.get()
-    if waiting is None:
-        _assert(stage, torch.isfinite(values).all())
-    elif values.numel():
-        waiting.append((stage, values))
-    return values
-
-
-def _assert(stage: str, is_finite: Tensor) -> None:
+    if values.device.type == "cpu" and bool(torch.linalg.vector_norm(values.detach()) < torch.inf):
+        return values  # one pass; the norm of large values can be infinite where none of them is, so look again
     message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
     try:
-        torch._assert_async(is_finite, message)
+        torch._assert_async(torch.isfinite(values).all(), message)
     except RuntimeError as error:
         raise NonFiniteError(message) from error
+    return values

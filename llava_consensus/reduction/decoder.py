@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 
     layer: int  # the first decoder layer, from 0, that sees the shortened sequence
     kept: int  # visual tokens that stay
-    merged: int = 0  # tokens made of dropped ones, put behind the picture
+    merged: int = 0  # tokens made of dropped ones, put after the picture
 
     @property
     def left(self) -> int:

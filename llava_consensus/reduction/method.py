@@ -3,7 +3,7 @@ place where a method can act.
 
     AtPicture    on the picture: the vision tower sees fewer patches
     InTower      inside the vision tower: patches are merged between its blocks
-    AfterTower   behind the tower: the language model gets fewer tokens
+    AfterTower   after the tower: the language model gets fewer tokens
     InDecoder    between the layers of the language model (`decoder.py`)
 
 A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch only.
@@ -20,7 +20,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, whole_or_none
 from llava_consensus.reduction.merging import Bag
-from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.selection import regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 
@@ -69,7 +69,7 @@ class Place(Enum):
 
     PICTURE = "the picture"
     TOWER = "inside the vision tower"
-    TOKENS = "behind the vision tower"
+    TOKENS = "after the vision tower"
     DECODER = "between decoder layers"
 
 
@@ -81,7 +81,7 @@ class Method:
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()
     reduces: ClassVar[bool] = True
-    blocks_ahead: ClassVar[int] = 0  # the attention that is read is this many blocks behind the one with the features
+    blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
 
     @property
     def order(self) -> str:
@@ -186,7 +186,7 @@ class Placed(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class AfterTower(Placed, ABC):
-    """Base of the methods behind the vision tower: they write `reduce`."""
+    """Base of the methods that act after the vision tower: they write `reduce`."""
 
     @abstractmethod
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
@@ -195,7 +195,7 @@ class AfterTower(Placed, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiled(AfterTower):
-    """Base of the methods behind the tower that rank tokens, within a tile or over all tiles of a picture.
+    """Base of the methods after the tower that rank tokens, within a tile or over all tiles of a picture.
 
     Args:
         tile_budget: `per_tile` (each tile has its share of the budget) | `global` (one ranking over the picture).
@@ -212,7 +212,7 @@ class Tiled(AfterTower):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadsTower(Tiled):
-    """Base of the methods behind the tower that read attention or features of one of its blocks.
+    """Base of the methods after the tower that read attention or features of one of its blocks.
 
     Args:
         vision_layer: the block that is read, from 0, or from the end if negative; None is the one that feeds the

@@ -25,7 +25,7 @@ from llava_consensus.evaluation.runs.matching import budget_of, match_budget
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.hosts.base import PictureOutcome, Prefill
-from llava_consensus.hosts.cache import CachedLayer, cached_layers, prefills
+from llava_consensus.hosts.call import CachedLayer, cached_layers, prefills
 from llava_consensus.hosts.llava.prepare import PREPARE
 from llava_consensus.hosts.llava.shape import read_shape
 from llava_consensus.methods.consensusdrop import ConsensusDrop

@@ -89,7 +89,7 @@ def tome_deviation(arrays: dict[str, torch.Tensor], case: str) -> float:
 
 
 def post_deviation(arrays: dict[str, torch.Tensor], size: int, count: int) -> float:
-    """The same for merging behind the tower."""
+    """The same for merging after the tower."""
     bag = merged(arrays[f"values_{size}"], arrays[f"metric_{size}"], count)
     assert torch.equal(bag.place, arrays[f"owner_{size}_{count}"].long())
     return float((bag.values - arrays[f"tokens_{size}_{count}"]).abs().max())

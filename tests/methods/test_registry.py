@@ -16,7 +16,7 @@ PLUGIN = '''
 from dataclasses import dataclass
 
 from llava_consensus.reduction.method import AfterTower, Method
-from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.selection import assemble
 
 NOT_A_METHOD = 3
 
@@ -34,7 +34,7 @@ class Front(AfterTower):
 
 @dataclass(frozen=True, kw_only=True)
 class Idle(AfterTower):
-    """Says that it acts behind the tower, and does not."""
+    """Says that it acts after the tower, and does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

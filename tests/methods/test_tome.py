@@ -20,7 +20,7 @@ from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import NonFiniteError
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.merging import average, fresh, merge, pair
-from llava_consensus.reduction.output import regroup
+from llava_consensus.reduction.selection import regroup
 from llava_consensus.reduction.tokens import VisualTokens
 
 LLAVA_7B = SHAPES["llava-1.5-7b"]

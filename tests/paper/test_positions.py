@@ -1,4 +1,4 @@
-"""Kept and closed-up positions: the study's method beside those that act behind the tower, the attention that is read,
+"""Kept and closed-up positions: the study's method beside those that act after the tower, the attention that is read,
 and the command. Run: `pytest tests/test_positions.py`.
 """
 

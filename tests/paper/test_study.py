@@ -60,7 +60,7 @@ def by(attached: Any) -> list[list[int]]:
 
 @torch.no_grad()
 def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model: Any, prompt: SimpleNamespace) -> None:
-    """The vision side ranks as a method behind the tower does, the cross-modal side as FastV in the same layer."""
+    """The vision side ranks as a method after the tower does, the cross-modal side as FastV in the same layer."""
     tokens = 6
     same = {}
     for name, options in (("consensusdrop", {"alpha": 1.0, "merged": 0}), ("fastv", {"layer": 2})):

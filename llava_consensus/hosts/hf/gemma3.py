@@ -58,5 +58,5 @@ class Gemma3(Shuffled):
         if method.place is Place.DECODER:
             raise OptionError(
                 f"{type(method).__name__} cuts between decoder layers, and the pictures of Gemma 3 attend in both "
-                "directions there, which is not adapted: take a method that acts behind the tower"
+                "directions there, which is not adapted: take a method that acts after the tower"
             )

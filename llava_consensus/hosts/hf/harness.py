@@ -13,7 +13,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Clip, Encoded, Prompt
-from llava_consensus.hosts.cache import prefills
+from llava_consensus.hosts.call import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.hf.host import HfHost
 from llava_consensus.hosts.hf.model import Features, HfModel
@@ -60,7 +60,7 @@ class ProcessorHost(HfHost, HarnessHost):
         return read_shape(self.view, text)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return self.view.grid_columns(size)
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.clip_text import ClipText, load_clip_text
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.rows import Rows
@@ -21,6 +20,7 @@ from llava_consensus.reduction.method import Method
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
+    from llava_consensus.hosts.clip_text import ClipText
 
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
 
@@ -73,7 +73,7 @@ class HfModel:
         return 1
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return 0
 
     @property
@@ -89,7 +89,7 @@ class HfModel:
     def check(self, method: Method) -> None:
         """Raises OptionError for what this family cannot do."""
 
-    def clip_text(self) -> ClipText:
+    def clip_text(self) -> "ClipText":
         """CLIP's text side, where the vision configuration names the CLIP model it is of."""
         name = getattr(self.module.config.vision_config, "_name_or_path", "")
         if not name:
@@ -97,6 +97,8 @@ class HfModel:
                 f"this method compares patches with the question by CLIP's text tower, which a checkpoint of "
                 f"{type(self.module).__name__} does not have: take another method (llava-consensus list)"
             )
+        from llava_consensus.hosts.clip_text import load_clip_text
+
         return load_clip_text(name, self.module.device)
 
     def of(self, module: Any) -> "HfModel":

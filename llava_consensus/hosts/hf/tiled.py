@@ -75,7 +75,7 @@ class LlavaNext(Llava):
         return pictures
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height."""
         return self._columns(torch.tensor(size[::-1]))
 
     def _columns(self, size: Tensor) -> int:
@@ -158,7 +158,7 @@ class _WithVideos(LlavaNext):
         if attachment.method.acts_inside:
             raise OptionError(
                 f"{type(attachment.method).__name__} acts inside the vision tower, and this model pools the patches of "
-                "a video behind it: take a method that acts behind the tower"
+                "a video behind it: take a method that acts after the tower"
             )
         features = super().encode(attachment, modality, inputs, pictures)
         side, members = self.pooled()

@@ -6,7 +6,7 @@ model is entered (`prepare.py`).
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.clip_text import ClipText, load_clip_text
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layouts import STOCK, fixed_grid
 from llava_consensus.hosts.llava.checks import check_layout
@@ -23,6 +22,9 @@ from llava_consensus.hosts.llava.shape import most_tiles
 from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.clip_text import ClipText
 
 
 class Projected:
@@ -93,8 +95,10 @@ class LlavaModel:
         tower = self.module.get_vision_tower()
         return 1 if tower is None else most_tiles(self.config, tower.config.image_size)
 
-    def clip_text(self) -> ClipText:
+    def clip_text(self) -> "ClipText":
         """The text side of the CLIP model that the vision tower is of."""
+        from llava_consensus.hosts.clip_text import load_clip_text
+
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
 
     def structure(self, attachment: Attachment, official: Official, arguments: Arguments, config: Any) -> Structure:

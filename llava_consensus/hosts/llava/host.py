@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
-from llava_consensus.hosts.cache import prefills
+from llava_consensus.hosts.call import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of, last_row_alone
 from llava_consensus.hosts.layouts import STOCK
 from llava_consensus.hosts.llava.adapter import LlavaModel
@@ -67,7 +67,7 @@ class LlavaHost(HarnessHost):
         return read_shape(View(self.model, config=self.view.config), text)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid behind the base view of a picture of this width and height; 0 without a grid."""
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         from llava.mm_utils import get_anyres_image_grid_shape
 
         config, tile = self.view.config, self.model.get_vision_tower().config.image_size

@@ -7,7 +7,7 @@ import torch
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AfterTower
-from llava_consensus.reduction.output import assemble
+from llava_consensus.reduction.selection import assemble
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
 

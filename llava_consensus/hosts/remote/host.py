@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Answer, Encoded, Prompt
-from llava_consensus.hosts.cache import prefills
+from llava_consensus.hosts.call import prefills
 from llava_consensus.hosts.harness import HarnessHost, answer_of
 from llava_consensus.hosts.remote.model import RemoteModel
 from llava_consensus.reduction.budget import Budget, Share

@@ -64,7 +64,7 @@ class RemoteModel:
         if method.place is Place.DECODER:
             raise OptionError(
                 f"{type(method).__name__} cuts between decoder layers, and those of {type(self.module).__name__} are "
-                "code of its own that is not adapted for it: take a method that acts behind the tower"
+                "code of its own that is not adapted for it: take a method that acts after the tower"
             )
 
     def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:

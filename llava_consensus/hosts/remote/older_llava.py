@@ -44,7 +44,7 @@ class OlderLlava(LlavaModel):
             raise OptionError(
                 f"{type(method).__name__}: {self.called}'s own code makes mask and positions from the length of the "
                 "cache, so nothing can be cut between its layers and positions cannot be kept. Take a method that acts "
-                "behind the tower, and positions=renumber"
+                "after the tower, and positions=renumber"
             )
 
 

@@ -90,7 +90,7 @@ class QwenDecoder:
         self.reach: int = module.config.seq_length
 
     def norm(self, hidden: Tensor) -> Tensor:
-        """The norm behind the last layer."""
+        """The norm after the last layer."""
         normed: Tensor = self.module.ln_f(hidden)
         return normed
 
