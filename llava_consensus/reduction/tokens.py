@@ -193,6 +193,4 @@ class Reduction(NamedTuple):
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 
-AHEAD, PLACE, AFTER, BEHIND = range(
-    4
-)  # of its unit, where its source is, right after its unit, after its picture
+AHEAD, PLACE, AFTER, BEHIND = range(4)  # of its unit, where its source is, right after its unit, after its picture
