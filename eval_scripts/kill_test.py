@@ -1,7 +1,7 @@
 """SIGKILL real commands at random moments, let them go on each time, and compare with undisturbed ones.
 
-Run: `python eval_scripts/kill_test.py eval --limit 40 --kills 20`, and the same with sweep, workers, ray or judge. Ends
-with one JSON line; exit code 1 if anything was lost or asked twice, or if a file differs. Of several processes the
+Run: `python eval_scripts/kill_test.py eval --limit 40 --kills 20`, and the same with sweep, workers or judge. Ends with
+one JSON line; exit code 1 if anything was lost or asked twice, or if a file differs. Of several processes the
 driver is killed, or one of the others and then the driver.
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 
 from llava_consensus.evaluation.runs import DATA, MODEL
 
-GROWING = ("*/answers.jsonl", "*/shards/*.jsonl", "replies.jsonl")
+GROWING = ("*/answers.jsonl", "replies.jsonl")
 SAME = ("config.json", "answers.jsonl", "errors.jsonl", "scores.jsonl", "grades.json")
 PASSING = ("timing", "environment", "replies")  # of metrics: other in every run
-WAYS = ("eval", "sweep", "workers", "ray", "judge")
+WAYS = ("eval", "sweep", "workers", "judge")
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ def command(given: argparse.Namespace, out: Path) -> list[str]:
     ]
     if given.way == "sweep":
         return [*start, "sweep", "--bench", given.benchmark, "--methods", "random", "--tokens", "64 32", *asked]
-    workers = {"eval": [], "workers": ["--workers", "2"], "ray": ["--workers", "2", "--engine", "ray"]}[given.way]
+    workers = ["--workers", "2"] if given.way == "workers" else []
     return [*start, "eval", given.benchmark, "--tokens", "64", *workers, *asked]
 
 
@@ -101,19 +101,16 @@ def complete(given: argparse.Namespace, out: Path) -> bool:
 
 
 def others(driver: int) -> Iterator[int]:
-    """Processes that ask for the driver: its own, and the actors of the raylet it started."""
+    """Processes that ask for the driver."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            line, parent = (path / "cmdline").read_bytes(), _parent(path.name)
-            if (parent == driver and b"spawn_main" in line) or (
-                line.startswith(b"ray::Holder") and _parent(parent) == driver
-            ):
+            if _parent(path.name) == driver and b"spawn_main" in (path / "cmdline").read_bytes():
                 yield int(path.name)
         except OSError:  # ended meanwhile
             continue
 
 
-def _parent(process: int | str) -> int:
+def _parent(process: str) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 

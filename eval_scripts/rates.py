@@ -28,7 +28,7 @@ from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.files import ANSWERS, read_answers
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.evaluation.runs.batches import Asker
-from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -46,7 +46,7 @@ def ordered(questions: list[Question], setting: str) -> list[Question]:
     return [question for question in questions if first[question.images] is question]
 
 
-def asked(plan: Plan, host: Any, questions: list[Question], batch: int) -> float:
+def asked(plan: RunPlan, host: Any, questions: list[Question], batch: int) -> float:
     """Questions a second of processor time: pictures read, encoded, asked about, records made."""
     start = time.process_time()
     results = list(Asker(plan, host, plan.budget or Budget(1)).batches(questions, batch))

@@ -29,11 +29,11 @@ NO_MODEL = (
     *("claims", "figures", "ledger", "matched", "paper_figures", "presets", "stats", "table"),
     *("data_commands", "docs", "fuzz", "imports", "mini_benchmarks", "playground", "site"),
 )
-# Tests of what becomes of a run's files and processes, whichever model answers; test_harness.py, test_records.py and
-# test_poison_questions.py ask it on the pins too.
+# Tests of what becomes of a run's files and processes, whichever model answers; test_loop.py, test_store.py and
+# test_execution.py ask it on the pins too.
 FILES_AND_PROCESSES = (
-    *("against_official", "bad_moments", "checksums", "deaths", "demo", "engines", "front_door", "hub"),
-    *("judge_signals", "newlines", "orphans", "outputs", "outside", "overlay", "stale_results", "storage_of_workers"),
+    *("against_official", "demo", "files", "fingerprint", "front_door", "hub"),
+    *("judge_signals", "newlines", "outside", "overlay", "sweep", "workers"),
 )
 MAIN_ALONE = [f"test_{name}.py" for name in (*NO_MODEL, *FILES_AND_PROCESSES)]
 collect_ignore = [] if int(version("transformers").split(".")[0]) >= 5 else MAIN_ALONE

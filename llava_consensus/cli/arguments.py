@@ -135,7 +135,6 @@ RUN = (
     LIMIT,
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
-    arg("--engine", default=Execution.engine, help="what starts several workers: local, ray (%(default)s)"),
     NO_PROGRESS,
     arg("--retry-errors", action="store_true", help="ask questions that failed before again"),
     arg("--allow-outside", action="store_true", help="pictures may lie outside their folder: absolute, .., by links"),
@@ -238,7 +237,6 @@ def execution(given: argparse.Namespace) -> Execution:
     return Execution(
         given.batch,
         given.workers,
-        given.engine,
         not given.no_progress,
         given.retry_errors,
         given.fail_on_error,

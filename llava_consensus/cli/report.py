@@ -189,7 +189,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
 )
 def verify(given: argparse.Namespace) -> Iterator[str]:
     """What is wrong with each run, or that nothing is; DataError at the end if anything was."""
-    from llava_consensus.evaluation.runs.checksums import problems
+    from llava_consensus.evaluation.runs.store import problems
 
     damaged = []
     for run in given.runs:

@@ -2,7 +2,6 @@
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
 tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run.
-Used by every room that reads or writes JSON.
 """
 
 import contextlib
@@ -28,6 +27,7 @@ MEND = "Mend or remove the line; nothing was changed"
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+PART = 1 << 20  # bytes of a file that are hashed at once
 TOGETHER = 1000  # lines that are parsed at once, so that the names of their entries are in memory once
 
 
@@ -191,9 +191,13 @@ def read_json(
     return value
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content. DataError where it cannot be read."""
-    return hashlib.sha256(_read(path)).hexdigest()
+def digest(path: Path, kind: str = "sha256") -> str:
+    """The hash of a file's content, which is never in memory as a whole. DataError where it cannot be read."""
+    total = hashlib.new(kind, usedforsecurity=False)
+    with _reading(path), path.open("rb") as file:
+        while part := file.read(PART):
+            total.update(part)
+    return total.hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -201,20 +205,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     replace(path, (to_json(content, 1) + "\n").encode())
 
 
-def write_metrics(
-    folder: Path,
-    metrics: Mapping[str, Any],
-    scores: Sequence[Mapping[str, Any]],
-    beside: Callable[[], Record] = dict,
-) -> None:
-    """What a run measured: each answer as it was scored, a line each, then metrics.json, with what `beside` says once
-    the scores are there.
+def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> None:
+    """What a run measured: each answer as it was scored, a line each, then metrics.json.
 
     metrics.json is written last, so that a run which has one has the scores that belong to it.
     """
     (folder / METRICS).unlink(missing_ok=True)
     replace(folder / SCORES, to_lines(scores))
-    write_json(folder / METRICS, {**metrics, **beside()})
+    write_json(folder / METRICS, metrics)
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -294,10 +292,17 @@ def sync_folder(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
+    with _reading(path):
+        return path.read_bytes()
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises DataError for what keeps the block from reading a file."""
     try:
         if path.is_fifo():
             raise DataError(f"{path}: is a pipe, and a file is read more than once. Write it to a file first")
-        return path.read_bytes()
+        yield
     except FileNotFoundError as error:
         raise DataError(f"missing file: {path}") from error
     except ValueError as error:

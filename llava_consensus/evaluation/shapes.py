@@ -14,7 +14,6 @@ from llava_consensus.errors import ConsensusError, DataError
 
 NUMBER = (int, float)
 MAYBE_NUMBER = (int, float, type(None))
-TEXT_OR_NONE = (str, type(None))
 COUNT_OR_NONE = (int, type(None))
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)  # that odd values lead to
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from llava_consensus.errors import ImageError, OptionError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
-from llava_consensus.evaluation.runs.configuration import Plan
+from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.encodings import EncodingCache, reader
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Answer, Host
@@ -42,7 +42,7 @@ class Surveyed:
 
 
 def answers(
-    plan: Plan, host: Host, method: Method, budget: Budget, questions: Sequence[Question], longest: int | None = None
+    plan: RunPlan, host: Host, method: Method, budget: Budget, questions: Sequence[Question], longest: int | None = None
 ) -> Iterator[tuple[Question, Answer]]:
     """Each question with its answer; one whose picture cannot be read is left out.
 
@@ -60,7 +60,7 @@ def answers(
                 yield question, host.answer([encoded], [prompt])[0]
 
 
-def survey(plan: Plan, host: Host, method: Method, budget: Budget, progress: bool = True) -> list[Surveyed]:
+def survey(plan: RunPlan, host: Host, method: Method, budget: Budget, progress: bool = True) -> list[Surveyed]:
     """Every question about one picture, with how much its two signals disagree.
 
     Raises:
@@ -142,7 +142,7 @@ def plain(values: Tensor | None) -> list[float] | None:
     return None if values is None else values[0].detach().to("cpu", torch.float64).tolist()
 
 
-def search(plan: Plan, host: Host, by: str, count: int, tokens: int) -> list[Question]:
+def search(plan: RunPlan, host: Host, by: str, count: int, tokens: int) -> list[Question]:
     """The questions worth looking at, by one of WAYS; of `questions` two about one picture, else up to `count`."""
     if by in ("gained", "lost"):
         asked = [question for question in plan.questions if len(question.images) == 1]
@@ -153,7 +153,7 @@ def search(plan: Plan, host: Host, by: str, count: int, tokens: int) -> list[Que
     return most_different_pair(found) if by == "questions" else most_disagreeing(found, count)
 
 
-def examples(plan: Plan, host: Host, questions: Sequence[Question], budgets: Sequence[int]) -> list[Example]:
+def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: Sequence[int]) -> list[Example]:
     """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
     full = dict(answers(plan, host, make("full"), Budget(host.visual_tokens), questions))
     truths = plan.benchmark.references(plan.data)
@@ -202,7 +202,7 @@ def _trio() -> list[Method]:
     return [*(make("consensusdrop", alpha=alpha) for alpha in SIDES.values()), make("consensusdrop")]
 
 
-def _right(plan: Plan, answered: Mapping[Question, Answer]) -> dict[int, float]:
+def _right(plan: RunPlan, answered: Mapping[Question, Answer]) -> dict[int, float]:
     """How right each answer is, 0 to 1, by its question's index; none where the benchmark needs a judge."""
     records = [
         {

@@ -4,8 +4,6 @@ Run: `pytest tests/test_front_door_runs.py`.
 """
 
 import json
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -58,42 +56,6 @@ def test_a_failed_load_leaves_no_folder_and_a_failed_question_does(tmp_path: Pat
         loop.run(config(data, data / "model"), tmp_path / "out", Execution(2, progress=False), lambda *_: Breaking())
     (run,) = (tmp_path / "out").iterdir()
     assert (run / "config.json").is_file()
-
-
-WORKER = """
-from tqdm import tqdm
-
-class Factory:
-    def __call__(self, worker):
-        tqdm(range(2), disable=True, file=None)
-        with tqdm.get_lock():
-            return lambda shard: shard
-"""
-PARENT = """
-from crew_worker import Factory
-from llava_consensus.evaluation.runs.workers.base import Shard
-from llava_consensus.evaluation.runs.workers.local import Crew
-
-if __name__ == "__main__":
-    crew = Crew(Factory(), 2)
-    for worker in range(2):
-        crew.hire(worker)
-        crew.give(worker, Shard((worker,)))
-    got = []
-    while len(got) < 2:
-        got += crew.wait()
-    crew.dismiss()
-    print(len(got))
-"""
-
-
-def test_killed_workers_leave_no_semaphores(tmp_path: Path) -> None:
-    (tmp_path / "crew_worker.py").write_text(WORKER)
-    (tmp_path / "parent.py").write_text(PARENT)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    command = [sys.executable, str(tmp_path / "parent.py")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.stdout == "2\n" and done.stderr == ""
 
 
 def test_an_attachment_and_its_outcomes_print_in_a_line(llava_model: Any, prompt: types.SimpleNamespace) -> None:

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.runs import costs
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.matching import budget_of, match_budget
+from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, match_budget
+from llava_consensus.evaluation.runs.metrics import run_costs
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Loading, Prompt
 from llava_consensus.hosts.base import PictureOutcome, Prefill
@@ -444,7 +444,7 @@ RUN = SEVEN._replace(text=0, question=None, number_bytes=4)  # as a host gives i
 
 def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
     """Records of answers with (text, question, pictures) rows, by a method with 64 tokens."""
-    counted = costs.AnswerCosts(method, Budget(64), RUN)
+    counted = AnswerCosts(method, Budget(64), RUN)
     rows = []
     for text, question, pictures in kinds:
         found = account.account(make("random"), Budget(64), RUN._replace(text=text, pictures=pictures))
@@ -455,7 +455,7 @@ def answers(method: Any, *kinds: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
     records = answers(make("random"), (60, 20, 1), (61, 21, 1), (60, 20, 1), (50, 20, 0))
-    found = costs.of_run(records, "kept")
+    found = run_costs(records, "kept")
     assert found is not None and found["text"] == 57.75 and found["entering"] == 48.0 == found["measured"]["kept"]
     assert found["kv_bytes"] == found["measured"]["kv_bytes"] == sum(found["measured"]["kv_bytes_per_layer"])
     shapes = [SEVEN._replace(text=text, pictures=pictures) for text, pictures in ((60, 1), (61, 1), (60, 1), (50, 0))]
@@ -464,13 +464,13 @@ def test_account_of_a_run_is_the_mean_over_its_questions() -> None:
 
 
 def test_account_of_a_run_is_none_where_a_host_does_not_tell() -> None:
-    assert costs.of_run([], "kept") is None
-    assert costs.of_run([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
-    assert costs.AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
+    assert run_costs([], "kept") is None
+    assert run_costs([*answers(make("random"), (60, 20, 1)), {"metadata": {"before": 576}}], "kept") is None
+    assert AnswerCosts(make("random"), Budget(64), RUN).of(None, 1) == {}
 
 
 def test_account_of_a_run_says_what_a_method_does_not_know() -> None:
-    found = costs.of_run(answers(Secretive(), (60, 20, 1)), "kept")
+    found = run_costs(answers(Secretive(), (60, 20, 1)), "kept")
     assert found is not None and found["flops"]["total"] is None and "text tower" in found["notes"][0]
 
 

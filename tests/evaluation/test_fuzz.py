@@ -231,7 +231,6 @@ OPTIONS = {
     "--limit": st.integers(-2, 0).map(str) | st.text(max_size=3),
     "--batch": st.integers(-2, 0).map(str),
     "--workers": st.integers(-2, 0).map(str),
-    "--engine": st.text(max_size=5),
     "--match": st.text(max_size=5),
     "--fail-on-error": st.text(max_size=5) | st.sampled_from(("nan", "inf%", "-1", "1e999")),
     "--benchmark-option": st.text(max_size=5),

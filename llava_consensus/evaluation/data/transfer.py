@@ -6,14 +6,12 @@ The transfer itself, with bar and retries, is `huggingface_hub.file_download.htt
 its last 10 MiB, is `<file>.part`; a later call, or another process after a kill, asks for the rest of it.
 """
 
-import hashlib
 import os
 from pathlib import Path
 
 from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.evaluation.files import replace
+from llava_consensus.evaluation.files import digest, replace
 
-CHUNK = 1 << 20
 SUFFIX = ".part"
 
 
@@ -71,18 +69,10 @@ def _take(part: Path, target: Path, md5: str) -> None:
             f"{target.name}: the server sent a page in place of the file, as Google Drive does when a file was asked "
             f"for too often. Fetch it in a browser, put it at {target}, and give the same command"
         )
-    if md5 and _md5(part) != md5:
+    if md5 and digest(part, "md5") != md5:
         part.unlink()
         raise DataError(f"{target.name}: its md5 is not {md5}, so it is damaged or another version. Fetch it again")
     os.replace(part, target)
-
-
-def _md5(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _size(path: Path) -> int:

@@ -1,7 +1,7 @@
-"""Asks a host the questions of a plan, in batches: pictures in, records out. One process's share of a run.
+"""Asks a host the questions of a run, in batches: pictures in, records out. One process's share of a run.
 
-`Asker(plan, host, budget).batches(questions, size)` yields answers and errors batch by batch; a `WorkerFactory` makes
-what does the same in a process of its own, shard by shard (`workers/`).
+`Asker(plan, host, budget).batches(questions, size)` yields answers and errors batch by batch; a `WorkerFactory` does
+the same in a process of its own, shard by shard (`workers.py`).
 """
 
 import logging
@@ -16,15 +16,19 @@ import shortuuid
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.runs import failures
-from llava_consensus.evaluation.runs.checksums import of_pictures, signed
-from llava_consensus.evaluation.runs.configuration import Plan
-from llava_consensus.evaluation.runs.costs import AnswerCosts
+from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.encodings import CAPACITY, EncodingCache, reader
-from llava_consensus.evaluation.runs.kept import Shelf
-from llava_consensus.evaluation.runs.matching import budget_of, shape_of
-from llava_consensus.evaluation.runs.store import run_name, write_shard
-from llava_consensus.evaluation.runs.workers import Result, Shard
+from llava_consensus.evaluation.runs.execution import (
+    LONGEST,
+    Result,
+    describe,
+    error_record,
+    raise_if_device_failed,
+)
+from llava_consensus.evaluation.runs.fingerprint import of_pictures
+from llava_consensus.evaluation.runs.store import run_name
+from llava_consensus.evaluation.runs.workers import Shard
 from llava_consensus.hosts import CLIPS, Answer, Encoded, Host, Loading
 from llava_consensus.reduction.budget import Budget, Share
 
@@ -37,34 +41,31 @@ HostLoader = Callable[[str, Loading, Mapping[str, str]], Host]  # model, loading
 
 @dataclass(frozen=True)
 class Asker:
-    """A plan, the host that answers for it, and the budget its method is given there."""
+    """A run, the host that answers for it, and the budget its method is given there."""
 
-    plan: Plan
+    plan: RunPlan
     host: Host
     budget: Budget | Share
-    shelf: Shelf | None = None  # encodings that other runs share
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
-        """Answers and errors of each `size` questions, in their order, with the plan's method attached."""
-        plan = self.plan
-        files = [plan.pictures(question) for question in questions]
-        capacity = CAPACITY // max(1, plan.benchmark.frames)
-        shelf = None if self.shelf is None else self.shelf.given(plan.method, self.budget)
-        cache = EncodingCache(self.host, files, reader(plan), capacity, shelf)
-        with self.host.attach(plan.method, self.budget):
+        """Answers and errors of each `size` questions, in their order, with the run's method attached."""
+        files = [self.plan.pictures(question) for question in questions]
+        capacity = CAPACITY // max(1, self.plan.benchmark.frames)
+        cache = EncodingCache(self.host, files, reader(self.plan), capacity)
+        with self.host.attach(self.plan.method, self.budget):
             for first in range(0, len(questions), size):
                 group = questions[first : first + size]
-                pairs = list(zip(group, cache.fetch(files[first : first + size]), strict=True))
-                yield self._results(pairs)
+                yield self._results(group, cache.fetch(files[first : first + size]))
 
-    def _results(self, pairs: list[tuple[Question, list[Encoded] | ImageError]]) -> Result:
+    def _results(self, questions: Sequence[Question], encodings: Sequence[list[Encoded] | ImageError]) -> Result:
         """Answers, and a record of each question that cannot be asked or that the model fails at."""
         errors, asked = [], []
-        for question, own in pairs:
+        for question, own in zip(questions, encodings, strict=True):
             if isinstance(own, ImageError):
-                errors.append(failures.of_picture(question, own))
-            elif len(question.text) > failures.LONGEST:
-                errors.append(failures.of_length(question))
+                errors.append(error_record(question, str(own)))
+            elif len(question.text) > LONGEST:
+                said = f"the question has {len(question.text):,} characters, and at most {LONGEST:,} are asked"
+                errors.append(error_record(question, said, "length"))
             else:
                 asked.append((question, own))
         try:
@@ -74,16 +75,17 @@ class Asker:
         except Exception:  # one of them, or all together, is more than the model can do
             log.info("a batch of %d questions failed; each is asked alone", len(asked))
         answers = []
-        for one in asked:
+        for question, own in asked:
             try:
-                answers += self._answer([one])
+                answers += self._answer([(question, own)])
             except ConsensusError:
                 raise
             except Exception as error:  # anything a model can raise about one question
-                errors.append(failures.of_model(one[0], error))
+                raise_if_device_failed(error, f"question {question.index}")
+                errors.append(error_record(question, describe(error), "model"))
         return Result(answers, errors)
 
-    def _answer(self, asked: list[tuple[Question, list[Encoded]]]) -> list[Record]:
+    def _answer(self, asked: Sequence[tuple[Question, list[Encoded]]]) -> list[Record]:
         if not asked:
             return []
         prompts = [self.plan.prompt(question) for question, _ in asked]
@@ -94,35 +96,27 @@ class Asker:
         """LLaVA's answer record; metadata says how many visual tokens went in and came out, and what that cost. The id
         follows from the run and the question, so that a run done twice gives the same bytes.
         """
-        record = {
+        plan, budget = self.plan, self.budget
+        budgets = [budget.of(outcome.before).tokens for outcome in answer.outcomes] if isinstance(budget, Share) else []
+        return {
             "question_id": question.question_id,
             "prompt": question.text if question.prompt is None else question.prompt,
             "text": answer.text,
             "answer_id": shortuuid.uuid(f"{self._run}/{question.index}"),
-            "model_id": Path(self.plan.model).name,
+            "model_id": Path(plan.model).name,
             "metadata": {
                 "index": question.index,
                 "before": answer.before,
                 "after": answer.after,
                 "structural": answer.structural,
-                **self._resolved(answer),
+                **({"share": budget.share, "budgets": budgets} if isinstance(budget, Share) else {}),
                 **_measures(answer),
                 "notes": list(answer.notes),
-                **({"videos": CLIPS if self.plan.clips else "frames"} if self.plan.benchmark.frames else {}),
-                **self._costs.of(answer.prefill, self.plan.shown(question), self._tokens(answer)),
-                **(of_pictures(self.plan.pictures(question)) if self.plan.content is None else {}),
+                **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
+                **self._costs.of(answer.prefill, plan.shown(question), budgets),
+                **(of_pictures(plan.pictures(question)) if plan.content is None else {}),
             },
         }
-        return signed(record)
-
-    def _tokens(self, answer: Answer) -> list[int]:
-        """The tokens a share comes to, picture by picture; nothing for a number of tokens."""
-        share = self.budget
-        return [share.of(outcome.before).tokens for outcome in answer.outcomes] if isinstance(share, Share) else []
-
-    def _resolved(self, answer: Answer) -> Record:
-        """The budget of each picture where it is a share, beside it."""
-        return {"share": self.budget.share, "budgets": self._tokens(answer)} if isinstance(self.budget, Share) else {}
 
     @cached_property
     def _run(self) -> str:
@@ -146,44 +140,28 @@ def _measures(answer: Answer) -> Record:
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes what a worker of an engine does: it loads a host of its own, then asks shards."""
+    """Makes what a worker does, in the worker's process: it loads a host of its own, then asks shards."""
 
-    plan: Plan
-    folder: Path  # of the run, where this process can write to it
+    plan: RunPlan
     batch: int
     workers: int
     loader: HostLoader
 
-    @property
-    def gpus(self) -> int:
-        """GPUs a worker needs for itself."""
-        return int(self.plan.loading.device.startswith("cuda"))
-
     def __call__(self, number: int) -> Callable[[Shard], Result]:
-        """The function from a shard to its records, which are written down before they are handed over."""
-        plan = self.plan
-        loading = replace(plan.loading, device=self._device(number))
-        host = self.loader(plan.model, loading, plan.host_options)
+        """The function from a shard to its records. Workers share the GPUs, or the cores of the CPU."""
+        import torch
+
+        plan, device = self.plan, self.plan.loading.device
+        if device == "cuda":
+            device = f"cuda:{number % torch.cuda.device_count()}"
+        if device == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
+        host = self.loader(plan.model, replace(plan.loading, device=device), plan.host_options)
         asker = Asker(plan, host, budget_of(plan, host))
         questions = {question.index: question for question in plan.questions}
 
         def work(shard: Shard) -> Result:
-            found = list(asker.batches([questions[index] for index in shard.indexes], self.batch))
-            answers = [answer for part in found for answer in part.answers]
-            result = Result(answers, [error for part in found for error in part.errors])
-            if self.folder.is_dir():
-                write_shard(self.folder, shard.name, *result)
-            return result
+            results = list(asker.batches([questions[index] for index in shard], self.batch))
+            return Result([one for part in results for one in part.answers], [one for p in results for one in p.errors])
 
         return work
-
-    def _device(self, number: int) -> str:
-        """The device of a worker; workers on the CPU share its cores."""
-        import torch
-
-        device = self.plan.loading.device
-        if device == "cuda":
-            return f"cuda:{number % torch.cuda.device_count()}"
-        if device == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
-        return device

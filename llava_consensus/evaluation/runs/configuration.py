@@ -1,25 +1,24 @@
 """What a run is: checked before any weight loads, and written down to the last thing that can change an answer.
 
-    plan = prepare(RunConfig(get("gqa"), make("consensusdrop"), Budget(64)))
+    plan = prepare(RunConfig(make_benchmark("gqa"), make("consensusdrop"), Budget(64)))
 
-`prepare` returns a Plan or raises what the user can mend. `Plan.description` becomes config.json and names the run:
-options of the method with defaults filled in, contents of question files and weights, versions. How the run is carried
-out (`Execution`) and the folder of results are not in it.
+`prepare` returns a RunPlan or raises what the user can mend. `RunPlan.description` becomes config.json and names the
+run: options of the method with defaults filled in, contents of question files and weights, versions. How the run is
+carried out (`Execution`) and the folder of results are not in it.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.evaluation.runs.collector import collector_rests
 from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
 from llava_consensus.hosts import CLIPS, Loading, Prompt
 from llava_consensus.methods import known_methods, method_class
@@ -61,7 +60,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(RunConfig):
+class RunPlan(RunConfig):
     """A checked configuration with nothing left open, and the questions it asks.
 
     Args:
@@ -83,13 +82,7 @@ class Plan(RunConfig):
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
-        known = self._files
-        return tuple(known.get(name) or known.setdefault(name, self.folder / name) for name in question.images)
-
-    @cached_property
-    def _files(self) -> dict[str, Path]:
-        """Files by name: most pictures have several questions."""
-        return {}
+        return tuple(self.folder / name for name in question.images)
 
     @cached_property
     def folder(self) -> Path:
@@ -106,17 +99,34 @@ class Plan(RunConfig):
         read = self.benchmark.picture
         return None if read is None else lambda path: read(self.data, path.name)
 
-    def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "Plan":
+    def check_inside(self) -> None:
+        """Raises DataError where a question names a file outside the folder of pictures: a name may be absolute, climb
+        with `..`, or lead through a link.
+        """
+        real = cache(os.path.realpath)
+        root = os.path.realpath(self.folder)
+        for path in dict.fromkeys(path for question in self.questions for path in self.pictures(question)):
+            try:  # the folder is looked up once, and the file itself only where it may be elsewhere: there are many
+                inside = not path.is_symlink() and path.name != ".."
+                place = os.path.join(real(path.parent), path.name) if inside else real(path)
+            except (ValueError, OSError):  # a name that no file can have
+                continue
+            if place != root and not place.startswith(os.path.join(root, "")):
+                raise DataError(
+                    f"{path}: leads out of {self.folder}, to {place}. Names of pictures and videos may be absolute, "
+                    "climb with '..' or go through a link only where that is meant: then give --allow-outside"
+                )
+
+    def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "RunPlan":
         """The same questions to the same model with another method and budget; nothing is read a second time."""
         budget, match = _meant(method, budget, match)
         self.loading.check_method(method)
         same = {key: value for key, value in self.description.items() if key != "match"}
-        description = same | describe_reduction(method, budget) | _describe_match(match)
+        description = same | describe_reduction(method, budget) | ({} if match == "kept" else {"match": match})
         return replace(self, method=method, budget=budget, match=match, description=description)
 
 
-@collector_rests()
-def prepare(config: RunConfig) -> Plan:
+def prepare(config: RunConfig) -> RunPlan:
     """Checks everything that needs no weights, and writes down the whole configuration.
 
     Raises:
@@ -149,7 +159,7 @@ def prepare(config: RunConfig) -> Plan:
         from llava_consensus.evaluation.runs.pictures import decoder  # only now: it takes a while
 
         decoder()  # or says what to install
-    return Plan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
+    return RunPlan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
 
 
 def _meant(method: Method, budget: Budget | Share | None, match: str) -> tuple[Budget | Share | None, str]:
@@ -188,6 +198,8 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     benchmark = config.benchmark
     folder = config.data / "eval" / benchmark.folder
     files = [folder / file.path for file in benchmark.files]
+    usual = asdict(Loading(config.loading.device, config.loading.dtype))
+    loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     return {
         "benchmark": benchmark.name,
         **describe_reduction(config.method, config.budget),
@@ -202,45 +214,29 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "dtype": config.loading.dtype,
         "versions": versions(*(("av",) if benchmark.frames else ())),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
-        **_describe_match(config.match),
+        **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
-        **_describe_loading(config.loading),
+        **({"loading": loading} if loading else {}),
     }
 
 
 def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
     """Method, budget and options in config.json; `tokens` is null where nothing is reduced, a fraction for a share."""
-    options = _options(method)
+    options, changed = {}, {}
+    for one in fields(method):
+        value = getattr(method, one.name)
+        if isinstance(one.default, float) and isinstance(value, int):
+            value = float(value)  # a whole number given for a fraction counts as one: 1 is 1.0
+        options[one.name] = value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+        if options[one.name] != one.default:
+            changed[one.name] = options[one.name]
     return {
         "method": method_name(method),
         "tokens": None if budget is None else amount(budget),
         "merged": budget.merged if isinstance(budget, Budget) else None,
-        "options": {name: value for name, (value, _) in options.items()},
-        "changed": {name: value for name, (value, default) in options.items() if value != default},
+        "options": options,
+        "changed": changed,
     }
-
-
-def _describe_loading(loading: Loading) -> Record:
-    """What differs from the loader's own ways, beside device and type of numbers."""
-    usual = asdict(Loading(loading.device, loading.dtype))
-    told = {name: value for name, value in asdict(loading).items() if value != usual[name]}
-    return {"loading": told} if told else {}
-
-
-def _describe_match(match: str) -> Record:
-    return {} if match == "kept" else {"match": match}
-
-
-def _options(method: Method) -> dict[str, tuple[Any, Any]]:
-    """Every option of a method, with its default; a whole number given for a fraction counts as one: 1 is 1.0."""
-    found = {}
-    for one in fields(method):
-        value = getattr(method, one.name)
-        if isinstance(one.default, float) and isinstance(value, int):
-            value = float(value)
-        plain = value if value is None or isinstance(value, bool | int | float | str) else repr(value)
-        found[one.name] = (plain, one.default)
-    return found
 
 
 def method_name(method: Method) -> str:

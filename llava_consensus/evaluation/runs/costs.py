@@ -1,23 +1,84 @@
-"""What the answers of a run cost, by analysis and as measured, side by side in metrics.json.
+"""What a budget means on a model, and what each answer costs, by analysis and as measured.
 
-The record of every answer carries its own costs, written where the model is loaded; those of the run are means over
-answers, so lost metrics are made again without weights, and several workers end with what one ends with. The formulas
-are those of `reduction/costs.py` (docs/accounting.md).
+The record of every answer carries its own costs, written where the model is loaded; those of a run are means over
+answers (`metrics.py`), so lost metrics are made again without weights, and several workers end with what one ends with.
+The formulas are those of `reduction/costs.py` (docs/accounting.md).
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
 
 from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.hosts import Host, Prompt
 from llava_consensus.hosts.base import Prefill
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.costs import account
+from llava_consensus.reduction.costs import account, match
 from llava_consensus.reduction.method import Method, Shape
 
+log = logging.getLogger(__name__)
+
 COUNTS = ("entering", "kept", "average")
-PARTS = ("llm", "vision", "method", "total")
+TYPICAL = 100  # prompts whose mean length stands for a run's when a budget is meant by its FLOPs
+
+
+def budget_of(plan: RunPlan, host: Host) -> Budget | Share:
+    """The budget the plan's method is given on this model: all tokens of a picture where the method reduces nothing.
+
+    Raises:
+        OptionError: where no budget costs what the plan says.
+    """
+    shape = shape_of(plan, host)
+    available = shape.available
+    if plan.budget is None:
+        return Budget(available)
+    if isinstance(plan.budget, Share):
+        return plan.budget
+    if plan.budget.tokens >= available:
+        log.info(
+            "tokens=%d: this model has %d visual tokens per image, so this is the full model",
+            plan.budget.tokens,
+            available,
+        )
+    asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
+    return match_budget(host, plan.method, plan.budget, plan.match, asked, shape)
+
+
+def shape_of(plan: RunPlan, host: Host) -> Shape:
+    """Sizes of the model with a prompt of what a question shows: a picture of the most tiles, or a clip of frames."""
+    shape = host.shape()
+    return shape._replace(tiles=plan.benchmark.frames) if plan.clips else shape
+
+
+def match_budget(
+    host: Host,
+    method: Method,
+    budget: Budget,
+    by: str,
+    asked: Iterable[tuple[Prompt, int]],
+    shape: Shape | None = None,
+) -> Budget:
+    """The budget with which a method costs what `budget` says.
+
+    Args:
+        by: see `reduction.costs.match`.
+        asked: prompts of the run with their numbers of pictures, in order; looked at for `flops` only.
+        shape: of a prompt, see `shape_of`; None is that of the model's largest picture.
+    Raises:
+        OptionError: where no budget does.
+    """
+    shape = shape or host.shape()
+    if by == "flops":  # of the mean prompt of those of the first questions that have a picture
+        rows = [host.rows(prompt, pictures) for prompt, pictures in islice(asked, TYPICAL) if pictures] or [(0, 0)]
+        text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
+        shape = shape._replace(text=text, question=question)
+    given = match(method, budget, shape, by)
+    if given != budget:
+        log.info("match=%s: the method is given tokens=%d for %d", by, given.tokens, budget.tokens)
+    return given
 
 
 @dataclass(frozen=True)
@@ -49,46 +110,7 @@ class AnswerCosts:
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
 
 
-def of_run(answers: Sequence[Record], by: str) -> Record | None:
-    """Means per question; `measured` is what was read and cached, the rest comes from the formulas.
-
-    Args:
-        answers: records of the whole run.
-        by: what the budget was matched by.
-    Returns:
-        The entry `account` of metrics.json, in which a number is None where the method cannot tell it; None where the
-        host did not tell what it read.
-    """
-    rows = [answer["metadata"]["account"] for answer in answers if "account" in answer["metadata"]]
-    if not rows or len(rows) != len(answers):
-        return None
-    measured = [row["measured"] for row in rows]
-    layers = [sum(column) / len(rows) for column in zip(*(one["kv_bytes"] for one in measured), strict=True)]
-    notes = sorted({row["note"] for row in rows if "note" in row})
-    flops = [row["flops"] for row in rows]
-    return {
-        "match": by,
-        "tokens": rows[0]["tokens"] if len({row["tokens"] for row in rows}) == 1 else _mean(rows, "tokens"),
-        "text": _mean(rows, "text"),
-        **{name: _mean(rows, name) for name in COUNTS},
-        "flops": {part: _mean(flops, part) for part in PARTS},
-        "kv_bytes": _mean(rows, "kv_bytes"),
-        "measured": {
-            **{name: _mean(measured, name) for name in COUNTS},
-            "kv_bytes": sum(layers),
-            "kv_bytes_per_layer": layers,
-        },
-        **({"notes": notes} if notes else {}),
-    }
-
-
 @lru_cache(maxsize=4096)
 def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question: int, pictures: int) -> Record:
     shape = shape._replace(text=text, question=question, pictures=pictures)
     return account(method, budget, shape).record()
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """The mean of a value; None where it is not known of every row."""
-    values = [row[name] for row in rows]
-    return None if None in values else sum(values) / len(values)

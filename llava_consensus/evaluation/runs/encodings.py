@@ -7,13 +7,12 @@ encodings = cache.fetch([plan.pictures(question) for question in batch])
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from PIL.Image import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
-from llava_consensus.evaluation.runs.configuration import Plan
-from llava_consensus.evaluation.runs.failures import raise_if_device_failed
+from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 from llava_consensus.evaluation.runs.pictures import open_image, read_clip, read_frames, reason
 from llava_consensus.hosts import Encoded, Host
 from llava_consensus.hosts.base import Clip
@@ -24,19 +23,7 @@ CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video 
 Reader = Callable[[Path], list[Image | Clip]]
 
 
-class Elsewhere(Protocol):
-    """Encodings of other runs."""
-
-    def get(self, path: Path) -> list[Encoded] | None:
-        """The encodings of a file, made for the method and budget of this run; None where there are none."""
-        ...
-
-    def put(self, path: Path, encoded: list[Encoded]) -> None:
-        """Leaves the encodings of a file for later runs."""
-        ...
-
-
-def reader(plan: Plan) -> Reader:
+def reader(plan: RunPlan) -> Reader:
     """Opens a file of a run: the one picture in it, or the frames of a video that are shown, apart or as one clip.
 
     The function raises an ImageError for a file that cannot be read.
@@ -50,27 +37,18 @@ def reader(plan: Plan) -> Reader:
 
 
 class EncodingCache:
-    """Encodings by file: the vision tower runs once per picture, and an encoding goes after its last question.
+    """Encodings by file: the vision tower runs once per picture, and an encoding is forgotten after its last question.
 
     Args:
         host: encodes.
         asked: files of each question that will be asked, in order.
         read: opens a file, see `reader`.
         capacity: files that are kept at most.
-        elsewhere: encodings of other runs, and a place for those of this one.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        asked: Iterable[Sequence[Path]],
-        read: Reader,
-        capacity: int = CAPACITY,
-        elsewhere: Elsewhere | None = None,
-    ) -> None:
+    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
         self._host, self._read, self._capacity = host, read, max(1, capacity)
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
-        self._elsewhere = elsewhere
         self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
 
     def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
@@ -78,7 +56,7 @@ class EncodingCache:
         fresh: dict[Path, list[Image | Clip]] = {}
         needed = list(dict.fromkeys(path for paths in asked for path in paths))
         for path in needed:
-            if path not in self._held and not self._find(path):
+            if path not in self._held:
                 try:
                     fresh[path] = self._read(path)
                 except ImageError as error:
@@ -87,17 +65,19 @@ class EncodingCache:
                     self._held.update(self._encode(fresh))
                     fresh = {}
         self._held.update(self._encode(fresh))
-        found = [self._of_question(paths) for paths in asked]
+        found: list[list[Encoded] | ImageError] = []
+        for paths in asked:
+            held = [self._held[path] for path in paths]
+            unreadable = next((one for one in held if isinstance(one, ImageError)), None)
+            found.append(unreadable or [one for own in held if not isinstance(own, ImageError) for one in own])
         self._ahead.subtract(path for paths in asked for path in paths)
-        self._forget(needed)
+        for path in needed:
+            self._held.move_to_end(path)
+            if self._ahead[path] <= 0:
+                del self._held[path]
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
         return found
-
-    def _find(self, path: Path) -> bool:
-        """Whether another run has encoded this file for the same needs."""
-        found = None if self._elsewhere is None else self._elsewhere.get(path)
-        if found is not None:
-            self._held[path] = found
-        return found is not None
 
     def _encode(self, fresh: dict[Path, list[Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
         """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
@@ -105,11 +85,7 @@ class EncodingCache:
             return {}
         try:
             encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
-            made = {path: [next(encoded) for _ in images] for path, images in fresh.items()}
-            if self._elsewhere is not None:
-                for path, own in made.items():
-                    self._elsewhere.put(path, own)
-            return dict(made)
+            return {path: [next(encoded) for _ in images] for path, images in fresh.items()}
         except ConsensusError:
             raise
         except Exception as error:  # anything a model can raise about a picture
@@ -118,23 +94,6 @@ class EncodingCache:
                 path = next(iter(fresh))
                 return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
         return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
-
-    def _of_question(self, paths: Sequence[Path]) -> list[Encoded] | ImageError:
-        encoded: list[Encoded] = []
-        for path in paths:
-            held = self._held[path]
-            if isinstance(held, ImageError):
-                return held
-            encoded += held
-        return encoded
-
-    def _forget(self, used: Sequence[Path]) -> None:
-        for path in used:
-            self._held.move_to_end(path)
-            if self._ahead[path] <= 0:
-                del self._held[path]
-        while len(self._held) > self._capacity:
-            self._held.popitem(last=False)
 
 
 def _pixels(picture: Image | Clip) -> int:

@@ -1,10 +1,41 @@
-"""How a run is carried out: the questions of a batch, the processes, the engine they run on. `Execution(batch=32)`."""
+"""How a run is carried out, and what becomes of questions that get no answer. Needs no torch: the parser uses it.
 
+One question must not stop the others: what a model raises about it alone is written to errors.jsonl, and the run goes
+on. `--fail-on-error` bounds how many such questions there may be, `--retry-errors` asks them again.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.runs.failures import Bound
-from llava_consensus.evaluation.runs.workers import check_engine
+from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.evaluation.files import Record
+
+if TYPE_CHECKING:
+    from llava_consensus.evaluation.benchmarks import Question
+
+LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
+IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
+QUOTED = 300  # characters of what was raised
+
+
+class TooManyErrors(ConsensusError):
+    """More questions without an answer than the user allows, or none answered at all."""
+
+    exit_code = 6
+
+
+class DeviceFailed(ConsensusError):
+    """The device is in a state in which this process can answer nothing more."""
+
+    exit_code = 6
+
+
+class Result(NamedTuple):
+    """What came of a batch or of a shard: a record of every question, in one of the two."""
+
+    answers: list[Record]
+    errors: list[Record]
 
 
 @dataclass(frozen=True)
@@ -14,35 +45,84 @@ class Execution:
     Args:
         batch: questions answered together.
         workers: processes, each with a model of its own, on a device of its own where there are several.
-        engine: name in ENGINES, where the processes are; looked at only where there are several.
         progress: whether a bar with questions per second is shown.
         retry_errors: whether questions that failed before are asked again.
-        fail_on_error: how many questions may fail, a number or a share, see `failures.Bound`; None is any number.
+        fail_on_error: how many questions may fail: a number (`5`) or a share of all (`0.01`, `1%`); None is any number.
         allow_outside: whether pictures and videos may lie outside the folder of the benchmark's pictures.
     """
 
     batch: int = 16
     workers: int = 1
-    engine: str = "local"
     progress: bool = True
     retry_errors: bool = False
     fail_on_error: str | None = None
     allow_outside: bool = False
 
     def check(self) -> None:
-        """Checks what needs no model.
-
-        Raises:
-            OptionError: for a number below 1 or an unknown engine.
-            MissingDependency: for an engine whose packages are not installed.
-        """
+        """Raises OptionError for a number below 1, or a bound on errors that is none. Needs no model."""
         for name in ("batch", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
-        check_engine(self.engine)
-        _ = self.bound  # or says what is wrong with it
+        self._allowed(1)
 
-    @property
-    def bound(self) -> Bound | None:
-        """How many questions may fail; None is any number."""
-        return None if self.fail_on_error is None else Bound.parse(self.fail_on_error)
+    def check_errors(self, errors: int, questions: int) -> None:
+        """Raises TooManyErrors where more questions failed than `fail_on_error` allows."""
+        if errors > self._allowed(questions):
+            raise TooManyErrors(
+                f"{errors} of {questions} questions have no answer, more than --fail-on-error allows: see errors.jsonl "
+                "in the folder of the run. The same command with --retry-errors asks them again"
+            )
+
+    def _allowed(self, questions: int) -> float:
+        text = self.fail_on_error
+        if text is None:
+            return float("inf")
+        share = text.endswith("%") or "." in text
+        try:
+            value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1) if share else int(text)
+        except ValueError:
+            value = -1
+        if not 0 <= value <= (1 if share else float("inf")):
+            raise OptionError(f"--fail-on-error {text}: must be a number of questions (5) or a share (0.01, 1%)")
+        return value * questions if share else value
+
+
+def check_progress(row: int, result: Result) -> int:
+    """How many questions in a row the model has failed at, after this result, with none answered between them.
+
+    Raises:
+        TooManyErrors: so many that nothing works any more.
+    """
+    failed = [error for error in result.errors if error.get("cause") == "model"]
+    row = 0 if result.answers else row + len(failed)
+    if row >= IN_A_ROW:
+        raise TooManyErrors(
+            f"{row} questions in a row failed and none was answered between them; the last: {failed[-1]['error']}. "
+            "They are in errors.jsonl; --retry-errors asks them again"
+        )
+    return row
+
+
+def raise_if_device_failed(error: Exception, what: str) -> None:
+    """Raises DeviceFailed for an error after which CUDA answers nothing more in this process."""
+    said = describe(error)
+    if "CUDA error" in said or "device-side assert" in said:
+        raise DeviceFailed(f"{what}: {said}. What was answered is kept; the same command goes on")
+
+
+def describe(error: Exception) -> str:
+    """The class of an exception and the beginning of what it says."""
+    return f"{type(error).__name__}: {error}"[:QUOTED]
+
+
+def error_record(question: "Question", error: str, cause: str | None = None) -> Record:
+    """A line of errors.jsonl. `cause` is `model`, `death` or `length`; None for a picture that cannot be read."""
+    image = question.images[0] if question.images else None
+    record = {"index": question.index, "question_id": question.question_id, "image": image, "error": error}
+    return record | ({"cause": cause} if cause else {})
+
+
+def death_records(questions: Sequence["Question"], reason: str) -> list[Record]:
+    """Lines of errors.jsonl for questions of which processes die that ask them alone."""
+    said = f"processes that ask it alone die ({reason})"[:QUOTED]
+    return [error_record(question, said, "death") for question in questions]

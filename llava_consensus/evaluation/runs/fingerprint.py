@@ -1,4 +1,4 @@
-"""What identifies files and packages in a run's configuration: contents, places and versions.
+"""What identifies files and packages: contents, places and versions, in a run's configuration and in its answers.
 
 fingerprint([Path("checkpoints/llava-mini/config.json")])
 """
@@ -6,17 +6,16 @@ fingerprint([Path("checkpoints/llava-mini/config.json")])
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import IO
+from zlib import crc32
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import read_json, write_json
+from llava_consensus.evaluation.files import Record, digest, read_json, write_json
 
 LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
-END = 1 << 20  # bytes that are read at once of a large file
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
 # folders whose code can change an answer
@@ -42,46 +41,32 @@ def place(name: str) -> str:
 
 def fingerprint(paths: Iterable[Path]) -> str:
     """One hash of the names and contents of files; of a folder among them, of the label files in it."""
-    digest = hashlib.sha256()
-    for path in (file for one in paths for file in _files(one)):
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        digest.update(path.read_bytes() if size <= LARGE else remembered(path).encode())
-    return digest.hexdigest()
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(one for one in path.rglob("*") if one.suffix in LABELS) if path.is_dir() else [path]
+    total = hashlib.sha256()
+    for one in paths:
+        files = sorted(file for file in one.rglob("*") if file.suffix in LABELS) if one.is_dir() else [one]
+        for path in files:
+            size = path.stat().st_size
+            total.update(f"{path.name}\0{size}\0".encode())
+            total.update(path.read_bytes() if size <= LARGE else remembered(path).encode())
+    return total.hexdigest()
 
 
 def remembered(path: Path) -> str:
     """The hash of a file's content, taken once and then remembered by its size and time of change."""
     real, status = path.resolve(), path.stat()
-    memory = _cache() / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / "digests"
+    memory = folder / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
     stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     with contextlib.suppress(DataError, KeyError, TypeError):
         known = read_json(memory)
         if known["stamp"] == stamp:
             return str(known["sha256"])
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+    found = digest(path)
     with contextlib.suppress(DataError, OSError):  # without a cache it is taken again
         memory.parent.mkdir(parents=True, exist_ok=True)
         write_json(memory, {"file": str(real), "stamp": stamp, "sha256": found})
     return found
-
-
-def _digest(file: IO[bytes]) -> str:
-    digest = hashlib.sha256()
-    while part := file.read(END):
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _cache() -> Path:
-    """Where hashes of large files are remembered: $XDG_CACHE_HOME or ~/.cache."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / "digests"
 
 
 def versions(*more: str) -> dict[str, str | None]:
@@ -102,6 +87,41 @@ def _version(package: str) -> str | None:
 @cache
 def _source(package: Path) -> str:
     """The hash of the source that can change an answer."""
-    files = sorted(path for room in ANSWERING for path in (package / room).rglob("*.py"))
+    files = sorted(path for folder in ANSWERING for path in (package / folder).rglob("*.py"))
     named = (f"{path.relative_to(package)}\0".encode() + path.read_bytes() for path in files)
     return hashlib.sha256(b"\0".join(named)).hexdigest()[:12]
+
+
+def of_pictures(paths: Sequence[Path]) -> Record:
+    """What an answer's record says of the contents of its question's pictures; nothing of a question without."""
+    found = [_content(path, *_times(path)) for path in paths]
+    return {"pictures": "".join(found)} if found else {}
+
+
+def changed_pictures(since: int, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
+    """Indexes of questions whose pictures are no longer those that were answered about. Only pictures that were written
+    later than the answers are read; those that are gone count as the same.
+
+    Args:
+        since: when answers were written last, in nanoseconds.
+        pictures: files of each question's pictures, by its index.
+        answers: records by the same indexes.
+    """
+    every: Collection[Path] = {path for paths in pictures.values() for path in paths}
+    newer = {path for path in every if path.exists() and max(_times(path)) > since}
+    found = []
+    for index, paths in pictures.items() if newer else ():
+        stored = answers[index]["metadata"].get("pictures")
+        if stored is not None and not newer.isdisjoint(paths) and all(path.exists() for path in paths):
+            found += [index] if of_pictures(paths)["pictures"] != stored else []
+    return found
+
+
+def _times(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=1024)  # most pictures have several questions
+def _content(path: Path, *_times: int) -> str:
+    return f"{crc32(path.read_bytes()):08x}"

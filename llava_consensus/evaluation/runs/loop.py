@@ -1,16 +1,16 @@
 """The whole evaluation loop on one page: check, load, match, attach, ask, append, score; and go on where a killed run
 stopped.
 
-`run(RunConfig(get("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
+`run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
 picture, however many questions there are about it (`encodings.py`). With several workers the questions are asked in
-shards (`workers/`), and the run ends with the same files. Stopped at any moment, the same call goes on, with as many
+shards (`workers.py`), and the run ends with the same files. Stopped at any moment, the same call goes on, with as many
 workers as it is told, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +19,15 @@ from tqdm import tqdm
 from llava_consensus import hosts
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation.benchmarks import Question
-from llava_consensus.evaluation.files import ANSWERS, METRICS, Record
-from llava_consensus.evaluation.runs import checksums, failures, metrics
+from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record
+from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.batches import Asker, HostLoader, WorkerFactory
-from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
-from llava_consensus.evaluation.runs.containment import check_inside
-from llava_consensus.evaluation.runs.deaths import Deaths
-from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.failures import Watch
-from llava_consensus.evaluation.runs.kept import Shelf
-from llava_consensus.evaluation.runs.matching import budget_of
-from llava_consensus.evaluation.runs.store import AGAIN, Run, open_run
-from llava_consensus.evaluation.runs.workers import Died, Result, Shard, conduct
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
+from llava_consensus.evaluation.runs.costs import budget_of
+from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, death_records
+from llava_consensus.evaluation.runs.fingerprint import changed_pictures
+from llava_consensus.evaluation.runs.store import AGAIN, Deaths, Run, open_run, problems
+from llava_consensus.evaluation.runs.workers import Died, conduct
 from llava_consensus.evaluation.shapes import check_shape
 
 log = logging.getLogger(__name__)
@@ -65,14 +62,10 @@ def run(
     return evaluate(prepare(config), out, execution, host_loader or hosts.load)
 
 
-def evaluate(
-    plan: Plan, out: Path, execution: Execution, host_loader: HostLoader, shelf: Shelf | None = None
-) -> RunResult:
-    """As `run`, for a configuration that is checked already; in one process it takes encodings from other runs, and
-    leaves its own, on a shelf.
-    """
+def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
+    """As `run`, for a configuration that is checked already."""
     if plan.content is None and not execution.allow_outside:
-        check_inside(plan.folder, (path for question in plan.questions for path in plan.pictures(question)))
+        plan.check_inside()
     if plan.loading.device_map and execution.workers > 1:
         raise OptionError(
             f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
@@ -82,17 +75,16 @@ def evaluate(
         for repair in folder.repairs:
             log.warning("%s", repair)
         _forget(plan, folder, execution)
-        done = folder.done
-        pending = [question for question in plan.questions if question.index not in done]
+        pending = [question for question in plan.questions if question.index not in folder.done]
         stored = folder.metrics()
         if stored is not None and not pending:
             return _complete(plan, folder, stored, execution)
-        if pending and done:
-            log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
         seconds = 0.0
         if pending:
+            if folder.done:
+                log.info("%s: going on after %d of %d questions", folder.path, len(folder.done), len(plan.questions))
             try:
-                seconds = _ask(plan, folder, pending, execution, host_loader, shelf)
+                seconds = _ask(plan, folder, pending, execution, host_loader)
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
                 raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
@@ -101,14 +93,16 @@ def evaluate(
                 raise
         timing = metrics.timing(len(pending), seconds, execution.workers)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
-        _check_errors(plan, folder, execution)
+        execution.check_errors(len(folder.errors), len(plan.questions))
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
-def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
+def _forget(plan: RunPlan, folder: Run, execution: Execution) -> None:
     """Leaves to be asked again what failed, if that is wished, and what was asked about pictures since changed."""
     failed = list(folder.errors) if execution.retry_errors else []
-    changed = checksums.changed_pictures(folder.path / ANSWERS, plan.questions, plan.pictures, folder.answers)
+    answered = (question for question in plan.questions if question.index in folder.answers)
+    pictures = {question.index: plan.pictures(question) for question in answered}
+    changed = changed_pictures((folder.path / ANSWERS).stat().st_mtime_ns, pictures, folder.answers)
     if changed:
         log.warning(
             "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)
@@ -117,85 +111,65 @@ def _forget(plan: Plan, folder: Run, execution: Execution) -> None:
         folder.forget([*failed, *changed])
 
 
-def _complete(plan: Plan, folder: Run, stored: Record, execution: Execution) -> RunResult:
+def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) -> RunResult:
     """What a complete run measured; scored anew where only the way of scoring is another one."""
     check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
-    changed = checksums.problems(folder.path) if checksums.DIGESTS in stored else []
-    if changed and folder.scored:
+    scored = (folder.path / SCORES).exists()
+    changed = problems(folder.path) if scored else []
+    if changed:
         raise DataError(f"{changed[0]}. llava-consensus report verify {folder.path} tells all")
     log.info("%s: complete already, nothing was asked", folder.path)
-    if stored.get("choices", {}) != plan.benchmark.chosen or not folder.scored:
+    if stored.get("choices", {}) != plan.benchmark.chosen or not scored:
         folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
-    _check_errors(plan, folder, execution)
+    execution.check_errors(len(folder.errors), len(plan.questions))
     return RunResult(folder.path, folder.metrics() or {}, 0)
 
 
-def _check_errors(plan: Plan, folder: Run, execution: Execution) -> None:
-    """Raises TooManyErrors where more questions failed than the user allows."""
-    if execution.bound is not None:
-        execution.bound.check(len(folder.errors), len(plan.questions))
-
-
-def _ask(
-    plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader, shelf: Shelf | None
-) -> float:
+def _ask(plan: RunPlan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader) -> float:
     """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
     several workers load at different times.
     """
     if execution.workers == 1:
         host = load(plan.model, plan.loading, plan.host_options)
-        budget = budget_of(plan, host)
-        steps = _alone(Asker(plan, host, budget, shelf), folder, pending, execution.batch)
+        results = _alone(Asker(plan, host, budget_of(plan, host)), folder, pending, execution.batch)
     else:
-        steps = _together(plan, folder, pending, execution, load)
-    done, total = len(folder.done), len(plan.questions)
+        results = _together(plan, pending, execution, load)
+    done, total, row = len(folder.done), len(plan.questions), 0
     start = time.perf_counter()
     with tqdm(total=total, initial=done, unit="q", desc=plan.benchmark.name, disable=not execution.progress) as bar:
-        watch = Watch()
-        for result in steps:
-            watch.see(*result)
-            _check_errors(plan, folder, execution)
+        for result in results:
+            folder.add(*result)
+            row = check_progress(row, result)
+            execution.check_errors(len(folder.errors), total)
             bar.update(len(result.answers) + len(result.errors))
     Deaths(folder.path).forget()
     return time.perf_counter() - start
 
 
 def _alone(asker: Asker, folder: Run, pending: list[Question], batch: int) -> Iterator[Result]:
-    """In this process, in file order, each batch appended; yields what came of it. What a former process died of comes
-    first, each question alone.
-    """
+    """In this process, in file order. What a former process died of comes first, each question alone."""
     deaths = Deaths(folder.path)
     fatal, suspects = deaths.fatal(pending), deaths.suspects(pending)
     if fatal:
-        result = Result([], [failures.of_death(question, "see the log of the system") for question in fatal])
-        folder.add(*result)
-        yield result
+        yield Result([], death_records(fatal, "see the log of the system"))
     others = [question for question in pending if question not in (*fatal, *suspects)]
     for questions, size in ((suspects, 1), (others, batch)):
         results = asker.batches(questions, size)
         for first in range(0, len(questions), size):
             with deaths.asking(questions[first : first + size]):
                 result = next(results)
-                folder.add(*result)
-            yield result
+                yield result  # it is written down while the note still stands
 
 
-def _together(
-    plan: Plan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader
-) -> Iterator[Result]:
-    """By several workers, each shard stored in one step; yields what came of it."""
-    shards = cut(pending, BATCHES * execution.batch)
-    factory = WorkerFactory(plan, folder.path.resolve(), execution.batch, execution.workers, load)
+def _together(plan: RunPlan, pending: list[Question], execution: Execution, load: HostLoader) -> Iterator[Result]:
+    """By several workers, as their shards are done."""
+    size = BATCHES * execution.batch
+    shards = [
+        tuple(question.index for question in pending[first : first + size]) for first in range(0, len(pending), size)
+    ]
+    factory = WorkerFactory(plan, execution.batch, execution.workers, load)
     questions = {question.index: question for question in pending}
-    for shard, outcome in conduct(execution.engine, execution.workers, factory, shards):
+    for shard, outcome in conduct(factory, execution.workers, shards):
         if isinstance(outcome, Died):
-            errors = [failures.of_death(questions[index], outcome.reason) for index in shard.indexes]
-            outcome = Result([], errors)
-        folder.add_shard(shard.name, *outcome)
+            outcome = Result([], death_records([questions[index] for index in shard], outcome.reason))
         yield outcome
-
-
-def cut(questions: Sequence[Question], size: int) -> list[Shard]:
-    """Shards of at most `size` questions in their order."""
-    indexes = [question.index for question in questions]
-    return [Shard(tuple(indexes[first : first + size])) for first in range(0, len(indexes), size)]

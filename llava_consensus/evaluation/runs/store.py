@@ -4,78 +4,68 @@ A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole config
 number of tokens where nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
-    answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; each batch is appended with a single write
+    answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order, with a checksum; a batch is one append
     errors.jsonl    one line per question without an answer: its picture cannot be read, or the model fails at it
-    shards/         of a run with several workers: what they have finished, a file for each range of questions, written
-                    in one step; merged into the two files above, in the order of the questions, when all is there
     scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
-    metrics.json    written last; a run is complete when it is there
+    metrics.json    written last, with digests of answers, scores and itself; a run is complete when it is there
     asking.json     while a single process asks: which questions, for the next process if this one dies of them
     lock            held while a process works on the run; the operating system lets go of it when the process dies
 
-Only the end of a file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere
-else stops with file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
+Answers stand in the order they came in until the run is complete, then in the order of the questions. Only the end of a
+file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere else stops with
+file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers); run.finish(metrics)`.
 """
 
 import contextlib
 import hashlib
 import json
-import marshal
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from zlib import crc32
 
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     METRICS,
-    ROOM,
     SCORES,
     Record,
     append,
     canonical,
+    digest,
     parse,
     parse_lines,
     read_json,
     remove_leftovers,
     replace,
+    to_json,
     to_lines,
     whole_lines,
     write_json,
-    write_metrics,
 )
 from llava_consensus.evaluation.locks import check_lock, take_lock
-from llava_consensus.evaluation.runs import checksums
-from llava_consensus.evaluation.runs.collector import collector_rests
+from llava_consensus.evaluation.runs.execution import DeviceFailed
 
-ERRORS, LOCK, SHARDS = "errors.jsonl", "lock", "shards"
+ERRORS, LOCK, ASKING = "errors.jsonl", "lock", "asking.json"
 ALL = "all"  # in place of a number of tokens: every token the model has
 AGAIN = "Delete it; the same command makes it again"
+MEND = "Remove the line; the same command asks that question again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
+SUM, DIGESTS = "sum", "sha256"  # names of the checksum in the metadata of an answer, and of the digests in metrics.json
+PASSING = ("timing", "environment", DIGESTS)  # of metrics.json, not part of its own digest
+MOST_DEATHS = 2  # of processes at one question that was asked alone
 
 
-def run_name(config: Mapping[str, Any]) -> str:
+def run_name(config: Mapping[str, object]) -> str:
     """`<benchmark>-<method>-<tokens>-<hash>`; the hash is taken over the whole configuration."""
-    digest = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
+    short = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
     tokens = ALL if config["tokens"] is None else config["tokens"]
-    return f"{config['benchmark']}-{config['method']}-{tokens}-{digest}"
-
-
-def write_shard(run: Path, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
-    """One range of questions of the run in folder `run`, in one step; nothing where it is there already."""
-    path = run / SHARDS / f"{name}.jsonl"
-    if path.exists():
-        return
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{path.parent}: cannot be made ({error.strerror}). {ROOM}") from None
-    replace(path, to_lines((*answers, *errors)))
+    return f"{config['benchmark']}-{config['method']}-{tokens}-{short}"
 
 
 class Run:
@@ -95,61 +85,45 @@ class Run:
 
     def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
         """Appends a batch; when this returns it is on the disk."""
-        self._check_lock()
+        check_lock(self._lock, self.path / LOCK)
         append(self.path / ERRORS, errors)
-        append(self.path / ANSWERS, answers)
+        append(self.path / ANSWERS, [signed(record) for record in answers])
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
-    def add_shard(self, name: str, answers: Sequence[Record], errors: Sequence[Record]) -> None:
-        """Takes over what a worker has finished; `write_shard` makes the file, here or in the worker's process."""
-        self._check_lock()
-        write_shard(self.path, name, answers, errors)
-        self.errors.update((record["index"], record) for record in errors)
-        self.answers.update((record["metadata"]["index"], record) for record in answers)
+    def forget(self, indexes: Collection[int]) -> None:
+        """Makes questions that were answered, or failed, questions that are still to be asked."""
+        check_lock(self._lock, self.path / LOCK)
+        (self.path / METRICS).unlink(missing_ok=True)
+        for records in (self.errors, self.answers):
+            for index in indexes:
+                records.pop(index, None)
+        self._rewrite()
 
     def metrics(self) -> Record | None:
         """What a complete run measured; None while the run is not complete."""
         path = self.path / METRICS
-        if not path.exists():
-            return None
-        metrics: Record = read_json(path, AGAIN, dict)
-        return metrics
+        return read_json(path, AGAIN, dict) if path.exists() else None
 
-    @property
-    def scored(self) -> bool:
-        """Whether every answer is there as it was scored."""
-        return (self.path / SCORES).exists()
-
-    @collector_rests()
-    def finish(self, metrics: Mapping[str, Any]) -> None:
+    def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
-        self._check_lock()
-        self._settle()
-        report = dict(metrics.get("report", {}))
-        scores = report.pop("extracted", [])
-        whole = {**metrics, "report": report} if "report" in metrics else dict(metrics)
-        write_metrics(self.path, whole, scores, lambda: {checksums.DIGESTS: checksums.digests(self.path, whole)})
-
-    def _check_lock(self) -> None:
         check_lock(self._lock, self.path / LOCK)
-
-    def forget(self, indexes: Collection[int]) -> None:
-        """Makes questions that were answered, or failed, questions that are still to be asked."""
-        self._check_lock()
         (self.path / METRICS).unlink(missing_ok=True)
-        for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
-            for index in indexes:
-                records.pop(index, None)
-            replace(self.path / name, to_lines(records[index] for index in sorted(records)))
-        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
+        if any(list(records) != sorted(records) for records in (self.errors, self.answers)):
+            self._rewrite()
+        whole = dict(metrics)
+        report = whole.get("report")
+        scores = []
+        if isinstance(report, dict):
+            whole["report"] = report = dict(report)
+            scores = report.pop("extracted", [])
+        replace(self.path / SCORES, to_lines(scores))
+        write_json(self.path / METRICS, {**whole, DIGESTS: digests(self.path, whole)})
 
-    def _settle(self) -> None:
-        """Brings records into the order of their questions, and those of workers into the files of one process."""
+    def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
-            if (self.path / SHARDS).is_dir() or list(records) != sorted(records):
-                replace(self.path / name, to_lines(records[index] for index in sorted(records)))
-        shutil.rmtree(self.path / SHARDS, ignore_errors=True)
+            ordered = (records[index] for index in sorted(records))
+            replace(self.path / name, to_lines(ordered if name == ERRORS else map(signed, ordered)))
 
     def leave_nothing(self) -> None:
         """Removes a folder in which nothing was asked, as where the model could not be loaded."""
@@ -173,8 +147,7 @@ class Run:
         self.close()
 
 
-@collector_rests()
-def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> Run:
+def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) -> Run:
     """Opens the run of a configuration, new or begun, and takes its lock.
 
     Args:
@@ -190,8 +163,7 @@ def open_run(out: Path, config: Mapping[str, Any], indexes: Collection[int]) -> 
         path.mkdir(parents=True, exist_ok=True)
         run = Run(path, take_lock(path / LOCK, "this run"))
         try:
-            for folder in (path, path / SHARDS):
-                remove_leftovers(folder)
+            remove_leftovers(path)
             _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
@@ -228,25 +200,21 @@ def _check_config(path: Path, config: Record) -> None:
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
     cut = []
-    once: dict[Any, Any] = {}
-    for name, keys in ((ERRORS, ERROR_KEYS), (ANSWERS, ANSWER_KEYS)):
+    for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name
         lines, end = whole_lines(path)
-        intact = [checksums.intact(line) for line in lines]
-        for number, record in enumerate(parse_lines(path, lines, keys), 1):
-            index = record["index"] if name == ERRORS else _index(path, number, record, intact[number - 1])
+        whole = [name == ERRORS or _intact(line) for line in lines]
+        for number, record in enumerate(parse_lines(path, lines, keys), start=1):
+            index = record["index"] if name == ERRORS else _index(path, number, record, whole[number - 1])
             if index not in indexes:
                 raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
             if index in run.answers or index in run.errors:
                 raise DataError(
                     f"{path}, line {number}: question {index} is there a second time. Remove one of the two"
                 )
-            if name == ANSWERS:
-                _share(record, once)
-            (run.errors if name == ERRORS else run.answers)[index] = record
+            found[index] = record
         if end is not None:
             cut.append((path, end))
-    _load_shards(run, indexes)
     for path, end in cut:
         os.truncate(path, end)
         run.repairs.append(f"{path}: the last line was cut in the middle of a write; dropped it, it is asked again")
@@ -254,37 +222,121 @@ def _load(run: Run, indexes: Collection[int]) -> None:
         (run.path / METRICS).unlink(missing_ok=True)
 
 
-def _share(record: Record, once: dict[Any, Any]) -> None:
-    """Most answers of a run say what one before did, about the same picture, at the same cost: what is equal is in
-    memory once.
-    """
-    metadata = record["metadata"]
-    for entries, name in ((record, "text"), (record, "model_id"), (metadata, checksums.PICTURES)):
-        if isinstance(entries.get(name), str):
-            entries[name] = once.setdefault(entries[name], entries[name])
-    if "account" in metadata:
-        spelled = marshal.dumps(metadata["account"], 2)  # version 2 spells equal values alike, faster than repr
-        metadata["account"] = once.setdefault(spelled, metadata["account"])
-
-
-def _load_shards(run: Run, indexes: Collection[int]) -> None:
-    """Adds what workers had finished when the run was stopped. If it was stopped while their files were merged into
-    answers.jsonl, a record is in both places: the one that was read first, from answers.jsonl, is kept.
-    """
-    for path in sorted((run.path / SHARDS).glob("[0-9]*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            failed = "error" in parse(path, number, line, ("question_id",))
-            record = parse(path, number, line, ERROR_KEYS if failed else ANSWER_KEYS)
-            index = record["index"] if failed else _index(path, number, record, checksums.intact(line))
-            if index not in indexes:
-                raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the file")
-            (run.errors if failed else run.answers).setdefault(index, record)
-
-
-def _index(path: Path, number: int, record: Record, intact: bool) -> int:
+def _index(path: Path, number: int, record: Record, whole: bool) -> int:
+    """The index of an answer's question. Takes the checksum out of the record: `signed` gives it back."""
     metadata = record["metadata"]
     if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
-        raise DataError(f"{path}, line {number}: no index in metadata. Remove the line; the question is asked again")
-    if not intact:
-        checksums.check(path, number, record)
-    return metadata["index"]
+        raise DataError(f"{path}, line {number}: no index in metadata. {MEND}")
+    if not whole:
+        raise DataError(f"{path}, line {number}: damaged, it does not end with the checksum of the rest of it. {MEND}")
+    del metadata[SUM]
+    index: int = metadata["index"]
+    return index
+
+
+def signed(record: Record) -> Record:
+    """The record of an answer with its checksum, as the last entry of its metadata."""
+    total = f"{crc32(to_json(record).encode()):08x}"
+    return record | {"metadata": record["metadata"] | {SUM: total}}
+
+
+def _intact(line: bytes) -> bool:
+    """Whether the line of an answer ends with the checksum of everything before it."""
+    record, _, end = line.rpartition(b', "sum": "')
+    return end == b'%08x"}}' % crc32(b"}}", crc32(record))
+
+
+def digests(folder: Path, metrics: Mapping[str, object]) -> Record:
+    """What metrics.json says of the files it was made from, and of itself."""
+    steady = {name: value for name, value in metrics.items() if name not in PASSING}
+    found: Record = {name: digest(folder / name) if (folder / name).is_file() else None for name in (ANSWERS, SCORES)}
+    return {**found, METRICS: hashlib.sha256(canonical(steady).encode()).hexdigest()}
+
+
+def problems(folder: Path) -> list[str]:
+    """Everything in the folder of a run that is not as it was written, a line each: `llava-consensus report verify`.
+
+    Raises:
+        DataError: it is no folder of a run.
+    """
+    if not (folder / CONFIG).is_file():
+        raise DataError(f"{folder}: no {CONFIG}, so it is no folder of a run")
+    found, path = [], folder / ANSWERS
+    if not path.is_file():
+        found.append(f"{path}: missing")
+    else:
+        lines, end = whole_lines(path)
+        for number, line in enumerate(lines, start=1):
+            try:
+                _index(path, number, parse(path, number, line, ANSWER_KEYS, MEND), _intact(line))
+            except DataError as error:
+                found.append(str(error))
+        if end is not None:
+            found.append(f"{path}: the last line is cut; the same command asks for it again")
+    path = folder / METRICS
+    if not path.is_file():
+        return [*found, f"{path}: missing: the run is not complete, or the same command makes it again"]
+    try:
+        metrics = read_json(path, AGAIN, dict)
+        now, stored = digests(folder, metrics), metrics.get(DIGESTS)
+    except (DataError, ValueError) as error:
+        return [*found, str(error)]
+    changed = [name for name in now if not isinstance(stored, dict) or stored.get(name) != now[name]]
+    said = f"changed since the run was finished. Delete {METRICS} to score the answers again"
+    return [*found, *(f"{folder / name}: {said}" for name in changed)]
+
+
+class Deaths:
+    """What former processes of a run died of, and the note of what this one asks: the file asking.json.
+
+    A crash in native code, the system's memory killer or a device that no longer answers end the whole process. The
+    next process finds in the note what was being asked, and asks each of these questions alone; one that then kills
+    two processes more is given up. A process that stops in order leaves an empty note.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / ASKING
+        self._alone: dict[int, int] = {}  # processes that died at a question that was asked alone, by its index
+        try:
+            note = read_json(self._path, kind=dict)
+            asking = [int(index) for index in note["asking"]]
+            self._alone = {int(index): int(count) for index, count in note["alone"].items()}
+        except (DataError, KeyError, TypeError, ValueError, AttributeError):  # none, or cut: nobody died of anything
+            asking = []
+        for index in asking:
+            self._alone[index] = self._alone.get(index, 0) + (len(asking) == 1)
+
+    def suspects(self, questions: Sequence[Question]) -> list[Question]:
+        """Those that were being asked when a process died, to be asked alone."""
+        return [question for question in questions if self._alone.get(question.index, MOST_DEATHS) < MOST_DEATHS]
+
+    def fatal(self, questions: Sequence[Question]) -> list[Question]:
+        """Those that are not to be asked again."""
+        return [question for question in questions if self._alone.get(question.index, 0) >= MOST_DEATHS]
+
+    @contextlib.contextmanager
+    def asking(self, questions: Sequence[Question]) -> Iterator[None]:
+        """Notes what is asked in the block, and that it was asked once the block ends in order."""
+        self._write([question.index for question in questions])
+        try:
+            yield
+        except DeviceFailed:  # as good as dead: the next process must know
+            raise
+        except BaseException:
+            self._write([])
+            raise
+        for question in questions:
+            self._alone.pop(question.index, None)
+
+    def forget(self) -> None:
+        """Removes the note: everything was asked."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _write(self, asking: Sequence[int]) -> None:
+        """In place and not synced: it is for a process that dies, not for a machine that does."""
+        with contextlib.suppress(OSError):  # a run can do without
+            self._path.write_text(json.dumps({"asking": asking, "alone": self._alone}))

@@ -2,8 +2,7 @@
 
 `llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
 or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
-complete is not asked again, so a stopped sweep goes on where it was. In one process, runs that need the same of the
-vision tower share its encodings (`kept.py`).
+complete is not asked again, so a stopped sweep goes on where it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +12,8 @@ from pathlib import Path
 from llava_consensus import hosts
 from llava_consensus.errors import ConsensusError, Interrupted
 from llava_consensus.evaluation.runs.batches import HostLoader
-from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.kept import Kept, source_of
 from llava_consensus.evaluation.runs.loop import RunResult, evaluate
 from llava_consensus.evaluation.runs.store import ALL
 from llava_consensus.hosts import Host, Loading
@@ -27,7 +25,7 @@ from llava_consensus.reduction.method import Method
 class Cell:
     """One run of a sweep and what became of it: a result, or the error it ended with."""
 
-    plan: Plan
+    plan: RunPlan
     result: RunResult | None = None
     error: ConsensusError | None = None
 
@@ -75,12 +73,9 @@ def sweep(
     execution.check()
     load = host_loader or hosts.load
     loader = load if execution.workers > 1 else LoadedOnce(load)
-    kept = Kept(source_of(cell.plan) for cell in grid)
     for cell in grid:
         try:
-            with kept.run(cell.plan) as shelf:
-                result = evaluate(cell.plan, out, execution, loader, shelf)
-            yield replace(cell, result=result)
+            yield replace(cell, result=evaluate(cell.plan, out, execution, loader))
         except Interrupted:
             raise
         except ConsensusError as error:

@@ -1,22 +1,29 @@
 """A run on disk survives what can happen to it: cut files at every byte, damage, two processes, other configurations.
 
-Run: `pytest tests/test_records.py`.
+Run: `pytest tests/evaluation/runs/test_store.py`.
 """
 
 import json
+import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llava_consensus import cli
 from llava_consensus.errors import BusyError, DataError
-from llava_consensus.evaluation.files import read_answers, write_json
-from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
+from llava_consensus.evaluation.files import read_answers, read_json, write_json
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
+from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, problems, run_name, signed
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)
@@ -98,9 +105,11 @@ def test_rubbish_at_the_end_is_dropped(tmp_path: Path, tail: bytes) -> None:
         (b"", "damaged"),
         (b"[1]", "question_id"),
         (b'{"question_id": 7}', "prompt"),
-        (json.dumps(answer(0)).encode(), "second time"),
-        (json.dumps(answer(5)).encode(), "second time"),
-        (json.dumps(answer(99)).encode(), "no question of this run"),
+        (json.dumps(signed(answer(0))).encode(), "second time"),
+        (json.dumps(signed(answer(5))).encode(), "second time"),
+        (json.dumps(signed(answer(99))).encode(), "no question of this run"),
+        (json.dumps(answer(1)).encode(), "checksum"),
+        (json.dumps({**signed(answer(1)), "text": "no"}).encode(), "checksum"),
         (json.dumps({**answer(1), "metadata": {}}).encode(), "no index"),
     ],
 )
@@ -215,3 +224,61 @@ def test_names_are_equal_exactly_for_equal_configurations(one: dict[str, Any], o
 
 def test_a_run_of_all_tokens_is_named_so() -> None:
     assert run_name({**CONFIG, "method": "full", "tokens": None}).startswith("gqa-full-all-")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return make_place(tmp_path / "data")
+
+
+def go(data: Path, out: Path) -> RunResult:
+    return loop.run(config(data, data / "model"), out, Execution(3, progress=False), lambda *_: FakeHost())
+
+
+def test_every_bit_flip_in_the_answers_is_told(data: Path, tmp_path: Path) -> None:
+    result = go(data, tmp_path)
+    assert problems(result.path) == []
+    path = result.path / "answers.jsonl"
+    whole, chance = path.read_bytes(), random.Random(0)
+    for _ in range(400):
+        place, bit = chance.randrange(len(whole)), chance.randrange(8)
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << bit
+        path.write_bytes(flipped)
+        assert problems(result.path), f"bit {bit} of byte {place}"
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["score", "answered"])
+def test_a_number_changed_by_hand_is_told(
+    data: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = go(data, tmp_path)
+    path = result.path / "metrics.json"
+    assert cli.main(["report", "verify", str(result.path)]) == 0
+    write_json(path, {**read_json(path), name: 99.9})
+    with pytest.raises(DataError, match=r"metrics\.json: changed since"):
+        go(data, tmp_path)
+    assert cli.main(["report", "verify", str(result.path)]) == 3
+    assert "metrics.json: changed since" in capsys.readouterr().out
+    path.unlink()
+    assert go(data, tmp_path).metrics["score"] == result.metrics["score"]
+
+
+def test_changed_scores_are_told_and_timing_is_nobodys_business(data: Path, tmp_path: Path) -> None:
+    result = go(data, tmp_path)
+    path = result.path / "metrics.json"
+    write_json(path, {**read_json(path), "timing": {}, "environment": {}})
+    assert problems(result.path) == []
+    scores = result.path / "scores.jsonl"
+    scores.write_text(scores.read_text().replace("0.0", "1.0"))
+    assert "scores.jsonl: changed since" in problems(result.path)[0]
+
+
+def test_no_nan_is_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [math.nan, {"b": math.inf}], "c": 1.5})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [None, {"b": None}], "c": 1.5}
+
+
+def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "verify", str(tmp_path)]) == 3 and "no folder of a run" in capsys.readouterr().err

@@ -1,13 +1,18 @@
 """The evaluation loop against a host without weights: resume, SIGKILL, bad pictures, bad arguments.
 
-Run: `pytest tests/test_harness.py`.
+Run: `pytest tests/evaluation/runs/test_loop.py`.
 """
 
+import errno
 import json
 import logging
 import multiprocessing
+import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +21,7 @@ from typing import Any
 import pytest
 from fakes import FakeHost, config, make_model, make_place
 
+from llava_consensus import cli, hosts
 from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation.files import read_answers, read_lines
 from llava_consensus.evaluation.models.checkpoint import check_checkpoint
@@ -112,11 +118,6 @@ def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path
     assert len(scores) == 20 and "extracted" not in first.metrics["report"]
     assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
     assert first.metrics["chance"] == 0.0
-    path.unlink()
-    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
-    assert again.metrics == first.metrics and read_lines(path, ()) == scores
-    old = {**first.metrics, "report": {**first.metrics["report"], "extracted": scores}}  # as it was written before
-    (first.path / "metrics.json").write_text(json.dumps(old))
     path.unlink()
     again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
     assert again.metrics == first.metrics and read_lines(path, ()) == scores
@@ -348,4 +349,106 @@ def test_encodings_are_forgotten_after_their_last_question(data: Path) -> None:
     host = FakeHost()
     cache = EncodingCache(host, paths, lambda path: [open_image(path)], capacity=2)
     assert [cache.fetch([path])[0] for path in paths] == [[0], [1], [0], [2], [3], [1]]
-    assert host.encoded == [0, 1, 2, 3] and not cache._held
+    assert host.encoded == [0, 1, 2, 3]
+
+
+class Meddled(FakeHost):
+    """Does something to the run after its first answers."""
+
+    def __init__(self, out: Path, meddle: Any) -> None:
+        super().__init__()
+        self.out, self.meddle = out, meddle
+
+    def answer(self, encoded: Any, prompts: Any) -> Any:
+        if len(self.asked) == 6:
+            self.meddle(next(self.out.glob("*/lock")).parent)
+        return super().answer(encoded, prompts)
+
+
+def test_a_deleted_lock_stops_the_run_before_another_line(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(BusyError, match="was deleted while this process worked"):
+        go(data, tmp_path / "out", Meddled(tmp_path / "out", lambda run: (run / "lock").unlink()))
+    result = go(data, tmp_path / "out")
+    assert result.asked == 14
+    assert (result.path / "answers.jsonl").read_bytes() == (
+        go(data, tmp_path / "whole").path / "answers.jsonl"
+    ).read_bytes()
+
+
+def test_two_processes_never_write_to_one_run(data: Path, tmp_path: Path) -> None:
+    def second(run: Path) -> None:
+        (run / "lock").unlink()
+        go(data, tmp_path / "out")
+
+    with pytest.raises(BusyError):
+        go(data, tmp_path / "out", Meddled(tmp_path / "out", second))
+    lines = next((tmp_path / "out").glob("*/answers.jsonl")).read_text().splitlines()
+    assert sorted(json.loads(line)["metadata"]["index"] for line in lines) == list(range(20))
+
+
+def test_a_folder_that_vanishes_is_a_message(data: Path, tmp_path: Path) -> None:
+    with pytest.raises((BusyError, DataError)):
+        go(data, tmp_path / "out", Meddled(tmp_path / "out", shutil.rmtree))
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    left = [1500]
+
+    def short(file: int, content: bytes) -> int:
+        if left[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= len(content)
+        return write(file, content[: max(1, len(content) // 2)] if left[0] <= 0 else content)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", short)
+        with pytest.raises(DataError, match=r"No space left on device.*the same command goes on"):
+            go(data, tmp_path / "out")
+    result = go(data, tmp_path / "out")
+    assert 0 < result.asked < 20
+    whole = go(data, tmp_path / "whole")
+    assert (result.path / "answers.jsonl").read_bytes() == (whole.path / "answers.jsonl").read_bytes()
+
+
+def test_a_damaged_neighbour_does_not_hide_a_result(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
+    neighbour = tmp_path / "out" / "gqa-full-all-000000000000"
+    neighbour.mkdir(parents=True)
+    for name in ("config.json", "metrics.json"):
+        (neighbour / name).write_text("{")
+    given = ["eval", "gqa", "--limit", "4", "--device", "cpu", "--out", str(tmp_path / "out"), "--no-progress"]
+    assert cli.main(given) == 0
+    output = capsys.readouterr()
+    assert "on 4 of 4 questions" in output.out and "another run is damaged" in output.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from pathlib import Path; from fakes import *; from llava_consensus import cli;"
+        "from llava_consensus.evaluation.runs import loop;"
+        "from llava_consensus.evaluation.runs.execution import Execution;"
+        "data, out = Path(sys.argv[2]), Path(sys.argv[3]);"
+        "work = lambda given: loop.run(config(data, data / 'model'), out, Execution(2, progress=False),"
+        " lambda *_: FakeHost(0.5)) and iter(());"
+        "from argparse import Namespace; cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work));"
+        "sys.exit(cli.main([]))"
+    )
+    place = [str(Path(__file__).parents[2]), str(data), str(tmp_path / "out")]
+    child = subprocess.Popen([sys.executable, "-c", code, *place], stderr=subprocess.PIPE, text=True)
+    limit = time.monotonic() + 60
+    while not any(path.stat().st_size for path in (tmp_path / "out").glob("*/answers.jsonl")):
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(number)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 128 + number and "of 20 questions. The same command goes on" in said, said
+    assert "Traceback" not in said

@@ -1,6 +1,6 @@
 """What was changed since a run is seen: labels in a folder, any byte of the weights, a development install's source.
 
-Run: `pytest tests/test_stale_results.py`.
+Run: `pytest tests/evaluation/runs/test_fingerprint.py`.
 """
 
 import os
@@ -37,7 +37,6 @@ def test_any_byte_of_a_large_file_counts_and_is_read_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fingerprint, "LARGE", 100)
-    monkeypatch.setattr(fingerprint, "END", 10)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
     before = fingerprint.fingerprint([weights])
@@ -46,7 +45,7 @@ def test_any_byte_of_a_large_file_counts_and_is_read_once(
     weights.write_bytes(content)
     after = fingerprint.fingerprint([weights])
     assert after != before and len(list(cache.iterdir())) == 1
-    monkeypatch.setattr(fingerprint.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(fingerprint, "digest", lambda *_: pytest.fail("read again"))
     assert fingerprint.fingerprint([weights]) == after
 
 

@@ -1,0 +1,235 @@
+"""Workers: real processes, killed on purpose; the files of a run must be those of one process, and nothing is lost."""
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import FakeHost, Loader, config, make_place
+from worker_kinds import Dying, FirstDies, answered, broken
+
+from llava_consensus.errors import BusyError, DataError
+from llava_consensus.evaluation import files
+from llava_consensus.evaluation.files import read_lines
+from llava_consensus.evaluation.runs import loop
+from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.loop import RunResult
+from llava_consensus.evaluation.runs.workers import Died, WorkerError, conduct
+
+FORK = multiprocessing.get_context("fork")
+FILES = ("config.json", "answers.jsonl", "errors.jsonl")
+TESTS = Path(__file__).parents[2]
+SHARDS = [(0, 1), (2, 3), (4,)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    made = make_place(tmp_path / "data", pictures=8)
+    (made / "eval" / "fake" / "images" / "5.png").write_bytes(b"no picture")
+    return made
+
+
+def go(data: Path, out: Path, workers: int = 1, loader: Any = None) -> RunResult:
+    execution = Execution(batch=2, workers=workers, progress=False)
+    return loop.run(config(data, data / "model"), out, execution, loader or Loader())
+
+
+def content(result: RunResult) -> list[bytes]:
+    return [(result.path / name).read_bytes() for name in FILES]
+
+
+def lines(out: Path) -> list[bytes]:
+    return [line for path in out.glob("*/answers.jsonl") for line in path.read_bytes().splitlines()]
+
+
+def test_a_shard_of_a_dead_worker_goes_to_a_new_one() -> None:
+    assert sorted(conduct(FirstDies(), 2, SHARDS)) == [(shard, answered(shard)) for shard in SHARDS]
+
+
+def test_of_a_shard_that_kills_workers_only_the_question_that_does_is_given_up() -> None:
+    found = dict(conduct(Dying((1,)), 1, SHARDS[:2]))
+    assert found == {(0,): answered((0,)), (1,): Died("exit code 7"), (2, 3): answered((2, 3))}
+
+
+def test_workers_that_die_of_everything_stop_the_run() -> None:
+    with pytest.raises(WorkerError, match=r"8 workers died one after another, .* \(exit code 9\)"):
+        list(conduct(Dying(None, 9), 2, [tuple(range(9))]))
+
+
+def test_an_error_in_a_worker_is_raised_as_it_is() -> None:
+    with pytest.raises(DataError, match="broken 0"):
+        list(conduct(broken, 1, SHARDS))
+
+
+PARENT = """
+from worker_kinds import Dying
+from llava_consensus.evaluation.runs.workers import conduct
+
+if __name__ == "__main__":
+    print(len(list(conduct(Dying(), 2, [(0,), (1,)]))))
+"""
+
+
+def test_killed_workers_leave_no_semaphores(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(PARENT)
+    path = os.pathsep.join((str(TESTS.parent), str(TESTS)))
+    command = [sys.executable, str(tmp_path / "parent.py")]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.stdout == "2\n" and done.stderr == ""
+
+
+def test_two_workers_one_killed_give_the_bytes_of_one_process(data: Path, tmp_path: Path) -> None:
+    alone, marker = go(data, tmp_path / "alone"), tmp_path / "killed"
+    together = go(data, tmp_path / "together", 2, Loader(marker))
+    assert marker.exists() and together.asked == 40
+    assert content(together) == content(alone) and len(read_lines(together.path / "scores.jsonl", ("correct",))) == 35
+    for key in ("score", "tokens", "errors"):
+        assert together.metrics[key] == alone.metrics[key]
+    assert {path.name for path in together.path.iterdir()} == {*FILES, "scores.jsonl", "metrics.json", "lock"}
+
+
+def _slowly(data: Path, out: Path, seconds: float) -> None:
+    go(data, out, 2, Loader(seconds=seconds))
+
+
+def test_killed_half_way_another_number_of_workers_goes_on(data: Path, tmp_path: Path) -> None:
+    alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
+    process = FORK.Process(target=_slowly, args=(data, out, 0.4))
+    process.start()
+    limit = time.monotonic() + 120
+    while not lines(out) and time.monotonic() < limit:
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    finished = len(lines(out))
+    assert 0 < finished < 40
+    again = go(data, out, 3)
+    assert again.asked <= 40 - finished and content(again) == content(alone)
+
+
+def _workers_of(parent: int) -> set[str]:
+    found = set()
+    for one in Path("/proc").glob("[0-9]*"):
+        try:
+            started = int((one / "stat").read_text().rpartition(")")[2].split()[1])
+            found |= {one.name} if started == parent and b"spawn_main" in (one / "cmdline").read_bytes() else set()
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+def test_workers_end_at_once_when_their_parent_is_killed(data: Path, tmp_path: Path) -> None:
+    process = FORK.Process(target=_slowly, args=(data, tmp_path / "out", 30.0))
+    process.start()
+    limit = time.monotonic() + 60
+    children: set[str] = set()
+    while len(children) < 2 and time.monotonic() < limit:
+        children = _workers_of(process.pid or 0)
+        time.sleep(0.05)
+    time.sleep(3)  # they have begun their first shard, which takes half a minute
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    limit = time.monotonic() + 5
+    while any(Path("/proc", pid).exists() for pid in children) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert children and not any(Path("/proc", pid).exists() for pid in children)
+
+
+class Meddled(FakeHost):
+    """Does something to the run, from the worker's process, after a few answers."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__()
+        self.out = out
+
+    def answer(self, encoded: Any, prompts: Any) -> Any:
+        if len(self.asked) >= 10:
+            for lock in self.out.glob("*/lock"):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        return super().answer(encoded, prompts)
+
+
+@dataclass(frozen=True)
+class Meddling:
+    out: Path
+
+    def __call__(self, *_: str) -> Meddled:
+        return Meddled(self.out)
+
+
+def test_a_folder_that_vanishes_while_workers_are_at_it_is_one_line(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(BusyError, match="was deleted while this process worked"):
+        go(data, out, 2, Meddling(out))
+    assert content(go(data, out, 2)) == content(go(data, tmp_path / "whole"))
+
+
+def test_a_full_disk_while_workers_are_at_it_is_one_line_and_nothing_is_lost(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def full(file: int) -> None:
+        if lines(tmp_path / "out"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "fsync", full)
+        with pytest.raises(DataError, match=r"No space left on device.*the same command goes on"):
+            go(data, tmp_path / "out", 2)
+    left = len(lines(tmp_path / "out"))
+    result = go(data, tmp_path / "out", 2)
+    assert left > 0 and result.asked <= 40 - left
+    assert content(result) == content(go(data, tmp_path / "whole"))
+
+
+def test_a_signal_to_all_of_them_says_what_was_done(data: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from argparse import Namespace; from pathlib import Path; from fakes import *\n"
+        "from llava_consensus import cli; from llava_consensus.evaluation.runs import loop\n"
+        "from llava_consensus.evaluation.runs.execution import Execution\n"
+        "data, out = Path(sys.argv[2]), Path(sys.argv[3])\n"
+        "def work(given):\n"
+        "    loop.run(config(data, data / 'model'), out, Execution(2, 2, progress=False), Loader(seconds=0.3))\n"
+        "    return iter(())\n"
+        "cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work))\n"
+        "if __name__ == '__main__': sys.exit(cli.main([]))\n"
+    )
+    script = tmp_path / "go.py"
+    script.write_text(code)
+    place = [str(TESTS), str(data), str(tmp_path / "out")]
+    path = os.pathsep.join((str(TESTS), *filter(None, sys.path)))
+    child = subprocess.Popen(
+        [sys.executable, str(script), *place],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    while child.poll() is None and not lines(tmp_path / "out"):
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGTERM)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM, said
+    assert "of 40 questions. The same command goes on" in said and "Traceback" not in said
+
+
+def test_a_single_process_goes_on_with_what_workers_left_in_any_order(data: Path, tmp_path: Path) -> None:
+    alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
+    path = go(data, out).path / "answers.jsonl"
+    kept = [line for line in path.read_bytes().splitlines() if json.loads(line)["metadata"]["index"] >= 8][::-1]
+    path.write_bytes(b"".join(line + b"\n" for line in kept))
+    again = go(data, out)
+    assert again.asked == 8 and content(again) == content(alone)
