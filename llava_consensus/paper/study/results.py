@@ -72,7 +72,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
 from llava_consensus.evaluation.report.stats import compare
-from llava_consensus.evaluation.runs.configuration import Plan, RunConfig, prepare
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.encodings import reader
 from llava_consensus.evaluation.runs.sweep import Cell, cells
 from llava_consensus.hosts import Host
@@ -242,7 +242,7 @@ def closing_grid(full: RunConfig, tokens: Any, layers: int) -> list[Cell]:
     return [Cell(first), *(Cell(first.reduced_by(method, tokens, "kept")) for method in methods)]
 
 
-def attention(host: Host, plan: Plan, tokens: int, count: int) -> list[Record]:
+def attention(host: Host, plan: RunPlan, tokens: int, count: int) -> list[Record]:
     """Rows of `attention`: the first `count` questions of a plan, with all tokens and under both policies."""
     read, questions = reader(plan), plan.questions[:count]
 
