@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.errors import OptionError, missing_extra, unknown_name
+from llava_consensus.methods.options import truth
 
 if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
@@ -45,6 +46,7 @@ class Loading:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trust_remote_code", truth("trust_remote_code", self.trust_remote_code))
         if not DEVICE.fullmatch(self.device):
             raise unknown_name("device", self.device, ("auto", "cpu", "cuda", "mps"))
         if self.dtype not in DTYPES:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.entry_points import load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
+from llava_consensus.methods.options import truth
 
 if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
@@ -148,6 +149,8 @@ def make(name: str, **options: Any) -> "Method":
         if option not in option_names:
             error = unknown_name(f"option of method {name!r}", option, option_names)
             raise OptionError(f"{error}. Defaults and bounds: llava-consensus list {name}")
+    flags = [field.name for field in fields(method_type) if isinstance(field.default, bool) and field.name in options]
+    options |= {name: truth(name, options[name]) for name in flags}
     try:
         method: Method = method_type(**options)
     except TypeError as error:

@@ -80,6 +80,7 @@ class ConsensusDrop(ReadsTower):
         choose("select", self.select, ("top", "diverse"))
         within("quality", self.quality, 0.0, float("inf"))
         boolean("answer_rows", self.answer_rows)
+        boolean("scap_rope", self.scap_rope)
         for name, value in FUSED:
             if getattr(self, name) == value and self.fuser == "recovery":
                 raise OptionError(

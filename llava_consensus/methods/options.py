@@ -1,4 +1,4 @@
-"""The options of a method as its classes document them: `options(ConsensusDrop)` says what each is."""
+"""The options of a method as its classes document them, and how texts become options that are true or false."""
 
 import inspect
 import json
@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
+from llava_consensus.errors import OptionError
+
 if TYPE_CHECKING:
     from llava_consensus.reduction.method import Method
 
+WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 ENTRY = re.compile(r"    (\w[\w, ]*): (.+)")
 
 
@@ -27,6 +30,19 @@ def options(method: "type[Method]") -> list[Option]:
     for one in reversed(method.__mro__):
         told |= dict(_arguments(vars(one).get("__doc__") or ""))
     return [Option(field.name, _written(field.default), told.get(field.name, "")) for field in fields(method)]
+
+
+def truth(name: str, value: object) -> bool:
+    """What a value that came as text says: true, yes, on, 1 or false, no, off, 0 in any case; a bool as it is. Without
+    this `no` would count as true, as every text does that is not empty.
+
+    Raises:
+        OptionError: for anything else.
+    """
+    word = str(value).strip().lower()
+    if word not in WORDS:
+        raise OptionError(f"{name}={value!r} must be true or false")
+    return WORDS[word]
 
 
 def _arguments(docstring: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,47 @@
+"""Options that are true or false, wherever they come from as text: `no` must not mean yes."""
+
+from dataclasses import fields
+
+import pytest
+
+from llava_consensus import make
+from llava_consensus.cli import arguments
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts import Loading
+from llava_consensus.methods import METHODS
+from llava_consensus.methods.options import truth
+
+FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
+
+
+@pytest.mark.parametrize("word", ["no", "No", "false", "OFF", "0", " false ", False, 0])
+def test_what_is_false(word: object) -> None:
+    assert truth("exact", word) is False
+
+
+@pytest.mark.parametrize("word", ["yes", "True", "on", "1", True, 1])
+def test_what_is_true(word: object) -> None:
+    assert truth("exact", word) is True
+
+
+@pytest.mark.parametrize("word", ["", "maybe", "nope", "2", None, 0.5, [True]])
+def test_what_is_neither_is_refused(word: object) -> None:
+    with pytest.raises(OptionError, match=r"exact=.* must be true or false"):
+        truth("exact", word)
+
+
+@pytest.mark.parametrize(("method", "flag"), FLAGS)
+def test_every_flag_of_a_method_reads_words(method: str, flag: str) -> None:
+    for word in ("no", "yes", "0", "True"):
+        given = arguments.options([f"{flag}={word}"])  # as --option and NAME:key=value give it
+        assert make(method, **given) == make(method, **{flag: word in ("yes", "True")})
+        assert getattr(make(method, **{flag: word}), flag) is (word in ("yes", "True"))  # as lmms-eval gives it
+    with pytest.raises(OptionError, match=f"{flag}='maybe' must be true or false"):
+        make(method, **{flag: "maybe"})
+
+
+def test_code_of_a_checkpoint_runs_only_where_it_is_allowed() -> None:
+    assert Loading(trust_remote_code="no") == Loading()  # type: ignore[arg-type]
+    assert Loading(trust_remote_code="yes").trust_remote_code is True  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="trust_remote_code='perhaps' must be true or false"):
+        Loading(trust_remote_code="perhaps")  # type: ignore[arg-type]
