@@ -3,6 +3,8 @@
 Everything else that is printed has its control characters escaped (`printable`).
 """
 
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +30,9 @@ def shown(line: Any) -> str:
         return printable(line)
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    width = shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE
+    plain = False if os.environ.get("NO_COLOR") else None  # of which rich would leave bold and italic
+    console = Console(width=width, force_terminal=plain, force_jupyter=False)
     with console.capture() as captured:
         console.print(line)
     return "\n".join(one.rstrip() for one in captured.get().splitlines())
