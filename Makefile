@@ -95,7 +95,7 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
 	$(CLI) report --out $(OUT) --preset results --complete --write docs/results.md --format brief
 
-bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b --operations"
+bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
 		$(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)

@@ -105,8 +105,7 @@ def _drawn(
     times: str,
 ) -> "Image":
     """The sheet about an answer."""
-    from llava_consensus.demo.drawn import card, counted
-    from llava_consensus.demo.seen import seen_by
+    from llava_consensus.demo.seen import card, counted, seen_by
 
     seen = seen_by(host, shown, encoded, answer)
     truth = f"    truth: {given.truth}" if given.truth else ""
@@ -168,9 +167,10 @@ def demo(given: argparse.Namespace) -> Iterator[str]:
     if find_spec("gradio") is None:
         raise missing_extra("the page (gradio)", "demo")
     host = arguments.load(given)
-    from llava_consensus.demo import app, samples
+    from llava_consensus.demo import app
+    from llava_consensus.demo.desk import samples
 
-    blocks = app.build(host, given.model, samples.samples(given.data), given.max_upload)
+    blocks = app.build(host, given.model, samples(given.data), given.max_upload)
     try:
         yield f"open {app.launch(blocks, given.address, given.port, given.max_upload)} (Ctrl-C ends it)"
         if given.address != LOCAL:

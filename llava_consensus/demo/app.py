@@ -1,4 +1,4 @@
-"""The page, in Gradio: widgets wired to the plain functions of `page.py`, `desk.py` and `markup.py`.
+"""The page, in Gradio: widgets wired to the plain functions of `desk.py` and `markup.py`.
 
 Nothing is fetched from elsewhere: fonts are the system's, analytics are off, and every response carries a content
 security policy that forbids browsers to ask anybody but this server.
@@ -13,9 +13,8 @@ from typing import Any
 
 from PIL.Image import Image
 
-from llava_consensus.demo import markup, page
-from llava_consensus.demo.desk import Desk, Told, offered
-from llava_consensus.demo.page import Form, Sample
+from llava_consensus.demo import desk, markup
+from llava_consensus.demo.desk import Desk, Form, Sample, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Host
@@ -116,10 +115,10 @@ class _Page:
             with gradio.Column(scale=2, min_width=280):
                 self._pictures()
             with gradio.Column(scale=3, min_width=300):
-                self._questions(page.choices(offered(host)), host.visual_tokens)
+                self._questions(desk.choices(offered(host)), host.visual_tokens)
         self.message = gradio.HTML(elem_id="message")
         self.view = gradio.Radio(
-            list(page.VIEWS), value=next(iter(page.VIEWS)), label="What the pictures show", elem_id="view"
+            list(desk.VIEWS), value=next(iter(desk.VIEWS)), label="What the pictures show", elem_id="view"
         )
         gradio.HTML(KEY)
         self.results = gradio.HTML(elem_id="results")
@@ -158,10 +157,10 @@ class _Page:
         self.tokens = gradio.Slider(1, most, tokens, step=1, label=f"Visual tokens, of {most}", elem_id="tokens")
         with gradio.Accordion("More", open=False):
             self.alpha = gradio.Slider(
-                0, 1, page.ALPHA, step=0.05, label="alpha of ConsensusDrop: 0 question alone, 1 vision alone"
+                0, 1, desk.ALPHA, step=0.05, label="alpha of ConsensusDrop: 0 question alone, 1 vision alone"
             )
             self.positions = gradio.Radio(
-                list(page.POSITIONS), value=page.POSITIONS[0], label="Positions of the tokens that are left"
+                list(desk.POSITIONS), value=desk.POSITIONS[0], label="Positions of the tokens that are left"
             )
             self.short = gradio.Checkbox(True, label="Ask for a single word or phrase")
         self.ask = gradio.Button("Ask", variant="primary", elem_id="ask")
@@ -203,7 +202,7 @@ class _Page:
         """Both answers, drawn, and what the visitor must know."""
         *form, view = values
         try:
-            told = self.desk.ask(page.request(Form(*form), self.samples))
+            told = self.desk.ask(desk.request(Form(*form), self.samples))
         except ConsensusError as error:
             return (), "", markup.message(str(error))
         return told, markup.results(told, view), ""
@@ -218,7 +217,7 @@ class _Page:
         return pick
 
     def _chosen(self, index: int) -> tuple[Any, ...]:
-        path, questions, first = page.picked(self.samples, index)
+        path, questions, first = desk.picked(self.samples, index)
         choose = self.gradio.Dropdown
         return (
             path,
@@ -231,7 +230,7 @@ class _Page:
         """An uploaded picture."""
         same = self.gradio.skip()
         try:
-            picture = page.uploaded(path)
+            picture = desk.uploaded(path)
         except ConsensusError as error:
             return None, "", same, same, markup.message(str(error))
         return picture, markup.thumbnail(open_image(picture, upright=True)), same, same, ""

@@ -1,4 +1,5 @@
-"""Requests carried out on one model: answers, times and patches of both sides, measured on the spot.
+"""The page without its widgets: what they hold becomes a `Request`, a request is answered on one model, and pictures to
+try come from the mini benchmarks. `app.py` wires it to Gradio.
 
 A model has one method attached at a time, so visitors are served one after the other. Sides are timed in turn, all of
 them once in every round, until there are `ROUNDS` rounds or `seconds` are over; the round in which answers are read
@@ -8,25 +9,192 @@ warms up and does not count.
 import statistics
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from PIL.Image import Image
 
-from llava_consensus.demo.page import Request, Side
 from llava_consensus.demo.seen import Seen, seen_by
-from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.errors import ConsensusError, ImageError, OptionError
 from llava_consensus.evaluation.bench.timing import answer_once
+from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts import Answer, Host, Prompt
-from llava_consensus.methods import METHODS, make
+from llava_consensus.methods import METHODS, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 
+LONGEST_QUESTION = 400  # characters of a question
+OURS = "consensusdrop"
+VARIANTS = {  # choices that are a method with options
+    "vision-only": (OURS, {"alpha": 1.0}),
+    "cross-only": (OURS, {"alpha": 0.0}),
+}
+TITLES = {OURS: "ConsensusDrop", "full": "all tokens"}
+POSITIONS = ("renumber", "keep", "mean")
+VIEWS = {  # of a picture: what the page calls it -> what is drawn
+    "kept and merged": "selection",
+    "kept only": "kept",
+    "vision saliency": "vision",
+    "question saliency (cross)": "cross",
+    "fused saliency": "fused",
+    "the picture itself": "picture",
+}
+ALPHA = 0.7
 ROUNDS = 5
 SECONDS = 0.8  # of measuring
 LONGEST = {True: 16, False: 96}  # tokens of an answer, by whether it is to be short
+EACH = 8  # questions of a picture
+DULL = ("yes", "no", "0")  # answers that show little
+OF = {"gqa": 4, "textvqa": 2}  # pictures of each benchmark
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture to try, with questions about it and the right answer to each, where it is known."""
+
+    picture: Path
+    questions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One half of a comparison."""
+
+    choice: str  # as the page names the method
+    method: str
+    options: Mapping[str, Any]
+    question: str
+    truth: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the method is called on the page."""
+        return TITLES.get(self.choice, self.choice)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A picture, and two sides that are asked about it."""
+
+    picture: Path
+    sides: tuple[Side, ...]
+    tokens: int
+    short: bool = True
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the widgets hold, in the order in which the page hands it over."""
+
+    picture: str | None
+    question: str | None
+    second: str | None
+    left: str
+    right: str
+    tokens: float
+    alpha: float = ALPHA
+    positions: str = POSITIONS[0]
+    short: bool = True
+
+
+def request(form: Form, samples: Sequence[Sample] = ()) -> Request:
+    """What a form asks for.
+
+    Raises:
+        OptionError: for a form without picture or question, or a question that is too long.
+    """
+    if not form.picture:
+        raise OptionError("no picture yet: upload one, or pick one of the examples")
+    picture = Path(form.picture)
+    first = _question(form.question)
+    if not first:
+        raise OptionError("no question yet: type one, or pick one from the list")
+    second = _question(form.second) or first
+    truths = next((sample.questions for sample in samples if sample.picture == picture), {})
+    sides = [
+        Side(choice, *_method(choice, form), question, truths.get(question, ""))
+        for choice, question in ((form.left, first), (form.right, second))
+    ]
+    return Request(picture, tuple(sides), int(form.tokens), form.short)
+
+
+def _question(text: str | None) -> str:
+    """A question on one line; OptionError where it is too long."""
+    words = " ".join((text or "").split())
+    if len(words) > LONGEST_QUESTION:
+        raise OptionError(f"a question of {len(words)} characters: take at most {LONGEST_QUESTION}")
+    return words
+
+
+def _method(choice: str, form: Form) -> tuple[str, dict[str, Any]]:
+    """A method and its options: those of the form that it has."""
+    name, options = VARIANTS.get(choice, (choice, {}))
+    known = {one.name for one in fields(METHODS.get(name) or method_class(name))}
+    given = {"alpha": float(form.alpha), "positions": form.positions}
+    return name, {key: value for key, value in given.items() if key in known} | options
+
+
+def choices(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Methods as the page lists them: title and value, ours and its two sides first."""
+    rest = [name for name in names if name != OURS]
+    ordered = [OURS, *VARIANTS, *rest] if OURS in names else rest
+    return [(TITLES.get(name, name), name) for name in ordered]
+
+
+def picked(samples: Sequence[Sample], index: int) -> tuple[str, list[str], str]:
+    """What picking an example puts on the page: its picture, the questions to choose from, and the first of them."""
+    sample = samples[index]
+    return str(sample.picture), list(sample.questions), next(iter(sample.questions), "")
+
+
+def uploaded(path: str | None) -> str:
+    """The path of an uploaded picture that can be opened.
+
+    Raises:
+        ConsensusError: for no file, or one that is no picture or too large.
+    """
+    if not path:
+        raise OptionError("no picture yet: upload one, or pick one of the examples")
+    try:
+        open_image(path, upright=True)
+    except ImageError as error:  # the visitor knows the name of the file, not where it lies here
+        raise ConsensusError(str(error).replace(str(path), Path(path).name)) from error
+    return path
+
+
+def samples(data: Path) -> list[Sample]:
+    """Some pictures of the benchmarks in a folder; none of those that are not there."""
+    return [sample for name, count in OF.items() for sample in _of(name, count, data)]
+
+
+def _of(name: str, count: int, data: Path) -> list[Sample]:
+    benchmark = make_benchmark(name)
+    try:
+        questions, truths = benchmark.load(data), benchmark.references(data)
+    except ConsensusError:
+        return []
+    found: dict[str, dict[str, str]] = {}
+    for question in questions:
+        if len(question.images) == 1:
+            text = " ".join(question.text.removesuffix(SHORT).split("\n")[0].split())
+            found.setdefault(question.images[0], {}).setdefault(text, truths.get(question.index, ""))
+    folder = benchmark.place(data) / benchmark.images
+    best = sorted(found.items(), key=lambda one: -len(one[1]))[:count]
+    return [Sample(folder / picture, _mixed(asked)) for picture, asked in best]
+
+
+def _mixed(asked: dict[str, str]) -> dict[str, str]:
+    """A few questions of a picture whose answers differ, those that name something first."""
+    ranked = sorted(asked, key=lambda text: (asked[text] in DULL, len(text)))
+    chosen: list[str] = []
+    for text in ranked:
+        if sum(asked[one] == asked[text] for one in chosen) < 2:
+            chosen.append(text)
+    return {text: asked[text] for text in chosen[:EACH]}
 
 
 @dataclass(frozen=True)

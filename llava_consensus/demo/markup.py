@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from PIL.Image import Image
 
-from llava_consensus.demo.desk import Told
-from llava_consensus.demo.page import VIEWS
+from llava_consensus.demo.desk import VIEWS, Told
 from llava_consensus.demo.seen import SALIENCIES, Seen
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import View

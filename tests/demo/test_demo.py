@@ -15,12 +15,9 @@ from models import tiny_llava
 from PIL import Image
 
 from llava_consensus import cli
-from llava_consensus.demo import desk, markup, page
-from llava_consensus.demo.desk import Desk, Told, offered
-from llava_consensus.demo.drawn import card, counted
-from llava_consensus.demo.page import Form, Sample, Side
-from llava_consensus.demo.samples import samples
-from llava_consensus.demo.seen import Seen, seen_by
+from llava_consensus.demo import desk, markup
+from llava_consensus.demo.desk import Desk, Form, Sample, Side, Told, offered, samples
+from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError
 from llava_consensus.evaluation.report.overlay import view
 from llava_consensus.hosts import wrap
@@ -41,7 +38,7 @@ def form(**changes: Any) -> Form:
 
 def test_a_form_becomes_two_sides_of_one_question() -> None:
     sample = Sample(Path("a.png"), {"What is it?": "a cat"})
-    asked = page.request(form(alpha=0.2, positions="keep"), [sample])
+    asked = desk.request(form(alpha=0.2, positions="keep"), [sample])
     assert asked.tokens == 64 and isinstance(asked.tokens, int)
     left, right = asked.sides
     assert (left.method, left.options) == ("consensusdrop", {"alpha": 0.2, "positions": "keep"})
@@ -50,14 +47,14 @@ def test_a_form_becomes_two_sides_of_one_question() -> None:
 
 
 def test_one_method_may_have_two_questions() -> None:
-    sides = page.request(form(second=" Where \n is it? ", right="consensusdrop")).sides
+    sides = desk.request(form(second=" Where \n is it? ", right="consensusdrop")).sides
     assert [side.question for side in sides] == ["What is it?", "Where is it?"]
     assert sides[0].method == sides[1].method and sides[1].truth == ""
 
 
 @pytest.mark.parametrize(("choice", "alpha"), [("vision-only", 1.0), ("cross-only", 0.0)])
 def test_the_two_signals_can_be_chosen_alone(choice: str, alpha: float) -> None:
-    side = page.request(form(left=choice, alpha=0.4)).sides[0]
+    side = desk.request(form(left=choice, alpha=0.4)).sides[0]
     assert (side.method, side.options["alpha"], side.title) == ("consensusdrop", alpha, choice)
 
 
@@ -73,18 +70,18 @@ def test_the_two_signals_can_be_chosen_alone(choice: str, alpha: float) -> None:
 )
 def test_what_cannot_be_asked_is_said(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        page.request(form(**changes))
+        desk.request(form(**changes))
 
 
 def test_our_method_and_its_sides_come_first() -> None:
-    listed = page.choices(["full", "consensusdrop", "random"])
+    listed = desk.choices(["full", "consensusdrop", "random"])
     assert [value for _, value in listed] == ["consensusdrop", "vision-only", "cross-only", "full", "random"]
     assert listed[0][0] == "ConsensusDrop" and listed[3][0] == "all tokens"
-    assert [value for _, value in page.choices(["full", "random"])] == ["full", "random"]
+    assert [value for _, value in desk.choices(["full", "random"])] == ["full", "random"]
 
 
 def test_picking_an_example_gives_its_questions() -> None:
-    found = page.picked([Sample(Path("a.png"), {"One?": "1", "Two?": "2"})], 0)
+    found = desk.picked([Sample(Path("a.png"), {"One?": "1", "Two?": "2"})], 0)
     assert found == ("a.png", ["One?", "Two?"], "One?")
 
 
@@ -92,18 +89,18 @@ def test_an_upload_must_be_a_picture_and_its_place_stays_private(tmp_path: Path)
     file = tmp_path / "notes.png"
     file.write_text("no picture")
     with pytest.raises(ConsensusError, match=r"^notes\.png: not a picture"):
-        page.uploaded(str(file))
+        desk.uploaded(str(file))
     with pytest.raises(OptionError, match="no picture yet"):
-        page.uploaded(None)
+        desk.uploaded(None)
     Image.new("RGB", (9000, 2)).save(file)
     with pytest.raises(ConsensusError, match="limit"):
-        page.uploaded(str(file))
+        desk.uploaded(str(file))
     Image.new("RGB", (9, 9)).save(file)
-    assert page.uploaded(str(file)) == str(file)
+    assert desk.uploaded(str(file)) == str(file)
 
 
 def test_every_view_is_drawn_by_one_of_the_ways() -> None:
-    assert set(page.VIEWS.values()) == {"selection", "kept", "vision", "cross", "fused", "picture"}
+    assert set(desk.VIEWS.values()) == {"selection", "kept", "vision", "cross", "fused", "picture"}
 
 
 def a_seen(kept: list[int], anchors: list[int], owner: list[int], **saliencies: list[float]) -> Seen:
@@ -147,13 +144,13 @@ def test_patches_travel_inside_the_page_and_nothing_is_fetched() -> None:
     assert re.findall(r'src="(.{11})', html) == ["data:image/"] and "http" not in html
 
 
-@pytest.mark.parametrize("name", page.VIEWS)
+@pytest.mark.parametrize("name", desk.VIEWS)
 def test_every_view_shows_something_and_says_what_a_method_lacks(name: str) -> None:
     pytest.importorskip("matplotlib")
     html = markup.results([told()], name)
-    lacks = page.VIEWS[name] in ("cross", "fused")
-    assert (f"no {page.VIEWS[name]} saliency" in html) == lacks
-    assert f'data-view="{"selection" if lacks else page.VIEWS[name]}"' in html
+    lacks = desk.VIEWS[name] in ("cross", "fused")
+    assert (f"no {desk.VIEWS[name]} saliency" in html) == lacks
+    assert f'data-view="{"selection" if lacks else desk.VIEWS[name]}"' in html
 
 
 def test_what_a_side_cannot_do_stands_in_its_column() -> None:
@@ -177,7 +174,7 @@ def test_both_sides_are_answered_and_timed_and_refusals_are_told(tmp_path: Path)
     picture = tmp_path / "a.png"
     Image.new("RGB", (8, 8), (7, 0, 0)).save(picture)
     host = SquareHost()
-    asked = page.request(form(picture=str(picture), right="fastv", tokens=4, second="And where?"))
+    asked = desk.request(form(picture=str(picture), right="fastv", tokens=4, second="And where?"))
     left, right = Desk(host, seconds=0).ask(asked)
     assert left.answer.startswith("What is it?") and left.rounds == 1 and left.milliseconds is not None
     assert right.error == "fastv: not here" and right.milliseconds is None
@@ -189,7 +186,7 @@ def test_both_sides_are_answered_and_timed_and_refusals_are_told(tmp_path: Path)
 def test_rounds_end_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(picture)
-    asked = page.request(form(picture=str(picture), tokens=4))
+    asked = desk.request(form(picture=str(picture), tokens=4))
     assert Desk(SquareHost(), seconds=1e6).ask(asked)[0].rounds == desk.ROUNDS
     clock = iter(range(0, 100, 10))
     monkeypatch.setattr(desk, "time", SimpleNamespace(perf_counter=lambda: next(clock)))

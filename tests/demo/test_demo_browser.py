@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from llava_consensus import hosts
-from llava_consensus.demo.samples import samples
+from llava_consensus.demo.desk import samples
 
 ROOT = Path(__file__).parents[2]
 MINI = ROOT / "playground" / "mini"
