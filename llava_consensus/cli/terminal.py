@@ -30,9 +30,10 @@ def shown(line: Any) -> str:
         return printable(line)
     from rich.console import Console
 
-    width = shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE
-    plain = False if os.environ.get("NO_COLOR") else None  # of which rich would leave bold and italic
-    console = Console(width=width, force_terminal=plain, force_jupyter=False)
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((WIDE, 24)).columns if terminal else WIDE
+    styled = terminal and not os.environ.get("NO_COLOR")  # with NO_COLOR alone rich leaves bold and italic
+    console = Console(width=width, force_terminal=styled, force_jupyter=False)
     with console.capture() as captured:
         console.print(line)
     return "\n".join(one.rstrip() for one in captured.get().splitlines())
