@@ -14,16 +14,7 @@ from typing import Any, ClassVar
 
 from llava_consensus.evaluation.benchmarks.mmbench import MMBench
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import (
-    Candidate,
-    Dialogue,
-    Grader,
-    Outcome,
-    Outcomes,
-    Pieces,
-    Prompt,
-    Turn,
-)
+from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
 from llava_consensus.evaluation.scorers import mean
 from llava_consensus.evaluation.scorers import mmbench as scorer
 

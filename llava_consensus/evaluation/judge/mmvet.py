@@ -14,16 +14,7 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import (
-    Candidate,
-    Dialogue,
-    Grader,
-    Outcome,
-    Outcomes,
-    Prompt,
-    Reply,
-    Turn,
-)
+from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Prompt, Reply, Turn
 from llava_consensus.evaluation.scorers import mm_vet as scorer
 
 NO_NUMBER = "(NaN: no number)"  # what the dialogue hears in its place
@@ -137,7 +128,7 @@ class MMVetGrader(Grader):
             for one in candidates
             if one.key in grades
         ]
-        return _without_nan({**numbers, "rounded": 1, "extracted": extracted})
+        return {**numbers, "rounded": 1, "extracted": extracted}
 
     def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
         """The official grade file: of each sample the judge's name, what was read and the score, one per run."""
@@ -159,12 +150,3 @@ class MMVetGrader(Grader):
 
 def _joins(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "join" for one in ast.walk(node))
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON knows no nan, which a judge may write as its grade: None."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    return [_without_nan(one) for one in value] if isinstance(value, list) else value

@@ -13,16 +13,7 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import (
-    Candidate,
-    Dialogue,
-    Grader,
-    Outcome,
-    Outcomes,
-    Pieces,
-    Prompt,
-    Turn,
-)
+from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
 from llava_consensus.evaluation.scorers import video_qa as scorer
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
