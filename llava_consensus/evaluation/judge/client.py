@@ -51,8 +51,8 @@ class NoReply(Exception):
     """All tries of one request are used up; says why."""
 
 
-class LimitReached(BaseException):
-    """No further try may go out. No Exception: the openai package would take one for a failed try, and try again."""
+class Stop(BaseException):
+    """Carries an error past the openai package, which may take any Exception for a failed try, and pay for another."""
 
 
 @dataclass(frozen=True)
@@ -333,8 +333,8 @@ class Client:
         create: Any = self._api.chat.completions.with_raw_response.create
         try:
             await create(model=body["model"], messages=body["messages"], extra_body=options)
-        except LimitReached as error:
-            return str(error), True
+        except Stop as stop:
+            raise stop.args[0] from None
         except self._openai.APITimeoutError:
             return f"no reply within {self._config.timeout:g} seconds", False
         except self._openai.APIStatusError as error:
@@ -344,12 +344,10 @@ class Client:
             if 300 <= status < 400:
                 text = f"{status}, a redirect, and none is followed: give the URL it leads to"
             passing = status >= 500 or status in (408, 409, 425, 429)
-            hopeless = not passing or (status == 429 and "insufficient_quota" in text)
+            hopeless = not passing or (status == 429 and "insufficient_quota" in error.message)
             return f"{self._config.place} will not judge: {text}" if hopeless else text, hopeless
         except self._openai.APIConnectionError as error:
             return f"no connection ({self._shown(str(error.__cause__ or error))})", False
-        except ConsensusError:
-            raise  # the file of replies cannot be written
         except Exception as error:  # whatever else the package and its connection can raise
             return self._shown(f"{type(error).__name__}: {error}"), False
         return "", False
@@ -361,7 +359,7 @@ class Client:
             send: of the HTTP client of the openai package.
             request, options: what the package hands to it.
         Raises:
-            LimitReached: it could pass a limit.
+            Stop: it could pass a limit, or the reply cannot be stored.
             Exception: the HTTP library's own, after which the package tries again.
         """
         exchange = UNDER_WAY.get()
@@ -381,7 +379,10 @@ class Client:
         if reply is not None:
             counted = (reply.prompt_tokens, reply.completion_tokens)
             self._count(0, *(0 if n is None else n - m for n, m in zip(counted, expected, strict=True)))
-            self._store(exchange, reply)
+            try:
+                self._store(exchange, reply)
+            except ConsensusError as error:
+                raise Stop(error) from None
         elif response.status_code == 429:
             exchange.limited = True
             if b"insufficient_quota" in response.content:
@@ -399,7 +400,7 @@ class Client:
         limits = (config.max_requests, config.max_tokens, config.max_dollars)
         if any(limit is not None and amount > limit for amount, limit in zip(amounts, limits, strict=True)):
             self._spent = before
-            raise LimitReached(f"the limit is reached, {before} so far. Raise it, and the same call goes on")
+            raise Stop(JudgeError(f"the limit is reached, {before} so far. Raise it, and the same call goes on"))
         return expected
 
     def _count(self, requests: int, prompt: int, completion: int) -> None:

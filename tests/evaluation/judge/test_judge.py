@@ -421,6 +421,19 @@ def test_two_judges_do_not_share_a_folder(tmp_path: Path, good: Server) -> None:
     judge(wanted)
 
 
+def test_a_reply_that_cannot_be_stored_ends_the_asking_and_is_not_paid_for_again(tmp_path: Path) -> None:
+    lock = tmp_path / "out" / LOCK
+
+    def behave(text: str, number: int) -> Act:
+        lock.unlink(missing_ok=True)
+        return Act()
+
+    with Server(behave) as server:
+        with pytest.raises(BusyError, match="was deleted while this process worked"):
+            judge(judge_config(tmp_path, server.url, concurrency=1))
+        assert server.total <= 2
+
+
 # What is checked before anything is sent
 
 
