@@ -17,7 +17,7 @@ from PIL import Image
 from llava_consensus import METHODS, load, make
 from llava_consensus.cli import arguments
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import Host, Prompt
+from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, Account, account, kv_bytes, paper_flops, vision_flops
 from llava_consensus.reduction.method import Shape

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from llava_consensus import attach, hosts
+from llava_consensus import attach
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import write_json
+from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models.llava import to_ids
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Loading
-from llava_consensus.hosts.llava.prompts import to_ids
 
 MODEL = "checkpoints/llava-mini"
 SETTINGS = (("full", None), ("consensusdrop", 64), ("consensusdrop", 32), ("visionzip", 64), ("random", 64))
@@ -35,7 +36,7 @@ def batch(host: Any, data: Path, size: int) -> dict[str, Any]:
     entries = json.loads(data.read_text(encoding="utf-8"))[:size]
     pictures = [open_image(data.parent / "images" / entry["image"]) for entry in entries]
     texts = [" ".join(turn["value"].replace("<image>\n", "") for turn in entry["conversations"]) for entry in entries]
-    rows = [to_ids(hosts.Prompt(text), 1, host.tokenizer) for text in texts]
+    rows = [to_ids(models.Prompt(text), 1, host.tokenizer) for text in texts]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     labels = torch.full_like(ids, -100)
@@ -75,7 +76,7 @@ def step(model: Any, inputs: dict[str, Any], method: str, tokens: int | None) ->
 
 def measure(data: Path, size: int, rounds: int) -> dict[str, Any]:
     """Medians over the rounds after the first, each setting once a round."""
-    host: Any = hosts.load(MODEL, Loading("cpu"))
+    host: Any = models.load(MODEL, Loading("cpu"))
     model = host.model.train()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("vision_tower" not in name)

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 from llava_consensus.evaluation.bench.timing import peak_bytes, reset_peak
-from llava_consensus.hosts.allocator import give_back
+from llava_consensus.evaluation.models.allocator import give_back
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -129,8 +129,8 @@ def rounded(model: Any) -> Any:
 
 def stock(task: Task) -> tuple[Any, Any, Any]:
     """Model, tokenizer and image processor by LLaVA's own loader."""
-    from llava_consensus.hosts.llava.loading import load_official
-    from llava_consensus.hosts.loading import Loading
+    from llava_consensus.evaluation.models.llava_loading import load_official
+    from llava_consensus.evaluation.models.loading import Loading
 
     model, tokenizer, processor = load_official(task.model, Loading("cpu"))
     return rounded(model), tokenizer, processor

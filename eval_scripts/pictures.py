@@ -24,11 +24,11 @@ from llava_consensus.demo.seen import Seen, seen_by
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.bench.timing import first_token
 from llava_consensus.evaluation.benchmarks.base import SHORT
+from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import contact_sheet
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from llava_consensus import hosts
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.files import ANSWERS, read_answers
@@ -59,7 +59,7 @@ def harness(given: argparse.Namespace) -> dict[str, Samples]:
     """Rates by setting and method, a sample for each round; the first round is warm-up."""
     first = prepare(RunConfig(make_benchmark("gqa"), make("full"), model=given.model, data=Path(given.data)))
     plans = {name: first.reduced_by(make(name), Budget(given.tokens), "kept") for name in given.methods.split()}
-    host = hosts.load(first.model, first.loading)
+    host = models.load(first.model, first.loading)
     settings = {setting: ordered(first.questions, setting)[: given.questions] for setting in given.settings}
     rates: dict[str, Samples] = {setting: {name: [] for name in plans} for setting in settings}
     for turn in range(given.rounds + 1):

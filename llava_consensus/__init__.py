@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts import Attachment
+    from llava_consensus.hosts.attachment import Attachment
 
 __version__ = "0.2.0"
 
@@ -23,7 +23,7 @@ _HOME = {
     "METHODS": "methods",
     "make": "methods",
     "HOSTS": "hosts",
-    "load": "hosts",
+    "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
 }
 __all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make"]
@@ -57,8 +57,9 @@ def attach(
     Raises:
         OptionError: for an unknown name, or a value outside its bound.
     """
-    from llava_consensus.hosts import wrap
+    from llava_consensus.hosts import view_of
+    from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.methods import make
     from llava_consensus.reduction.budget import budget
 
-    return wrap(model, host_options).attach(make(method, **options), budget(tokens, merged))
+    return Attachment(view_of(model, host_options), make(method, **options), budget(tokens, merged))

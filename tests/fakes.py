@@ -17,9 +17,10 @@ import torch
 from PIL import Image
 
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
+from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models.base import Answer, Prefill
 from llava_consensus.evaluation.runs.configuration import RunConfig
-from llava_consensus.hosts import Loading
-from llava_consensus.hosts.base import Answer, PictureOutcome, Prefill, Tiles
+from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 from llava_consensus.reduction.method import Shape

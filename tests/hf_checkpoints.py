@@ -11,8 +11,9 @@ import hf_models
 import pytest
 import transformers
 
-from llava_consensus import hosts
-from llava_consensus.hosts.hf.harness import ProcessorHost
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.hosts import view_of
 
 SPECIAL = {
     0: "<pad>",
@@ -180,9 +181,9 @@ def host_of(name: str, folder: Path) -> Any:
     memory.
     """
     if FILMING or name not in WITH_VIDEOS:
-        return hosts.load(str(checkpoint(name, folder)), hosts.Loading("cpu", "float32"))
+        return models.load(str(checkpoint(name, folder)), models.Loading("cpu", "float32"))
     model = hf_models.CASES[name].build()
     model.generation_config.eos_token_id = None
-    host = ProcessorHost(hosts.wrap(model).view, PROCESSORS[name]())  # type: ignore[attr-defined]
+    host = HfHost(view_of(model), PROCESSORS[name]())
     host.check_prompts()
     return host

@@ -122,6 +122,9 @@ class BareModel:
     def clip_text(self) -> Any:
         raise NotImplementedError
 
+    def check(self, method: Any) -> None:
+        """Any method will do."""
+
     def entrances(self, attachment: Attachment) -> dict[str, Any]:
         return {}
 

@@ -9,20 +9,19 @@ from pathlib import Path
 
 from llava_consensus.cli.models import comes_to, formulas, paragraphs
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts import tried
-from llava_consensus.hosts.catalogue import HOSTS
+from llava_consensus.hosts import HOSTS
+from llava_consensus.hosts.matrix import cells as matrix_cells
 from llava_consensus.methods import METHODS
 from llava_consensus.methods.options import options
 
 API = {  # sections of the page, and what is shown in each
     "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "errors"),
     "Load and ask": (
-        "hosts.load",
-        "hosts.wrap",
-        "hosts.loading.Loading",
-        "hosts.base.Host",
-        "hosts.base.Prompt",
-        "hosts.base.Answer",
+        "evaluation.models.load",
+        "evaluation.models.loading.Loading",
+        "evaluation.models.base.Host",
+        "evaluation.models.base.Prompt",
+        "evaluation.models.base.Answer",
     ),
     "Budgets": ("reduction.budget.Budget", "reduction.budget.Share", "reduction.costs.account"),
     "Methods": ("methods.make", "reduction.method", "reduction.decoder.InDecoder"),
@@ -73,9 +72,8 @@ def _method(name: str) -> Iterator[str]:
 
 
 def hosts() -> str:
-    """Every host, and which method works on which as it was tried last."""
-    known = tried.read()
-    cells: dict[str, dict[str, str]] = known["cells"]
+    """Every host, and which method works on which."""
+    cells = matrix_cells()
     notes = list(dict.fromkeys(reason for host in cells.values() for reason in host.values() if reason))
     marks = {reason: f"[{number}](#why-not)" for number, reason in enumerate(notes, 1)} | {"": "✓"}
     about = [
@@ -94,8 +92,8 @@ def hosts() -> str:
             "`llava-consensus model check MODEL`. How a family is added: [Adding a host](adding.md#adding-a-host).",
             table(("host", "models", "classes", "options, the default first"), about),
             "## Which method works where",
-            f"As `llava-consensus list --hosts` prints it, tried with transformers {known['transformers']} on models "
-            "without weights. A number leads to the reason why a method is refused.",
+            "As `llava-consensus list --hosts` prints it, for the usual checkpoints of each family. A number leads to "
+            "the reason why a method is refused.",
             table(("method", *(f"`{host}`" for host in cells)), matrix),
             "## Why not",
             "\n".join(f"{number}. {reason}" for number, reason in enumerate(notes, 1)),

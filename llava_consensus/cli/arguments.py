@@ -17,8 +17,8 @@ from llava_consensus.evaluation.runs.execution import Execution
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
+    from llava_consensus.evaluation.models import Host, Loading
     from llava_consensus.evaluation.runs.configuration import RunConfig
-    from llava_consensus.hosts import Host, Loading
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
@@ -201,7 +201,7 @@ def budgets(text: str) -> "list[Budget | Share]":
 
 def loading(given: argparse.Namespace) -> "Loading":
     """How the model is loaded."""
-    from llava_consensus.hosts import Loading
+    from llava_consensus.evaluation.models import Loading
 
     names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
     return Loading(*(getattr(given, name) for name in names))
@@ -209,11 +209,11 @@ def loading(given: argparse.Namespace) -> "Loading":
 
 def load(given: argparse.Namespace) -> "Host":
     """The model that was given, once it is known that it can be loaded as it was said."""
-    from llava_consensus import hosts
+    from llava_consensus.evaluation import models
 
     told, own = loading(given), host_options(given)
-    hosts.check(given.model, None, told, host_options=own)
-    return hosts.load(given.model, told, own)
+    models.check(given.model, None, told, host_options=own)
+    return models.load(given.model, told, own)
 
 
 def config(

@@ -24,8 +24,8 @@ from llava_consensus.evaluation.files import write_out
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.hosts import Answer, Encoded, Host
-    from llava_consensus.hosts.base import Clip
+    from llava_consensus.evaluation.models import Answer, Encoded, Host
+    from llava_consensus.evaluation.models.base import Clip
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
@@ -52,7 +52,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     _check(given)
     method, budget = arguments.method(given), arguments.budget(given)
 
-    from llava_consensus import hosts  # a wrong name is told before anything heavy is imported
+    from llava_consensus.evaluation import models  # a wrong name is told before anything heavy is imported
     from llava_consensus.evaluation.bench.timing import first_token
     from llava_consensus.evaluation.benchmarks.base import SHORT
     from llava_consensus.methods import make
@@ -60,13 +60,13 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     loading, host_options = arguments.loading(given), arguments.host_options(given)
     loading.check_method(method)
     video = Path(given.picture).suffix.lower() in VIDEOS
-    known = hosts.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
+    known = models.check(given.model, given.conversation, loading, videos=video, host_options=host_options)
     shown = _opened(given, video, "videos" in known)
     conversation = known.get("conversation", given.conversation) if video else given.conversation
-    prompt = hosts.Prompt(given.question + (SHORT if given.short else ""), conversation)
+    prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
-    host = hosts.load(given.model, loading, host_options)
+    host = models.load(given.model, loading, host_options)
     with host.attach(method, budget):
         encoded = host.encode(shown)
         (answer,) = host.answer([encoded], [prompt])

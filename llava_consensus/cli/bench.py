@@ -23,7 +23,7 @@ from llava_consensus.evaluation.runs import DATA, OUT
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.hosts import Loading
+    from llava_consensus.evaluation.models import Loading
 
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
 TOKENS = "432 288 144 57 28"
@@ -65,8 +65,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 def bench(given: argparse.Namespace) -> Iterator[str]:
     """The tables of what was measured."""
     from llava_consensus.evaluation.bench import efficiency
+    from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.report import efficiency as tables
-    from llava_consensus.hosts import Prompt
     from llava_consensus.methods import METHODS as ALL
 
     names = list(ALL) if given.methods == "all" else given.methods.split()
@@ -123,7 +123,7 @@ def _host(given: argparse.Namespace, loading: "Loading") -> Any:
     if given.shape is None:
         return arguments.load(given)
     from llava_consensus.evaluation.bench.timing import refuse_too_large
-    from llava_consensus.hosts.hf import random_weights
+    from llava_consensus.evaluation.models import random_weights
 
     planned = random_weights.plan(given.shape, loading, arguments.host_options(given))
     refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)

@@ -115,7 +115,7 @@ def carry_out(
         grid: the runs.
         given: how they are carried out.
         out: their folder; None is `--out`.
-        load: instead of `hosts.load`.
+        load: instead of `models.load`.
     """
     from llava_consensus.evaluation.runs import sweep as grids
 
@@ -128,10 +128,10 @@ def carry_out(
 
 def loaded_once(given: argparse.Namespace) -> "HostLoader | None":
     """A loader for several grids in a row that loads the model once; None where workers load it themselves."""
-    from llava_consensus import hosts
+    from llava_consensus.evaluation import models
     from llava_consensus.evaluation.runs.sweep import LoadedOnce
 
-    return LoadedOnce(hosts.load) if given.workers == 1 else None
+    return LoadedOnce(models.load) if given.workers == 1 else None
 
 
 def folders(cells: "Sequence[Cell]") -> list[Path]:

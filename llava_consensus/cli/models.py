@@ -18,7 +18,7 @@ from llava_consensus.evaluation.runs import DATA
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.data.sources import Source
-    from llava_consensus.hosts.probe.checks import Finding
+    from llava_consensus.evaluation.models.check_host import Finding
     from llava_consensus.reduction.method import Method
 
 SHAPE, TOKENS, WIDTH = "llava-1.5-7b", 64, 100
@@ -41,13 +41,12 @@ class HostError(ConsensusError):
     "methods, hosts and benchmarks; or everything about one method",
     arg("what", nargs="?", metavar="WHAT", help="methods, hosts, benchmarks, or a method: its options, cost, paper"),
     arg("--hosts", action="store_true", help="which method works on which host, and why not"),
-    arg("--try", dest="again", action="store_true", help="with --hosts: try it with what is installed"),
     examples=("list", "list methods", "list consensusdrop", "list --hosts"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Every method, host and benchmark with a line about it, one kind of them, one method, or the matrix."""
     if given.hosts:
-        yield from _matrix(given.again)
+        yield from _matrix()
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import HOSTS
@@ -123,16 +122,11 @@ def comes_to(method: "type[Method]") -> str:
     return f"on {SHAPE} at {TOKENS} tokens: {own:.3g} GFLOP of its own, {total:.3g} TFLOP in all"
 
 
-def _matrix(again: bool) -> Iterator[str]:
+def _matrix() -> Iterator[str]:
     """A line for each method, a column for each host; why a host refuses stands in numbered notes."""
-    from llava_consensus.hosts import tried
+    from llava_consensus.hosts.matrix import cells
 
-    if again:
-        from llava_consensus.hosts.matrix import cells
-
-        refusals, version = cells(), ""
-    else:
-        refusals, version = (tried.read()[key] for key in ("cells", "transformers"))
+    refusals = cells()
     notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
     numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
     widths = {host: max(len(host), len(WORKS)) for host in refusals}
@@ -143,8 +137,6 @@ def _matrix(again: bool) -> Iterator[str]:
         marks = (f"  {numbers.get(refusals[host][method], WORKS):{width}}" for host, width in widths.items())
         yield f"{method:{first}}" + "".join(marks).rstrip()
     yield from (f"{number} {reason}" for reason, number in numbers.items())
-    if version:
-        yield f"as tried with transformers {version}; --try tries it with what is installed here"
 
 
 @command(
@@ -315,16 +307,16 @@ def check_host(given: argparse.Namespace) -> Iterator[str]:
     Raises:
         HostError: where a check failed.
     """
-    from llava_consensus.hosts.probe.checks import probe
+    from llava_consensus.evaluation.models.check_host import findings
 
     method = arguments.method(given)
-    findings = probe(arguments.load(given), method)
+    found = findings(arguments.load(given), method)
     yield f"{'check':20} {'result':6} {'difference':>10} {'bound':>7}"
-    yield from map(_line, findings)
-    failed = sum(finding.passed is False for finding in findings)
+    yield from map(_line, found)
+    failed = sum(finding.passed is False for finding in found)
     if failed:
         raise HostError(
-            f"{failed} of {len(findings)} checks failed: numbers of this model with a method are not to be trusted. A "
+            f"{failed} of {len(found)} checks failed: numbers of this model with a method are not to be trusted. A "
             "model of another version than the host was written for is the usual reason"
         )
 

@@ -25,9 +25,9 @@ from llava_consensus.evaluation.shapes import misread
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from llava_consensus.evaluation.models import Host
     from llava_consensus.evaluation.runs.batches import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.hosts import Host
     from llava_consensus.paper.examples import Choice
     from llava_consensus.paper.ledger import Cost
     from llava_consensus.paper.preset import Preset
@@ -140,13 +140,13 @@ for _name, _line, _presets in (
 
 def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
     """Why a preset cannot be run on the model; nothing where it can."""
-    from llava_consensus import hosts
+    from llava_consensus.evaluation import models
 
     needs = f"needs weights of {preset.weights}" if preset.weights else "cannot be run on this model"
     try:
-        name = hosts.name_of(given.model, arguments.loading(given))
+        name = models.name_of(given.model, arguments.loading(given))
         options = {**preset.host_options, **arguments.host_options(given)}
-        hosts.check(given.model, loading=arguments.loading(given), host_options=options)
+        models.check(given.model, loading=arguments.loading(given), host_options=options)
     except ConsensusError as error:
         return f"{needs} ({error})"
     return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
@@ -449,7 +449,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
 )
 def examples(given: argparse.Namespace) -> Iterator[str]:
     """Searches, asks what was found again with every budget, and draws."""
-    from llava_consensus import hosts
+    from llava_consensus.evaluation import models
     from llava_consensus.evaluation.runs.configuration import prepare
     from llava_consensus.methods import make
     from llava_consensus.paper import example_search as search
@@ -472,7 +472,7 @@ def examples(given: argparse.Namespace) -> Iterator[str]:
     plan = prepare(arguments.config(given, arguments.benchmark(given.benchmark, given), make("full")))
     if plan.benchmark.frames:
         raise OptionError(f"--benchmark {given.benchmark}: asks about videos, and examples are drawn of pictures")
-    host = hosts.load(plan.model, plan.loading, plan.host_options)
+    host = models.load(plan.model, plan.loading, plan.host_options)
     questions = search.search(plan, host, given.by, given.count, given.tokens)
     if not questions:
         yield f"{plan.benchmark.name}: no such question among the first {len(plan.questions)}"
@@ -533,8 +533,8 @@ def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
 ) -> "tuple[Image, dict[str, Choice]]":
     """One photograph, and what each method keeps of it."""
+    from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.runs.pictures import open_image
-    from llava_consensus.hosts import Prompt
     from llava_consensus.paper.example_search import selection
 
     image = open_image(path, upright=True)

@@ -96,6 +96,6 @@ def _plan(given: argparse.Namespace) -> "TrainingPlan":
 
 def _device(name: str) -> str:
     """`auto` as what this machine has."""
-    from llava_consensus.hosts import Loading
+    from llava_consensus.evaluation.models import Loading
 
     return Loading(name).resolved().device

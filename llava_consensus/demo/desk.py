@@ -21,8 +21,8 @@ from llava_consensus.errors import ConsensusError, ImageError, OptionError
 from llava_consensus.evaluation.bench.timing import answer_once
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
+from llava_consensus.evaluation.models import Answer, Host, Prompt
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Answer, Host, Prompt
 from llava_consensus.methods import METHODS, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method

@@ -12,10 +12,11 @@ from typing import Any
 from PIL.Image import Image, Resampling
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.models import Answer, Encoded, Host
+from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
-from llava_consensus.hosts import Answer, Encoded, Host
-from llava_consensus.hosts.base import Clip, PictureOutcome
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.patches import Patches, patches
 
 SALIENCIES = ("vision", "cross", "fused")

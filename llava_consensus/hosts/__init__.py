@@ -1,57 +1,157 @@
-"""Hosts: the vision-language models a method can be attached to. HOSTS is the only list; a host's own packages are
+"""Hosts: the families of vision-language models that a method can be attached to. HOSTS is the list of ours; an
+installed package adds its own under the entry point `llava_consensus.hosts` (docs/adding.md). A host's packages are
 imported when it is used.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.hosts.allocator import keep_freed_memory
-from llava_consensus.hosts.catalogue import CLIPS, HOSTS, HostEntry, adapting, classes, tower_named
-from llava_consensus.hosts.loading import Loading
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
-    from llava_consensus.hosts.base import Answer, Encoded, Host, Prompt
-
-__all__ = [
-    "CLIPS",
-    "HOSTS",
-    "Answer",
-    "Attachment",
-    "Checkpoint",
-    "Encoded",
-    "Host",
-    "HostEntry",
-    "Loading",
-    "Prompt",
-    "check",
-    "find",
-    "load",
-    "name_of",
-    "pinned",
-    "wrap",
-]
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.layouts import LAYOUTS
 
 
-def __getattr__(name: str) -> Any:
-    """Classes that need torch, imported when they are asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    submodule = "attachment" if name == "Attachment" else "base"
-    return getattr(import_module(f"{__name__}.{submodule}"), name)
+class HostEntry(NamedTuple):
+    """A host: one family of models."""
+
+    view: str  # the class of its views of a model (`base.Model`), as `module:class`
+    kind: str  # how the evaluation loads it (`KINDS` there), or a module of another package with `check` and `load`
+    classes: tuple[str, ...]  # model classes it adapts
+    line: str  # about it
+    types: tuple[str, ...] = ()  # what configurations call the classes (`model_type`)
+    options: Mapping[str, tuple[str, ...]] = MappingProxyType({})  # its options: the values of each, the default first
+    clips: bool = False  # whether a video can be shown to it as one clip, and not as pictures
+    towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
+    remote: bool = False  # whether code is run that the user must trust
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """What is meant by each option where nobody says."""
+        return {name: values[0] for name, values in self.options.items()}
 
 
-def wrap(model: Any, host_options: Mapping[str, str] | None = None) -> "Host":
-    """The host of a model that is already loaded, compiled or not.
+OURS = "llava_consensus.hosts"
+
+HOSTS: dict[str, HostEntry] = {
+    "llava": HostEntry(
+        f"{OURS}.llava:LlavaModel",
+        "llava",
+        ("LlavaLlamaForCausalLM", "LlavaMistralForCausalLM", "LlavaMptForCausalLM"),
+        "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
+        types=("llava_llama", "llava_mistral", "llava_mpt"),
+        options={"layout": LAYOUTS},
+    ),
+    "llava-hf": HostEntry(
+        f"{OURS}.hf.llava:Llava",
+        "hf",
+        ("LlavaForConditionalGeneration",),
+        "LLaVA 1.5 in transformers, CLIP and SigLIP towers",
+        types=("llava",),
+    ),
+    "llava-next": HostEntry(
+        f"{OURS}.hf.tiled:LlavaNext",
+        "hf",
+        ("LlavaNextForConditionalGeneration",),
+        "LLaVA-NeXT (1.6) in transformers: tiles",
+        types=("llava_next",),
+        options={"layout": LAYOUTS},
+    ),
+    "qwen2.5-vl": HostEntry(
+        f"{OURS}.hf.qwen_vl:QwenVL",
+        "hf",
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "Qwen2.5-VL: pictures of any size, videos",
+        types=("qwen2_5_vl",),
+        clips=True,
+    ),
+    "qwen3-vl": HostEntry(
+        f"{OURS}.hf.qwen_vl:QwenVL",
+        "hf",
+        ("Qwen3VLForConditionalGeneration",),
+        "Qwen3-VL: pictures of any size, videos",
+        types=("qwen3_vl",),
+        clips=True,
+    ),
+    "internvl": HostEntry(
+        f"{OURS}.hf.internvl:InternVL",
+        "hf",
+        ("InternVLForConditionalGeneration",),
+        "InternVL 2.5 / 3 in transformers: tiles",
+        types=("internvl",),
+    ),
+    "smolvlm": HostEntry(
+        f"{OURS}.hf.smolvlm:SmolVLM",
+        "hf",
+        ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+        "SmolVLM and Idefics3: tiles with text between them",
+        types=("smolvlm", "idefics3"),
+    ),
+    "llava-onevision": HostEntry(
+        f"{OURS}.hf.tiled:LlavaOnevision",
+        "hf",
+        ("LlavaOnevisionForConditionalGeneration",),
+        "LLaVA-OneVision: tiles, videos",
+        types=("llava_onevision",),
+        clips=True,
+    ),
+    "llava-next-video": HostEntry(
+        f"{OURS}.hf.tiled:LlavaNextVideo",
+        "hf",
+        ("LlavaNextVideoForConditionalGeneration",),
+        "LLaVA-NeXT-Video: tiles, videos",
+        types=("llava_next_video",),
+        clips=True,
+    ),
+    "gemma-3": HostEntry(
+        f"{OURS}.hf.gemma3:Gemma3",
+        "hf",
+        ("Gemma3ForConditionalGeneration",),
+        "Gemma 3: methods after the tower",
+        types=("gemma3",),
+    ),
+    "video-llava": HostEntry(
+        f"{OURS}.hf.video_llava:VideoLlava",
+        "hf",
+        ("VideoLlavaForConditionalGeneration",),
+        "Video-LLaVA: pictures, clips",
+        types=("video_llava",),
+        options={"class_tokens": ("keep", "drop", "candidates")},
+        clips=True,
+    ),
+    "qwen-vl": HostEntry(
+        f"{OURS}.remote.qwen_vl:QwenVL",
+        "remote",
+        ("QWenLMHeadModel",),
+        "Qwen-VL of 2023: a resampler",
+        types=("qwen",),
+        remote=True,
+    ),
+    "cogvlm": HostEntry(
+        f"{OURS}.remote.cogvlm:CogVLM",
+        "remote",
+        ("CogVLMForCausalLM",),
+        "CogVLM-chat and v1.1: visual experts",
+        types=("cogvlm",),
+        remote=True,
+    ),
+    "internvl-chat": HostEntry(
+        f"{OURS}.remote.internvl_chat:InternVLChat",
+        "internvl-chat",
+        ("LlavaLlamaForCausalLM",),
+        "InternVL-Chat of 2023: InternViT-6B and Vicuna (the `llava` package of its authors)",
+        towers=("internvit", "intern_vit", "internvl", "intern_vl"),
+        remote=True,
+    ),
+}
+
+
+def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
+    """A host's view of a model that is loaded, compiled or not: what `Attachment` is given.
 
     Args:
         model: of a class some host adapts.
-        host_options: see `HostEntry`; the default for each that is left out.
+        options: see `HostEntry`; the default for each that is left out.
     Raises:
         OptionError: for a model class no host adapts, or an option that its host does not have.
     """
@@ -59,92 +159,18 @@ def wrap(model: Any, host_options: Mapping[str, str] | None = None) -> "Host":
     names = [cls.__name__ for cls in type(model).__mro__]
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
     if entry is None:
-        raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {classes()}")
-    chosen = _chosen(entry, type(model).__name__, host_options)
-    keep_freed_memory()
-    host: Host = import_module(f"{entry.package}.host").wrap(model, *_view(entry), chosen)
-    return host
+        known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
+        raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
+    return view_class(entry.view)(model, chosen(entry, type(model).__name__, options))
 
 
-def load(model: str, loading: Loading | None = None, host_options: Mapping[str, str] | None = None) -> "Host":
-    """Loads a checkpoint folder or hub name with the official loader of its package.
-
-    Args:
-        model: local folder or `owner/name`.
-        loading: how; None is as on any machine.
-        host_options: see `HostEntry`; the default for each that is left out.
-    Raises:
-        ConsensusError: for a model that is not there or not of a kind any host adapts, or an option that its host does
-            not have.
-    """
-    loading = pinned(model, loading or Loading())
-    loading.check_packages()
-    checkpoint = find(model, loading.revision)
-    entry = _entry(checkpoint, loading)
-    chosen = _chosen(entry, model, host_options)
-    checkpoint.files()
-    keep_freed_memory()
-    load_host = import_module(f"{entry.package}.loading").load
-    host: Host = load_host(str(checkpoint.folder), loading, *_view(entry), chosen)
-    return host
+def view_class(place: str) -> Any:
+    """The class of a host's views, named as `module:class`."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
-def pinned(model: str, loading: Loading) -> Loading:
-    """How a model is loaded, with nothing left open: the device of this machine, and of a model of the hub the commit.
-
-    Raises:
-        ConsensusError: for a device or a model that is not there.
-    """
-    return replace(loading.resolved(), revision=find(model, loading.revision).commit)
-
-
-def check(
-    model: str,
-    conversation: str | None = None,
-    loading: Loading | None = None,
-    *,
-    videos: bool = False,
-    host_options: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Checks what can be known of a model without its weights.
-
-    Args:
-        model: local folder or `owner/name`.
-        conversation: template of the prompt; None is the host's own.
-        loading: how it will be loaded.
-        videos: whether the questions are about videos, for which a host may have a template of its own.
-        host_options: see `HostEntry`.
-    Returns:
-        What belongs in the description of a run beside these arguments: the host's defaults filled in, under
-        `host_options` those that are not the default, and under `videos` whether videos are shown as clips.
-    Raises:
-        ConsensusError: for a folder that is no checkpoint, a class no host adapts, or a name or option the host does
-            not know.
-    """
-    loading = loading or Loading()
-    loading.check_packages()
-    checkpoint = find(model, loading.revision)
-    entry = _entry(checkpoint, loading)
-    chosen = _chosen(entry, model, host_options)
-    changed = {name: value for name, value in chosen.items() if value != entry.defaults[name]}
-    checks = import_module(f"{entry.package}.checks")
-    description: dict[str, Any] = checks.check(str(checkpoint.folder), conversation, videos, chosen)
-    clips = {"videos": CLIPS} if videos and entry.clips else {}
-    return {**description, **clips, **({"host_options": changed} if changed else {})}
-
-
-def name_of(model: str, loading: Loading | None = None) -> str:
-    """The name in HOSTS of the host that adapts a model.
-
-    Raises:
-        ConsensusError: for a folder that is no checkpoint, or a class no host adapts.
-    """
-    loading = loading or Loading()
-    entry = _entry(find(model, loading.revision), loading)
-    return next(name for name, known in HOSTS.items() if known is entry)
-
-
-def _chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dict[str, str]:
+def chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dict[str, str]:
     """Every option of a host: as given, or its default. OptionError for what the host of `model` does not have."""
     given = given or {}
     for name, value in given.items():
@@ -154,28 +180,18 @@ def _chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> di
     return {**entry.defaults, **given}
 
 
-def _view(entry: HostEntry) -> tuple[str, ...]:
-    return (entry.view,) if entry.view else ()
+def adapting(classes: Sequence[str], kind: object, tower: object) -> HostEntry | None:
+    """The host of a model of one of these classes, or of this kind where no class is named, whose configuration names
+    this vision tower.
+    """
+    entries = [
+        entry for entry in HOSTS.values() if set(classes) & set(entry.classes) or (not classes and kind in entry.types)
+    ]
+    named = [entry for entry in entries if any(word in str(tower).lower() for word in entry.towers)]
+    plain = [entry for entry in entries if not entry.towers]
+    return next(iter(named or plain), None)
 
 
-def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
-    """The host of a checkpoint, from its configuration."""
-    file = checkpoint.folder / "config.json"
-    config = read_json(file, "Fetch the checkpoint again", dict)
-    architectures, kind = config.get("architectures") or [], config.get("model_type")
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise DataError(f"{file}: architectures={architectures!r} must be a list of names. Fetch the checkpoint again")
-    if not architectures and not kind:
-        raise DataError(f"{file}: neither architectures nor model_type says what it is. Fetch the checkpoint again")
-    entry = adapting(architectures, kind, tower_named(config))
-    if entry is None:
-        raise OptionError(
-            f"model {checkpoint.name!r} is a {(architectures or [kind])[0]} (model_type {kind!r}), which no host "
-            f"adapts. Adapted: {', '.join(dict.fromkeys(kind for entry in HOSTS.values() for kind in entry.types))}"
-        )
-    if entry.remote and not loading.trust_remote_code:
-        raise OptionError(
-            f"model {checkpoint.name!r} is run by code that its authors publish beside it and that is no part of this "
-            "project: read it, then say --trust-remote-code"
-        )
-    return entry
+def tower_named(config: Mapping[str, object]) -> object:
+    """The vision tower that the configuration of a LLaVA names; of two, that of videos."""
+    return config.get("mm_video_tower") or config.get("mm_vision_tower")

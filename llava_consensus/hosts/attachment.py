@@ -93,6 +93,7 @@ class Attachment:
 
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
+        self.model.check(self.method)
         hooks = self.model.module._forward_pre_hooks.values()
         if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
             raise OptionError("this model has a method attached already: detach it first")

@@ -1,46 +1,23 @@
-"""What a host is made of, and what it offers: pictures in, answers out, with a method attached or not.
-
-A host adapts one family of models. What is true of any model stands in `attachment.py`; a host supplies a `Tower`, a
-`Decoder`, the assembled `Sequence` (`sequence/`) and the functions of the model that a method must come between.
+"""What a host is made of. A host adapts one family of models. What is true of any model stands in `attachment.py`; a
+host supplies a `Model`: its `Tower`, its `Decoder`, and the functions of the model that a method must come between, in
+which it assembles a `Sequence` (`sequence.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need, Reduction
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 
 EXPERTS = "experts"  # channel of sequences for an `ExpertDecoder`
-
-
-class Clip(NamedTuple):
-    """Frames of a video that are shown as one video."""
-
-    frames: "tuple[Image, ...]"
-    places: tuple[int, ...]  # of the frames in the video, ascending
-    length: int  # frames of the video
-    rate: float | None = None  # frames a second; None where the file does not say
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One question: its text without image tokens, the conversation template (None is the host's own), and the bounds
-    on the answer's length in tokens (the lower one for timing alone).
-    """
-
-    text: str
-    conversation: str | None = None
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
+IGNORE = -100  # label of rows without a target
+PLACE_OF_PICTURE = -200  # stands for a picture in the ids of a prompt, as in official LLaVA
 
 
 class Tiles(NamedTuple):
@@ -51,17 +28,6 @@ class Tiles(NamedTuple):
     side: int | None = None  # tokens in a row of a tile of this picture; None where it is as in `Tower.side`
     members: Tensor | None = None  # [N, m] the block rows each token is made of; None where it is as in `Tower.members`
     class_is_token: bool = False  # whether the class token of each tile is a token, its first one
-
-
-@dataclass(frozen=True, eq=False)
-class Encoded:
-    """One picture after the vision tower, ready for any number of questions."""
-
-    tiles: Tiles
-    tiled: bool  # several tiles of one picture, as against one square
-    size: tuple[int, int]  # width and height of the picture in pixels
-    method: Method  # it was encoded for
-    budget: Budget | Share
 
 
 class PictureOutcome(NamedTuple):
@@ -81,25 +47,13 @@ class PictureOutcome(NamedTuple):
         return f"<picture of row {self.row}: {self.before} -> {self.after} tokens{structural}{parts}>"
 
 
-class Prefill(NamedTuple):
-    """What was read before the first token of one answer, and the cache it left."""
+class Offer(NamedTuple):
+    """What the vision side of a family's usual checkpoint offers, known without one (`matrix.py`)."""
 
-    text: int  # rows that are not visual tokens
-    question: int  # of these, rows after the last picture
-    entering: tuple[int, ...]  # visual tokens that entered each decoder layer
-    kv_bytes: tuple[int, ...]  # keys and values each layer's cache holds, without padding
-
-
-class Answer(NamedTuple):
-    """One answer and the tokens it was given from."""
-
-    text: str
-    before: int
-    after: int
-    structural: int
-    notes: tuple[str, ...]
-    outcomes: tuple[PictureOutcome, ...]
-    prefill: Prefill | None = None
+    needs: frozenset[Need]  # as `Tower.offers`, and QUESTION where the tower is one side of a whole CLIP model
+    inside: bool = False  # whether methods can act before the projector
+    blocks: int = 24
+    feature_block: int = 22  # the one whose output feeds the projector
 
 
 class Tap(NamedTuple):
@@ -229,44 +183,12 @@ class Model(Protocol):
         """The same view of another module of this class, such as a replica."""
         ...
 
+    def check(self, method: Method) -> None:
+        """Raises OptionError for a method that this model cannot have, with the remedy."""
+        ...
+
     def entrances(self, attachment: Any) -> dict[str, Callable[..., Any]]:
         """Functions that take the place of the module's own while a method is attached, by name; those of a module
         inside of it by their path.
         """
-        ...
-
-
-class Host(Protocol):
-    """An adapted model: what the harness asks of it."""
-
-    visual_tokens: int  # of one picture, or of one tile of it
-
-    def attach(self, method: Method, budget: Budget | Share) -> Any:
-        """An `Attachment`: a context manager with `outcomes`, `milliseconds()` and `detach()`."""
-        ...
-
-    def grid_columns(self, size: tuple[int, int]) -> int:
-        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
-        ...
-
-    def encode(self, pictures: "list[Image | Clip]") -> list[Encoded]:
-        """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
-        ...
-
-    def shape(self, text: int = 0) -> Shape:
-        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
-        ...
-
-    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
-        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
-        ...
-
-    def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture. Models that read pictures from files
-        find it in the folder.
-        """
-        ...
-
-    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
-        """One answer to each prompt about its pictures: none for a question about text alone, several for a video."""
         ...

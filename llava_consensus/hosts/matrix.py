@@ -1,21 +1,32 @@
-"""Which method works on which host: every method is attached to a model of every host that has no weights, by the code
-that refuses. No table says it a second time.
+"""Which method works on which host: every method is attached to a model that is not there. What its vision side
+offers is what the host's view says of the usual checkpoint (`offer`); it is the code that attaches which refuses, and
+says why.
 
-    cells()["qwen2.5-vl"]["visionzip"]   # why not; "" where it works
+    refusals("qwen2.5-vl")["visionzip"]   # why not; "" where it works on pictures
 """
 
 from functools import cache
-from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
+
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import HOSTS
+from llava_consensus.hosts import HOSTS, HostEntry, view_class
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Share
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
 
 HALF = Share(0.5)  # a budget every method that works at all can have
+UNTRIED = "by published copies of the code that the checkpoint carries; check-host tries it on the checkpoint"
+
+
+class _Checked(Attachment):
+    """An attachment that is checked and then left: nothing of the model is touched."""
+
+    def _install(self) -> None:
+        pass
 
 
 def cells() -> dict[str, dict[str, str]]:
@@ -25,20 +36,40 @@ def cells() -> dict[str, dict[str, str]]:
 
 @cache
 def refusals(host: str) -> dict[str, str]:
-    """Why the host of that name refuses each method, method and model called so; nothing where it works."""
+    """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`
+    where that is known of copies of the model's code alone.
+    """
     entry = HOSTS[host]
-    try:
-        view = import_module(f"{entry.package}.blank").view(entry.classes[0], entry.view, entry.defaults)
-    except ConsensusError as error:
-        return dict.fromkeys(METHODS, str(error))
-    return {name: refusal(view, make(name)) for name in METHODS}
+    view, refused = stand_in(entry), {}
+    for name in METHODS:
+        method = make(name)
+        try:
+            _Checked(view, method, HALF).detach()
+            refused[name] = UNTRIED if entry.remote else ""
+        except ConsensusError as error:
+            reason = str(error).replace(type(method).__name__, "the method")
+            refused[name] = reason.replace(entry.classes[0], "the model")
+    return refused
 
 
-def refusal(view: Any, method: Method) -> str:
-    """Why a method cannot be attached to a model; nothing where it can."""
-    try:
-        view.check(method)
-        Attachment(view, method, HALF).detach()
-    except ConsensusError as error:
-        return str(error).replace(type(method).__name__, "the method").replace(type(view.module).__name__, "the model")
-    return ""
+def stand_in(entry: HostEntry) -> Any:
+    """A host's view of a model that is not there, with a vision side as the view says."""
+    cls = view_class(entry.view)
+    offer = cls.offer
+    inside = dict.fromkeys(("attend", "embeddings"), None) if offer.inside else {}
+    tower = SimpleNamespace(
+        **inside,
+        offers=offer.needs,
+        classes=1,
+        members=None,
+        tokens=576,
+        kernel="sdpa",
+        blocks=range(offer.blocks),
+        feature_block=offer.feature_block,
+    )
+    parts: dict[str, Any] = {"tower": tower, "most_tiles": 1}
+    if Need.QUESTION in offer.needs:
+        parts["clip_text"] = lambda view: None
+    module = type(entry.classes[0], (nn.Module,), {"get_vision_tower": lambda model: None})()
+    module.config = SimpleNamespace(vision_config=None)
+    return type(cls.__name__, (cls,), parts)(module, entry.defaults)

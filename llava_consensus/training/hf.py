@@ -10,10 +10,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Loading
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import LABELS, UNLABELLED, Reduced, settings
 
@@ -53,7 +53,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     """
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision
-    host: Any = hosts.load(plan.model, Loading(device, dtype, attention=plan.attention))
+    host: Any = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
     padding = host.tokenizer.pad_token_id or 0
     trainer = ReducedTrainer(
         plan,

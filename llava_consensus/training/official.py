@@ -20,9 +20,16 @@ import transformers
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.models.llava_loading import (
+    CONVERSATION,
+    FLAG,
+    MEND,
+    check_conversation,
+    tower_beside,
+    tower_of_hub,
+    trains_tower,
+)
 from llava_consensus.hosts.clip_text import without_unused_report
-from llava_consensus.hosts.llava.checks import CONVERSATION, MEND, check_conversation, tower_beside, tower_of_hub
-from llava_consensus.hosts.llava.own_tower import FLAG, trains_tower
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import Reduced, inner, settings

@@ -18,15 +18,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import Record, read_json, remove_leftovers, write_json
 from llava_consensus.evaluation.locks import take_lock
 from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
+from llava_consensus.hosts import HOSTS
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained
 
-OFFICIAL, TRANSFORMERS = "llava", "llava_consensus.hosts.hf"  # name of a host, package of others
+OFFICIAL, TRANSFORMERS = "llava", "hf"  # name of a host, kind of others
 STATES = ".training"  # folder in the checkpoint, of its description and the states to go on from
 DESCRIPTION = RESULT = "training.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -47,8 +48,8 @@ def prepare(plan: TrainingPlan, name: str) -> tuple[Record, Conversations]:
     """
     data = read(plan.conversations, plan.images)
     plan.check(name, data)
-    host, checkpoint = hosts.name_of(plan.model), hosts.find(plan.model)
-    if host != OFFICIAL and hosts.HOSTS[host].package != TRANSFORMERS:
+    host, checkpoint = models.name_of(plan.model), models.find(plan.model)
+    if host != OFFICIAL and HOSTS[host].kind != TRANSFORMERS:
         raise OptionError(
             f"model={plan.model!r} is run by code of its own ({host}), which has no training here. Adapted: official "
             "LLaVA and models of transformers"
@@ -77,7 +78,7 @@ def train(plan: TrainingPlan, name: str) -> Record:
     with _opened(plan.out, description) if first else contextlib.nullcontext():
         if (plan.out / RESULT).is_file():
             return dict(read_json(plan.out / RESULT, f"Remove {plan.out} to begin anew", dict))
-        source = hosts.find(plan.model).folder
+        source = models.find(plan.model).folder
         trainer = _stack(description["model"]["host"]).run(plan, data, source, plan.out / STATES)
         losses = [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
         result = {**description, "steps_done": trainer.state.global_step, "losses": losses}

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.hosts import wrap
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.training.plan import TrainingPlan
 
@@ -111,7 +112,7 @@ class Reduced(_Trainer):
 
     def _attached(self, budget: Budget | Share) -> Any:
         assert self.plan.method is not None  # else nothing is attached
-        return wrap(inner(self.model)).attach(self.plan.method, budget)
+        return Attachment(view_of(inner(self.model)), self.plan.method, budget)
 
     def training_step(self, model: Any, inputs: Any, *more: Any) -> Tensor:
         """One forward and backward pass with the method attached, at the budget drawn for the step.

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from fakes import Fake, FakeHost, make_data, make_model
 
-from llava_consensus import cli, hosts, make
+from llava_consensus import cli, make
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report.table import BEGIN, END
 
@@ -23,7 +24,7 @@ from llava_consensus.evaluation.report.table import BEGIN, END
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of an evaluation of the fake benchmark on a fake host."""
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
-    monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
+    monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
     data = make_data(tmp_path / "data")
     rest = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]
@@ -101,7 +102,7 @@ def test_an_interrupted_run_says_how_far_it_came(
 ) -> None:
     host = FakeHost()
     host.interrupt_after = 16
-    monkeypatch.setattr(hosts, "load", lambda *_: host)
+    monkeypatch.setattr(models, "load", lambda *_: host)
     assert cli.main(place) == 130
     output = capsys.readouterr().err
     assert "stopped after 16 of 20 questions" in output and "error:" not in output
@@ -150,7 +151,7 @@ def test_a_wrong_sweep_stops_before_anything_is_loaded(
     arguments: list[str],
     why: str,
 ) -> None:
-    monkeypatch.setattr(hosts, "load", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(models, "load", lambda *_: pytest.fail("weights were loaded"))
     assert cli.main(["sweep", "--bench", "fake", *place[2:], *arguments]) == 2
     assert why in capsys.readouterr().err
 

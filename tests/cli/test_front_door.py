@@ -5,7 +5,6 @@ Run: `pytest tests/test_front_door.py`.
 """
 
 import io
-import json
 import os
 import shlex
 import subprocess
@@ -166,8 +165,3 @@ def test_windows_is_told_before_anything_fails(
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err
-
-
-def test_what_was_tried_is_stored_in_the_package() -> None:
-    stored = json.loads((ROOT / "llava_consensus" / "hosts" / "tried.json").read_text())
-    assert list(next(iter(stored["cells"].values()))) == list(METHODS)

@@ -15,9 +15,10 @@ import yaml
 from fakes import Fake, FakeHost, config, make_data, make_model, make_place
 from run_folders import store
 
-from llava_consensus import attach, cli, hosts
+from llava_consensus import attach, cli
 from llava_consensus.cli import evaluate
 from llava_consensus.errors import DataError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report.table import BEGIN, END
 from llava_consensus.evaluation.runs import loop
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of an evaluation of the fake benchmark on a fake host."""
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
-    monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
+    monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
     data = make_data(tmp_path / "data")
     rest = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]

@@ -19,9 +19,10 @@ from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import Desk, Form, Sample, Side, Told, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError
+from llava_consensus.evaluation.models.base import Clip, Encoded
+from llava_consensus.evaluation.models.llava import LlavaHost
 from llava_consensus.evaluation.report.overlay import view
-from llava_consensus.hosts import wrap
-from llava_consensus.hosts.base import Clip, Encoded, PictureOutcome, Tiles
+from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.patches import Patches
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -247,7 +248,7 @@ def test_tokens_without_a_grid_are_refused() -> None:
 
 
 def test_a_method_that_a_model_refuses_is_not_offered(tower_folder: Path) -> None:
-    host = wrap(tiny_llava(tower_folder))
+    host = LlavaHost(tiny_llava(tower_folder))
     assert {"consensusdrop", "full", "random"} <= set(offered(host))
 
 
@@ -269,7 +270,7 @@ def test_examples_are_questions_with_known_answers() -> None:
 def test_bad_arguments_end_before_weights_load(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("weights were loaded"))
     monkeypatch.setattr("llava_consensus.cli.ask.find_spec", lambda _: object())
     assert cli.main(["demo", *words]) in (2, 3)
     assert message in capsys.readouterr().err

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 from PIL import Image
 
-from llava_consensus import hosts
 from llava_consensus.demo.desk import samples
+from llava_consensus.evaluation import models
 
 ROOT = Path(__file__).parents[2]
 MINI = ROOT / "playground" / "mini"
@@ -40,7 +40,7 @@ def server() -> Iterator[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        host = hosts.load("checkpoints/llava-mini")
+        host = models.load("checkpoints/llava-mini")
     blocks = app.build(host, "llava-mini", samples(MINI), MEGABYTES)
     yield app.launch(blocks, "127.0.0.1", None, MEGABYTES)
     blocks.close()

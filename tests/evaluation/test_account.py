@@ -14,20 +14,21 @@ import torch
 from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llava_consensus.hosts.llava.shape import read_shape
 from models import IMAGE, runnable, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.models import Loading, Prompt
+from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, match_budget
 from llava_consensus.evaluation.runs.metrics import run_costs
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Loading, Prompt
-from llava_consensus.hosts.base import PictureOutcome, Prefill
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.call import CachedLayer, cached_layers, prefills
-from llava_consensus.hosts.llava.prepare import PREPARE
-from llava_consensus.hosts.llava.shape import read_shape
+from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget

@@ -14,7 +14,7 @@ from models import runnable
 from PIL import Image
 
 from llava_consensus import METHODS, load, make
-from llava_consensus.hosts import Loading, Prompt
+from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ import pytest
 import transformers
 from PIL import Image
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation import benchmarks, models
 from llava_consensus.evaluation.lmms_eval import questions
 from llava_consensus.evaluation.lmms_eval.encodings import Encodings
 from llava_consensus.evaluation.runs.configuration import RunConfig
@@ -160,7 +160,7 @@ def test_the_entry_point_is_installed() -> None:
 def test_bad_arguments_are_refused_before_weights_load(
     arguments: str, more: dict[str, Any], error: Any, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "load", lambda *given: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(models, "load", lambda *given: pytest.fail("weights were loaded"))
     with pytest.raises(error, match=re.escape(words)):
         made(arguments, **more)
 

@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from models import tiny_llava
 
-from llava_consensus import hosts
+from llava_consensus.evaluation.models import loading
 
 MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
 
 FAULTS = """
 import resource, torch
-from llava_consensus.hosts.allocator import keep_freed_memory
+from llava_consensus.evaluation.models.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -37,9 +36,8 @@ def test_large_blocks_are_taken_from_what_was_freed() -> None:
     assert before > 1000 and after < 100
 
 
-def test_loading_and_wrapping_do_so(tower_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(hosts, "keep_freed_memory", lambda: calls.append("kept"))
-    hosts.wrap(tiny_llava(tower_folder))
-    hosts.load(str(MINI))
-    assert calls == ["kept", "kept"]
+    monkeypatch.setattr(loading, "keep_freed_memory", lambda: calls.append("kept"))
+    loading.load(str(MINI))
+    assert calls == ["kept"]

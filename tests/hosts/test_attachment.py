@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 

@@ -10,14 +10,16 @@ import torch
 from remote_doubles.base import OLD
 from torch.nn.utils.rnn import pad_sequence
 
-from llava_consensus import hosts
 from llava_consensus.cli import main
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import remote as remote_host
+from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findings
 from llava_consensus.evaluation.models.convert import convert
+from llava_consensus.evaluation.models.loading import Loading
+from llava_consensus.evaluation.models.remote import CogVLMHost
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.loading import Loading
-from llava_consensus.hosts.probe.checks import CHECKS, Finding, probe
+from llava_consensus.hosts.layout import Sharing
 from llava_consensus.hosts.remote import cogvlm, seam
-from llava_consensus.hosts.remote import host as remote_host
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -49,8 +51,8 @@ def test_code_of_a_checkpoint_does_not_run_unasked(folder: Path, capsys: pytest.
 
 
 def test_internvl_chat_passes(internvl: Any) -> None:
-    findings = probe(internvl, make("consensusdrop"))
-    assert all(one.passed for one in findings), findings
+    found = findings(internvl, make("consensusdrop"))
+    assert all(one.passed for one in found), found
 
 
 def test_internvl_chat_passes_by_the_command_with_its_own_package(
@@ -72,24 +74,20 @@ def test_internvl_chat_passes_by_the_command_with_its_own_package(
 
 @pytest.fixture
 def internvl(tmp_path: Path) -> Any:
-    case = remote_cases.double("internvl_chat", tmp_path)
-    host = hosts.wrap(case.model)
-    host.tokenizer = remote_cases.tokenizer()
-    host.image_processor = case.model.get_vision_tower().image_processor
-    return host
+    return remote_cases.host_of(remote_cases.double("internvl_chat", tmp_path))
 
 
 @pytest.mark.parametrize("method", ["consensusdrop", "divprune", "fastv"])
 def test_llava_mini_passes(method: str) -> None:
-    findings = probe(hosts.load(MINI, Loading(device="cpu")), make(method))
-    assert all(one.passed for one in findings), findings
+    found = findings(models.load(MINI, Loading(device="cpu")), make(method))
+    assert all(one.passed for one in found), found
 
 
 @pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
 def test_its_hugging_face_layout_passes(tmp_path: Path) -> None:
     convert(Path(MINI), tmp_path / "mini")
-    findings = probe(hosts.load(str(tmp_path / "mini"), Loading(device="cpu")), make("consensusdrop"))
-    assert all(one.passed for one in findings), findings
+    found = findings(models.load(str(tmp_path / "mini"), Loading(device="cpu")), make("consensusdrop"))
+    assert all(one.passed for one in found), found
 
 
 @pytest.mark.skipif(OLD, reason="models of transformers need >= 5.19")
@@ -97,8 +95,8 @@ def test_its_hugging_face_layout_passes(tmp_path: Path) -> None:
 def test_a_tiny_qwen_passes(method: str, tmp_path: Path) -> None:
     from hf_checkpoints import host_of
 
-    findings = probe(host_of("qwen2_5_vl", tmp_path / "qwen"), make(method))
-    assert len(findings) == len(CHECKS) and all(one.passed for one in findings), findings
+    found = findings(host_of("qwen2_5_vl", tmp_path / "qwen"), make(method))
+    assert len(found) == len(CHECKS) and all(one.passed for one in found), found
 
 
 def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,9 +115,7 @@ def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.fixture
 def cog(tmp_path: Path) -> Iterator[Any]:
-    host = hosts.wrap(remote_cases.double("cogvlm", tmp_path).model)
-    host.tokenizer = remote_cases.tokenizer()
-    return host
+    return remote_cases.host_of(remote_cases.double("cogvlm", tmp_path))
 
 
 def broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +154,12 @@ def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attachment, "budgets", lambda self, tiles, available, video=False: [Budget(available - 1)])
+    monkeypatch.setattr(Sharing, "of_picture", lambda self, tiles, available, video=False: [Budget(available - 1)])
 
 
 def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = cogvlm.CogVLM.picture
-    monkeypatch.setattr(cogvlm.CogVLM, "picture", lambda self, *given: original(self, *given).flip(-1))
+    original = CogVLMHost.pixels
+    monkeypatch.setattr(CogVLMHost, "pixels", lambda self, *given: original(self, *given).flip(-1))
 
 
 def broken_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,4 +181,4 @@ def broken_padding(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_broken_host_is_found_out(cog: Any, monkeypatch: pytest.MonkeyPatch, broken: Any, found: set[str]) -> None:
     broken(monkeypatch)
-    assert found <= failed(probe(cog, make("consensusdrop"))).keys()
+    assert found <= failed(findings(cog, make("consensusdrop"))).keys()

@@ -19,10 +19,10 @@ from PIL import Image
 
 import llava_consensus
 from llava_consensus import attach, make
+from llava_consensus.evaluation.models import Prompt
+from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import Prompt
-from llava_consensus.hosts.base import Clip
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.budget import Budget
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
-from llava_consensus.hosts.hf.arguments import takes_features
-from llava_consensus.hosts.hf.host import check_version
+from llava_consensus.hosts.hf import check_version
+from llava_consensus.hosts.hf.seam import takes_features
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency, text_attention
@@ -565,7 +565,7 @@ def test_older_versions_are_given_embeddings(tiny: Tiny, options: dict[str, Any]
     options = {"max_new_tokens": NEW, "do_sample": False, **options}
     with tiny.attach():
         expected, logits = tiny.model.generate(**inputs, **options), tiny.model(**inputs).logits[:, -1]
-        monkeypatch.setattr("llava_consensus.hosts.hf.arguments.takes_features", lambda _: False)
+        monkeypatch.setattr("llava_consensus.hosts.hf.seam.takes_features", lambda _: False)
         if tiny.name.startswith("qwen3") or tiny.name == "gemma3":
             with pytest.raises(OptionError, match="as features alone"):
                 tiny.model.generate(**inputs, **options)

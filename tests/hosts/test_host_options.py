@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from fakes import FakeHost, config, make_place
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import HOSTS, HostEntry
+from llava_consensus.hosts import HOSTS, HostEntry, view_of
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_only_what_is_not_the_default_is_part_of_a_run(place: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"row": "all"}, {"rows": "none"}])
 def test_what_a_host_does_not_have_is_refused_before_weights(place: Path, options: dict[str, str]) -> None:
-    for ask in (lambda: described(place, options), lambda: hosts.load(str(place / "model"), host_options=options)):
+    for ask in (lambda: described(place, options), lambda: models.load(str(place / "model"), host_options=options)):
         with pytest.raises(OptionError, match=r"host option row.*: the host of .*model knows rows=all\|even\|odd"):
             ask()
 
@@ -54,16 +55,16 @@ def test_a_model_that_is_loaded_already_takes_them_too(place: Path) -> None:
     class LlavaLlamaForCausalLM:
         pass
 
-    assert hosts.wrap(LlavaLlamaForCausalLM()).options == {"rows": "all"}  # type: ignore[attr-defined]
-    assert hosts.wrap(LlavaLlamaForCausalLM(), {"rows": "odd"}).options == {"rows": "odd"}  # type: ignore[attr-defined]
+    assert view_of(LlavaLlamaForCausalLM()).options == {"rows": "all"}
+    assert view_of(LlavaLlamaForCausalLM(), {"rows": "odd"}).options == {"rows": "odd"}
     with pytest.raises(OptionError, match="the host of LlavaLlamaForCausalLM knows"):
-        hosts.wrap(LlavaLlamaForCausalLM(), {"rows": "some"})
+        view_of(LlavaLlamaForCausalLM(), {"rows": "some"})
 
 
 def test_the_loader_is_told(place: Path, tmp_path: Path) -> None:
     told: list[Mapping[str, str]] = []
 
-    def load(model: str, loading: hosts.Loading, host_options: Mapping[str, str]) -> FakeHost:
+    def load(model: str, loading: models.Loading, host_options: Mapping[str, str]) -> FakeHost:
         told.append(host_options)
         return FakeHost()
 

@@ -13,9 +13,10 @@ from models import IMAGE as PIXELS
 from models import PATCHES, tiny_llava
 from prompts import ANYRES, batch, row, tiles
 
-from llava_consensus import attach, hosts
+from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.llava.prepare import PREPARE
+from llava_consensus.evaluation import models
+from llava_consensus.hosts.llava import PREPARE
 
 FIXED = {"layout": "2880"}
 NEEDS_HF = pytest.mark.skipif(
@@ -90,8 +91,8 @@ def test_models_without_tiles_are_refused_before_weights(tower_folder: Path, tmp
     sizes = {"architectures": ["LlavaLlamaForCausalLM"], "image_aspect_ratio": "pad"}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
     with pytest.raises(OptionError, match="this model cuts none"):
-        hosts.check(str(tmp_path), host_options=FIXED)
+        models.check(str(tmp_path), host_options=FIXED)
     with pytest.raises(OptionError, match=r"knows layout=stock\|2880"):
-        hosts.check(str(tmp_path), host_options={"layout": "2881"})
+        models.check(str(tmp_path), host_options={"layout": "2881"})
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"image_aspect_ratio": "anyres"}))
-    assert hosts.check(str(tmp_path), host_options=FIXED)["host_options"] == FIXED
+    assert models.check(str(tmp_path), host_options=FIXED)["host_options"] == FIXED

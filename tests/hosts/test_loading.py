@@ -12,15 +12,16 @@ import transformers
 from fakes import config, make_place
 from torch import Tensor, nn
 
-from llava_consensus import attach, cli, hosts
+from llava_consensus import attach, cli
 from llava_consensus.cli import arguments, parser
 from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models import loading as room
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import Loading
-from llava_consensus.hosts import loading as room
-from llava_consensus.hosts.hf.checks import check_version
+from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods import METHODS
 
 main_stack = pytest.mark.skipif(
@@ -58,7 +59,7 @@ def test_a_missing_package_is_told_before_weights(
 ) -> None:
     monkeypatch.setattr(room, "find_spec", lambda name: None if name == package else True)
     with pytest.raises(MissingDependency, match=rf"{package}: not installed.*llava-consensus\[{extra}\]"):
-        hosts.check("checkpoints/llava-mini", loading=Loading(**told))
+        models.check("checkpoints/llava-mini", loading=Loading(**told))
 
 
 def test_every_option_of_the_command_line_arrives() -> None:
@@ -102,18 +103,18 @@ def test_an_old_version_of_transformers_is_told_before_weights(tmp_path: Path, m
     with pytest.raises(OptionError, match=r"transformers 4\.57\.6: .*need >= 5\.0"):
         check_version("4.57.6")
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
-    monkeypatch.setattr("llava_consensus.hosts.hf.checks.version", lambda package: "4.37.2")
+    monkeypatch.setattr("llava_consensus.evaluation.models.loading.version", lambda package: "4.37.2")
     with pytest.raises(OptionError, match=r"transformers 4\.37\.2"):
-        hosts.check(str(tmp_path))
+        models.check(str(tmp_path))
 
 
 def test_official_llava_takes_no_map_but_auto() -> None:
     with pytest.raises(OptionError, match="by auto alone"):
-        hosts.load("checkpoints/llava-mini", Loading(device_map="balanced"))
+        models.load("checkpoints/llava-mini", Loading(device_map="balanced"))
 
 
 def test_official_llava_is_given_the_kernel() -> None:
-    host: Any = hosts.load("checkpoints/llava-mini", Loading("cpu", attention="eager"))
+    host: Any = models.load("checkpoints/llava-mini", Loading("cpu", attention="eager"))
     kernel = getattr(host.model.config, "_attn_implementation", None)
     assert kernel == "eager"
 
@@ -121,7 +122,7 @@ def test_official_llava_is_given_the_kernel() -> None:
 @main_stack
 def test_a_model_of_transformers_is_given_kernel_and_type(tmp_path: Path) -> None:
     assert cli.main(["model", "convert", "checkpoints/llava-mini", str(tmp_path / "mini")]) == 0
-    host: Any = hosts.load(str(tmp_path / "mini"), Loading(dtype="float32", device_map="auto", attention="eager"))
+    host: Any = models.load(str(tmp_path / "mini"), Loading(dtype="float32", device_map="auto", attention="eager"))
     assert host.model.config._attn_implementation == "eager" and host.model.dtype == torch.float32
 
 

@@ -11,13 +11,12 @@ from models import IMAGE, tiny_llava, write_clip
 
 from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import HOSTS, tried
-from llava_consensus.hosts.remote.unseen import UNKNOWN
+from llava_consensus.hosts import HOSTS, matrix
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
-CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.view and not host.remote}
+CLASSES = {name: host.classes[0] for name, host in HOSTS.items() if host.kind == "hf"}
 SAME = 40  # letters of a reason; numbers of layers may follow
 
 
@@ -29,8 +28,6 @@ def reason_of(error: Exception, method: str, model: Any) -> str:
 
 @pytest.fixture(scope="module")
 def cells() -> dict[str, dict[str, str]]:
-    from llava_consensus.hosts import matrix
-
     return matrix.cells()
 
 
@@ -103,30 +100,20 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
     import remote_doubles
 
     model = getattr(remote_doubles, host.replace("-", "_"))()
-    refused = {method: refusal for method, refusal in cells[host].items() if refusal != UNKNOWN}
+    refused = {method: refusal for method, refusal in cells[host].items() if refusal != matrix.UNTRIED}
     for method, refusal in refused.items():
         with pytest.raises(OptionError) as caught:
             attach(model, method, tokens=0.5)
         assert reason_of(caught.value, method, model)[:SAME] == refusal[:SAME], (host, method)
     places = {METHODS[method].place for method in refused}
     assert places >= {Place.TOWER, Place.PICTURE, Place.DECODER}
-    works = [method for method, refusal in cells[host].items() if refusal == UNKNOWN]
+    works = [method for method, refusal in cells[host].items() if refusal == matrix.UNTRIED]
     assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= set(works)
 
 
-@pytest.mark.skipif(not CURRENT, reason="it is written with transformers 5")
-def test_what_is_stored_is_what_is_tried(cells: dict[str, dict[str, str]]) -> None:
-    assert tried.read()["cells"] == cells, "out of date: python -m llava_consensus.hosts.tried"
-
-
-@pytest.mark.parametrize("extra", [[], ["--try"]])
-def test_the_list_shows_it(
-    capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]], extra: list[str]
-) -> None:
-    assert cli.main(["list", "--hosts", *extra]) == 0
-    cells = cells if extra else tried.read()["cells"]
+def test_the_list_shows_it(capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]]) -> None:
+    assert cli.main(["list", "--hosts"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    lines = lines if extra else lines[:-1]
     assert lines[0].split() == list(HOSTS)
     shown = {line.split()[0]: line.split()[1:] for line in lines[1 : len(METHODS) + 1]}
     notes = dict(line.split(" ", 1) for line in lines[len(METHODS) + 1 :])

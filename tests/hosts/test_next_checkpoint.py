@@ -12,7 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from test_own_tower import checkpoint
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.methods import make
@@ -97,7 +98,7 @@ def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout
     from llava.mm_utils import process_images
 
     pair: list[Any] = [
-        hosts.load(str(path), hosts.Loading("cpu", "float32"), {"layout": layout}) for path in (official, converted)
+        models.load(str(path), models.Loading("cpu", "float32"), {"layout": layout}) for path in (official, converted)
     ]
     benchmark = make_benchmark("gqa")
     questions = benchmark.load(DATA)[:2]
@@ -108,7 +109,7 @@ def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout
         pixels = process_images([image], pair[0].image_processor, pair[0].view.config)[0]
         processed = pair[1].prompts.process(image, pair[1].view.preprocessing)
         assert torch.equal(processed.inputs["pixel_values"][0], pixels)
-    prompts = [hosts.Prompt(question.text, None, 4) for question in questions]
+    prompts = [models.Prompt(question.text, None, 4) for question in questions]
     for name, tokens in (("consensusdrop", 160), ("tome", 320)):
         said = []
         for host in pair:
@@ -125,7 +126,7 @@ def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout
 def test_logits_are_equal_and_the_checkpoint_comes_back(official: Path, converted: Path, tmp_path: Path) -> None:
     from llava.mm_utils import process_images
 
-    host: Any = hosts.load(str(official), hosts.Loading("cpu", "float32"))
+    host: Any = models.load(str(official), models.Loading("cpu", "float32"))
     model = transformers.LlavaNextForConditionalGeneration.from_pretrained(converted).eval()
     processor = transformers.AutoProcessor.from_pretrained(converted)
     benchmark = make_benchmark("gqa")
@@ -135,7 +136,7 @@ def test_logits_are_equal_and_the_checkpoint_comes_back(official: Path, converte
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     given = processor(images=image, text=text, return_tensors="pt")
     pixels = process_images([image], host.image_processor, host.model.config)
-    ids = host.prompt_ids(hosts.Prompt(question.text))
+    ids = host.prompt_ids(models.Prompt(question.text))
     logits = host.model(ids[None], images=pixels, image_sizes=[image.size]).logits
     assert given.input_ids[given.input_ids != model.config.image_token_index].tolist() == ids[ids >= 0].tolist()
     assert torch.equal(model(**given).logits[..., :-1], logits)

@@ -102,6 +102,6 @@ def test_an_overlay_onto_a_folder_is_told_before_anything_is_loaded(
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr("llava_consensus.hosts.load", load)
+    monkeypatch.setattr("llava_consensus.evaluation.models.load", load)
     assert cli.main(["ask", "picture.png", "what?", "--overlay", str(tmp_path)]) in (2, 3)
     assert str(tmp_path) in capsys.readouterr().err

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError
-from llava_consensus.hosts.llava.own_tower import PREFIX
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models.llava_loading import PREFIX
 
 MINI = Path("checkpoints/llava-mini")
 
@@ -38,7 +38,7 @@ def checkpoint(folder: Path, change: Any = None, name: str = "model.safetensors"
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_the_checkpoints_own_tower_is_loaded(tmp_path: Path, name: str) -> None:
-    host: Any = hosts.load(str(checkpoint(tmp_path / "llava-v1.6-tiny", name=name)), hosts.Loading("cpu", "float32"))
+    host: Any = models.load(str(checkpoint(tmp_path / "llava-v1.6-tiny", name=name)), models.Loading("cpu", "float32"))
     stock = load_file(MINI / "vision_tower" / "model.safetensors")
     tower = host.model.get_vision_tower().vision_tower.state_dict()
     compared = 0
@@ -64,4 +64,4 @@ def test_the_checkpoints_own_tower_is_loaded(tmp_path: Path, name: str) -> None:
 )
 def test_a_tower_that_is_not_whole_is_refused_by_name(tmp_path: Path, change: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        hosts.load(str(checkpoint(tmp_path / "llava-v1.6-tiny", change)), hosts.Loading("cpu", "float32"))
+        models.load(str(checkpoint(tmp_path / "llava-v1.6-tiny", change)), models.Loading("cpu", "float32"))

@@ -18,9 +18,10 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.cli import main
 from llava_consensus.errors import MissingDependency, OptionError
-from llava_consensus.hosts import HOSTS, Loading, Prompt, check, load, wrap
-from llava_consensus.hosts.probe.watch import watching
-from llava_consensus.hosts.remote.checks import OWN
+from llava_consensus.evaluation.models import Loading, Prompt, check, load
+from llava_consensus.evaluation.models.check_host import watching
+from llava_consensus.evaluation.models.loading import OWN_PROMPTS as OWN
+from llava_consensus.hosts import HOSTS, view_of
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Place
@@ -114,9 +115,7 @@ def test_a_prompt_is_shortened_to_what_is_kept(case: Double) -> None:
 
 def _entering_rows(case: Double, inputs: dict[str, Any]) -> Tensor:
     found: list[Tensor] = []
-    layer = wrap(case.model).attach(make("full"), Budget(1))
-    first = layer.model.decoder.layers[0]
-    layer.detach()
+    first = view_of(case.model).decoder.layers[0]
     handle = first.register_forward_pre_hook(lambda module, args: found.append(args[0]))
     case.model(**inputs)
     handle.remove()
@@ -292,11 +291,7 @@ def test_pictures_of_the_real_size(folder: Path, name: str, tokens: int, left: i
 
 @pytest.fixture
 def host(case: Double) -> Any:
-    found = wrap(case.model)
-    found.tokenizer = remote_cases.tokenizer()
-    if case.name == "internvl_chat":
-        found.image_processor = case.model.get_vision_tower().image_processor
-    return found
+    return remote_cases.host_of(case)
 
 
 def test_the_harness_answers_batches_and_counts(case: Double, host: Any) -> None:

@@ -12,10 +12,9 @@ import torch
 import transformers
 from models import IMAGE, tiny_llava
 
+from llava_consensus.evaluation.models.base import Answer, Encoded, Prompt
+from llava_consensus.evaluation.models.llava import LlavaHost, padded_after
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Answer, Encoded, Prompt
-from llava_consensus.hosts.llava.host import LlavaHost
-from llava_consensus.hosts.llava.shared import padding_behind
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.saliency import text_attention
@@ -163,7 +162,7 @@ def test_angles_that_follow_the_length_are_not_shared(tower_folder: Path, rope_t
 def test_padding_goes_behind_the_words() -> None:
     embeds = torch.arange(8.0).view(2, 4, 1)
     real = torch.tensor([[True] * 4, [True, True, True, False]])
-    moved, still_real = padding_behind(1, embeds, real)
+    moved, still_real = padded_after(1, embeds, real)
     assert moved[0, :, 0].tolist() == [0, 1, 2, 3]
     assert moved[1, :, 0].tolist()[0] == 4 and moved[1, :, 0].tolist()[2:] == [5, 6]
     assert still_real.tolist() == [[True] * 4, [True, False, True, True]]

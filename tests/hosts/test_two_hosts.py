@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.methods import METHODS, make
@@ -26,8 +27,8 @@ DATA = Path("playground/mini")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     out = tmp_path_factory.mktemp("converted") / "llava-mini-hf"
     assert cli.main(["model", "convert", "checkpoints/llava-mini", str(out)]) == 0
-    loading = hosts.Loading("cpu", "float32")
-    return hosts.load("checkpoints/llava-mini", loading), hosts.load(str(out), loading)
+    loading = models.Loading("cpu", "float32")
+    return models.load("checkpoints/llava-mini", loading), models.load(str(out), loading)
 
 
 def answers(host: Any, name: str, budget: int = 64) -> list[Any]:
@@ -39,7 +40,7 @@ def answers(host: Any, name: str, budget: int = 64) -> list[Any]:
         pictures = host.encode([open_image(folder / question.images[0]) for question in questions])
         seen = [*([picture] for picture in pictures), pictures[:2], []]
         texts = [*(question.text for question in questions), "Which is larger?", "What is two plus two?"]
-        return host.answer(seen, [hosts.Prompt(text, None, 8) for text in texts])
+        return host.answer(seen, [models.Prompt(text, None, 8) for text in texts])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -55,9 +56,9 @@ def test_both_hosts_answer_alike_with_every_method(both: tuple[Any, Any], name: 
 
 def test_a_host_of_transformers_has_no_named_templates(both: tuple[Any, Any], tmp_path: Path) -> None:
     path = Path(both[1].model.config._name_or_path)
-    assert hosts.check(str(path)) == {"conversation": "chat template of the model"}
+    assert models.check(str(path)) == {"conversation": "chat template of the model"}
     with pytest.raises(OptionError, match="Leave --conversation out"):
-        hosts.check(str(path), "vicuna_v1")
+        models.check(str(path), "vicuna_v1")
 
 
 def test_sizes_are_the_same(both: tuple[Any, Any]) -> None:

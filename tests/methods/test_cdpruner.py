@@ -15,7 +15,7 @@ from units import unit
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Loading, Prompt, load
+from llava_consensus.evaluation.models import Loading, Prompt, load
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget

@@ -11,7 +11,7 @@ from models import PATCHES, tiny_llava
 from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
-from llava_consensus.hosts.llava.adapter import LlavaTower
+from llava_consensus.hosts.llava import LlavaTower
 from llava_consensus.methods.downsample import near_square
 from llava_consensus.reduction.budget import Budget
 

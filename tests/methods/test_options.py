@@ -7,7 +7,7 @@ import pytest
 from llava_consensus import make
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Loading
+from llava_consensus.evaluation.models import Loading
 from llava_consensus.methods import METHODS
 from llava_consensus.methods.options import truth
 

@@ -146,7 +146,7 @@ def test_the_commands_draw_what_the_mini_model_keeps(
 def test_bad_arguments_end_before_weights_load(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("weights were loaded"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "one.png").touch()

@@ -14,9 +14,12 @@ from models import tiny_llava
 from PIL import Image
 from prompts import batch, row, tiles
 
-from llava_consensus import attach, cli, hosts
+from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Prompt
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Prompt
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import ClosedFrom, attention_by_place
 from llava_consensus.reduction.budget import Budget
@@ -31,7 +34,7 @@ needs_5 = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def mini() -> Any:
-    return hosts.load(str(ROOT / "checkpoints/llava-mini"))
+    return models.load(str(ROOT / "checkpoints/llava-mini"))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def logits(model: Any, prompt: SimpleNamespace) -> torch.Tensor:
 def test_from_the_first_layer_on_it_is_the_policy_of_a_method_behind_the_tower(
     llava_model: Any, prompt: SimpleNamespace, closed_from: int | None, positions: str
 ) -> None:
-    with hosts.wrap(llava_model).attach(ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
+    with Attachment(view_of(llava_model), ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
         inside = logits(llava_model, prompt)
     with attach(llava_model, tokens=TOKENS, alpha=1.0, merged=0, positions=positions):
         behind = logits(llava_model, prompt)
@@ -63,7 +66,7 @@ def test_from_the_first_layer_on_it_is_the_policy_of_a_method_behind_the_tower(
 def test_a_later_layer_lies_between_the_two(llava_model: Any, prompt: SimpleNamespace) -> None:
     found = {}
     for layer in (None, 0, 1):
-        with hosts.wrap(llava_model).attach(ClosedFrom(closed_from=layer), Budget(TOKENS)):
+        with Attachment(view_of(llava_model), ClosedFrom(closed_from=layer), Budget(TOKENS)):
             found[layer] = logits(llava_model, prompt)
     assert not torch.allclose(found[1], found[None], atol=1e-4) and not torch.allclose(found[1], found[0], atol=1e-4)
 
@@ -77,7 +80,7 @@ def test_batches_of_different_prompts_answer_as_single_ones(tower_folder: Path, 
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2)]
     images = tiles(3)
     ids, mask = batch(*rows, left=True)
-    with hosts.wrap(model).attach(ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
+    with Attachment(view_of(model), ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
         together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
         for index, one in enumerate(rows):
             alone = model.generate(
@@ -87,9 +90,8 @@ def test_batches_of_different_prompts_answer_as_single_ones(tower_folder: Path, 
 
 
 def test_a_layer_the_model_does_not_have_is_refused(llava_model: Any, prompt: SimpleNamespace) -> None:
-    host = hosts.wrap(llava_model)
     nine = pytest.raises(OptionError, match=r"closed_from=9 must be in 0\.\.")
-    with nine, host.attach(ClosedFrom(closed_from=9), Budget(TOKENS)):
+    with nine, Attachment(view_of(llava_model), ClosedFrom(closed_from=9), Budget(TOKENS)):
         logits(llava_model, prompt)
     with pytest.raises(OptionError, match="closed_from"):
         ClosedFrom(closed_from=1.5)  # type: ignore[arg-type]
@@ -136,5 +138,5 @@ def test_older_versions_refuse_to_drop_before_the_first_layer(
     older = SimpleNamespace(__version__="4.37.2")
     monkeypatch.setattr("llava_consensus.hosts.forwards.transformers", older)
     refused = pytest.raises(OptionError, match="needs transformers >= 5")
-    with hosts.wrap(llava_model).attach(ClosedFrom(), Budget(TOKENS)), refused:
+    with Attachment(view_of(llava_model), ClosedFrom(), Budget(TOKENS)), refused:
         logits(llava_model, prompt)

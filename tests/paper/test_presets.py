@@ -12,9 +12,10 @@ import pytest
 from fakes import Fake, FakeHost, make_data, make_model
 from run_folders import BASE, store
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.cli import arguments, paper
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report import paper as printed
 from llava_consensus.evaluation.report.rows import Catalogue, Row, read_row
@@ -122,7 +123,7 @@ def mine() -> dict[str, Any]:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a command on a fake host, with `mine.json` in the folder."""
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
-    monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
+    monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "model")
     make_data(tmp_path / "data")

@@ -18,7 +18,9 @@ from units import WATCH, seen, view_of
 
 from llava_consensus import attach, cli, hosts
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.paper.study import results
 from llava_consensus.paper.study import tables as report
 from llava_consensus.paper.study.methods import STRETCHES, LayerProbe, Selection, by_position, rank_correlation
@@ -68,7 +70,7 @@ def test_both_sides_inside_official_llava_are_those_of_other_methods(llava_model
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             same[name] = by(attached)
     for scores, name in (("vision", "consensusdrop"), ("cross", "fastv")):
-        with hosts.wrap(llava_model).attach(Selection(scores=scores, layer=2), Budget(tokens)) as attached:
+        with Attachment(hosts.view_of(llava_model), Selection(scores=scores, layer=2), Budget(tokens)) as attached:
             llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=2, do_sample=False)
             assert by(attached) == same[name]
             measured = attached.outcomes[0].reductions[0][1].measures["agreement"]
@@ -86,7 +88,7 @@ def test_both_sides_inside_models_of_transformers(name: str) -> None:
     with attach(model, "consensusdrop", case.tokens, merged=0, alpha=1.0, tile_budget="global") as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         vision = by(attached)
-    with hosts.wrap(model).attach(Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
+    with Attachment(hosts.view_of(model), Selection(scores="vision", layer=2), Budget(case.tokens)) as attached:
         model.generate(**inputs, max_new_tokens=2, do_sample=False)
         assert by(attached) == vision
 
@@ -96,7 +98,7 @@ def test_looking_at_every_layer_changes_no_answer_and_layer_1_is_scap(
     llava_model: Any, prompt: SimpleNamespace
 ) -> None:
     plain = llava_model(prompt.ids, images=prompt.images).logits
-    with hosts.wrap(llava_model).attach(LayerProbe(), Budget(4)) as attached:
+    with Attachment(hosts.view_of(llava_model), LayerProbe(), Budget(4)) as attached:
         logits = llava_model(prompt.ids, images=prompt.images).logits
         measures = attached.outcomes[0].reductions[0][1].measures
     assert torch.allclose(logits, plain, atol=1e-5) and attached.outcomes[0].after == PATCHES
@@ -183,7 +185,7 @@ def test_the_command_runs_goes_on_and_leaves_its_files(
 ) -> None:
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     loads: list[FakeHost] = []
-    monkeypatch.setattr(hosts, "load", lambda *_: loads.append(FakeHost()) or loads[-1])
+    monkeypatch.setattr(models, "load", lambda *_: loads.append(FakeHost()) or loads[-1])
     make_model(tmp_path / "model")
     data, out = make_data(tmp_path / "data"), tmp_path / "out"
     place = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]

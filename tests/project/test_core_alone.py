@@ -98,7 +98,8 @@ def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(
     code = (
         "import importlib.metadata as m; of = m.version\n"
         "m.version = lambda name: '4.57.1' if name == 'transformers' else of(name)\n"
-        "import llava_consensus.hosts.llava"
+        "from llava_consensus import attach\n"
+        "attach(type('LlavaLlamaForCausalLM', (), {})())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "transformers 4.57.1: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 or newer" in done.stderr

@@ -11,8 +11,9 @@ import pytest
 from fakes import FakeHost, config, make_place
 from PIL import Image
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.errors import DataError, ImageError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.runs import encodings, loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image, read_frames
@@ -83,7 +84,7 @@ def test_the_command_line_has_the_option(
 ) -> None:
     root = Path(__file__).parents[2]
     place = root / "playground" / "mini" / "eval" / "gqa"
-    monkeypatch.setattr(hosts, "load", lambda *_, **__: FakeHost())
+    monkeypatch.setattr(models, "load", lambda *_, **__: FakeHost())
     own = tmp_path / "eval" / "gqa"
     own.mkdir(parents=True)
     file = "llava_gqa_testdev_balanced.jsonl"

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.hosts.catalogue import HOSTS
+from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import METHODS
 
 ROOT = Path(__file__).parents[2]

@@ -16,9 +16,9 @@ import torch
 import transformers
 from training_data import MINI, changed, plan, scenes, tensors, trained
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.hosts import Loading, Prompt
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.run import STATES, prepare
 
@@ -60,7 +60,7 @@ def test_the_projector_alone_is_trained_and_the_folder_says_what_was_done(projec
 
 
 def test_what_was_trained_loads_and_answers(projector: Path, data: Path) -> None:
-    host: Any = hosts.load(str(projector), Loading("cpu"))
+    host: Any = models.load(str(projector), Loading("cpu"))
     picture = host.encode([_picture(data)])
     assert host.answer([picture], [Prompt("Is there a dog in the picture?", max_new_tokens=4)])[0].text
 
@@ -131,7 +131,7 @@ def test_a_model_of_transformers_takes_the_same_first_steps(full: Path, data: Pa
     assert first == pytest.approx(official["losses"][0], abs=1e-4)
     assert second == pytest.approx(official["losses"][1], rel=0.02)  # Adam's first step is the sign of the gradient
     assert set(tensors(out)) == set(tensors(tmp_path / "llava-mini-hf"))
-    host: Any = hosts.load(str(out), Loading("cpu"))
+    host: Any = models.load(str(out), Loading("cpu"))
     assert host.answer([host.encode([_picture(data)])], [Prompt("What is there?", max_new_tokens=4)])[0].text
 
 

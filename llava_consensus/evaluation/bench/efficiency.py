@@ -26,7 +26,7 @@ from PIL.Image import Image
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 from llava_consensus.evaluation.bench.timing import Setting, one_round, peak_meaning
 from llava_consensus.evaluation.files import Record, read_json, write_json
-from llava_consensus.hosts.base import Answer, Host, Prompt
+from llava_consensus.evaluation.models.base import Answer, Host, Prompt
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, kv_bytes, match, paper_flops

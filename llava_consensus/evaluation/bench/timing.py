@@ -21,7 +21,7 @@ from PIL.Image import Image
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
-from llava_consensus.hosts.base import Clip, Host, Prompt
+from llava_consensus.evaluation.models.base import Clip, Host, Prompt
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Stopwatch

@@ -9,7 +9,7 @@ from lmms_eval.api.instance import TokenCounts
 from lmms_eval.models.model_utils.gen_metrics import log_metrics
 
 from llava_consensus.evaluation.files import Record
-from llava_consensus.hosts import Answer
+from llava_consensus.evaluation.models import Answer
 
 
 @dataclass

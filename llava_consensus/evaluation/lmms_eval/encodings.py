@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from PIL.Image import Image
 
-from llava_consensus.hosts import Encoded, Host
+from llava_consensus.evaluation.models import Encoded, Host
 
 CAPACITY = 64  # pictures that are kept encoded
 

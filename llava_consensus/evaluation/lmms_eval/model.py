@@ -18,14 +18,14 @@ from lmms_eval.api.instance import GenerationResult
 from lmms_eval.api.model import lmms
 from tqdm import tqdm
 
-from llava_consensus import hosts
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.lmms_eval import questions
 from llava_consensus.evaluation.lmms_eval.clock import first_token
 from llava_consensus.evaluation.lmms_eval.counts import AnswerCounts, counts, log_run
 from llava_consensus.evaluation.lmms_eval.encodings import Encodings
+from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.runs.costs import AnswerCosts
-from llava_consensus.hosts import Loading
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 
@@ -43,7 +43,7 @@ class ReducedModel(lmms):
         conversation: template of the prompts; None is the model's own.
         batch_size: questions answered together.
         max_batch_size: of no meaning here.
-        options: of the method, such as `alpha=1.0`; of loading, named as the fields of `hosts.Loading` (of several
+        options: of the method, such as `alpha=1.0`; of loading, named as the fields of `models.Loading` (of several
             processes each takes its own GPU); and of the host, with `host_` in front of their names.
     Raises:
         ConsensusError: for anything the user can mend, before weights load.
@@ -71,9 +71,9 @@ class ReducedModel(lmms):
         open_to_host = [name for name in options if name.startswith(OF_HOST)]
         host_options = {name.removeprefix(OF_HOST): str(options.pop(name)) for name in open_to_host}
         chosen, tokens_given = make(method, **options), budget(tokens, merged)
-        hosts.check(pretrained, conversation, loading, host_options=host_options)
+        models.check(pretrained, conversation, loading, host_options=host_options)
         os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
-        self.host: Any = hosts.load(pretrained, _on_own_device(loading), host_options)
+        self.host: Any = models.load(pretrained, _on_own_device(loading), host_options)
         self.attachment = self.host.attach(chosen, tokens_given)
         self._encodings = Encodings(self.host)
         self._costs = AnswerCosts(chosen, tokens_given, self.host.shape())

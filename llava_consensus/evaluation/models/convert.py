@@ -25,8 +25,7 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_json, write_json
-from llava_consensus.hosts.llava.checks import CONVERSATION, tower_beside
-from llava_consensus.hosts.llava.own_tower import FLAG
+from llava_consensus.evaluation.models.llava_loading import CONVERSATION, FLAG, tower_beside
 
 MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
-from llava_consensus.hosts import CLIPS, Loading, Prompt
 from llava_consensus.methods import known_methods, method_class
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.checks import choose
@@ -139,7 +139,7 @@ def prepare(config: RunConfig) -> RunPlan:
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
     config.loading.check_method(config.method)
-    of_host = hosts.check(
+    of_host = models.check(
         config.model,
         config.conversation,
         config.loading,
@@ -152,7 +152,7 @@ def prepare(config: RunConfig) -> RunPlan:
         match=match,
         model=place(config.model),
         data=Path(config.data).expanduser(),
-        loading=hosts.pinned(config.model, config.loading),
+        loading=models.pinned(config.model, config.loading),
         conversation=of_host.get("conversation", config.conversation),
     )
     if benchmark.frames:
@@ -204,7 +204,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "benchmark": benchmark.name,
         **describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": fingerprint(hosts.find(config.model, config.loading.revision).files()),
+        "weights": fingerprint(models.find(config.model, config.loading.revision).files()),
         "data": place(str(config.data)),
         "questions": fingerprint(path for path in files if path.exists()),
         "limit": config.limit,

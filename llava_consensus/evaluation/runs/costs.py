@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import islice
 
 from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.models import Host, Prompt
+from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import RunPlan
-from llava_consensus.hosts import Host, Prompt
-from llava_consensus.hosts.base import Prefill
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, match
 from llava_consensus.reduction.method import Method, Shape

@@ -11,11 +11,11 @@ from pathlib import Path
 from PIL.Image import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
+from llava_consensus.evaluation.models import Encoded, Host
+from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 from llava_consensus.evaluation.runs.pictures import open_image, read_clip, read_frames, reason
-from llava_consensus.hosts import Encoded, Host
-from llava_consensus.hosts.base import Clip
 
 AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
 CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts

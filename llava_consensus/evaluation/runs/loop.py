@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from llava_consensus import hosts
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record
 from llava_consensus.evaluation.runs import metrics
@@ -53,13 +53,13 @@ def run(
         config: what is measured.
         out: folder of all runs; this one gets a folder of its own in it.
         execution: how it is carried out.
-        host_loader: instead of `hosts.load`; with several workers it must be importable from their processes.
+        host_loader: instead of `models.load`; with several workers it must be importable from their processes.
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
     execution = execution or Execution()
     execution.check()
-    return evaluate(prepare(config), out, execution, host_loader or hosts.load)
+    return evaluate(prepare(config), out, execution, host_loader or models.load)
 
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:

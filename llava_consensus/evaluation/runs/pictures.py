@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from llava_consensus.errors import ImageError, missing_extra
-from llava_consensus.hosts.base import Clip
+from llava_consensus.evaluation.models.base import Clip
 
 MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
 MAX_SIDE = 8_192  # LLaVA pads to a square of floats, so a long thin picture costs side x side: at most 0.8 GB

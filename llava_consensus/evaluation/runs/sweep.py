@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llava_consensus import hosts
 from llava_consensus.errors import ConsensusError, Interrupted
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Host, Loading
 from llava_consensus.evaluation.runs.batches import HostLoader
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult, evaluate
 from llava_consensus.evaluation.runs.store import ALL
-from llava_consensus.hosts import Host, Loading
 from llava_consensus.reduction.budget import Budget, Share, most_first
 from llava_consensus.reduction.method import Method
 
@@ -66,12 +66,12 @@ def sweep(
         grid: as `cells` makes it.
         out: folder of all runs.
         execution: how they are carried out.
-        host_loader: instead of `hosts.load`.
+        host_loader: instead of `models.load`.
     Raises:
         ConsensusError: for an impossible execution, before anything is loaded; Interrupted on Ctrl-C.
     """
     execution.check()
-    load = host_loader or hosts.load
+    load = host_loader or models.load
     loader = load if execution.workers > 1 else LoadedOnce(load)
     for cell in grid:
         try:

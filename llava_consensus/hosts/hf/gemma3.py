@@ -12,7 +12,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.towers import ShuffledTower, squares
+from llava_consensus.hosts.hf.model import ShuffledTower, squares
 from llava_consensus.reduction.method import Method, Place
 
 
@@ -55,6 +55,7 @@ class Gemma3(Shuffled):
 
     def check(self, method: Method) -> None:
         """Raises OptionError for methods that would need masks of their own."""
+        super().check(method)
         if method.place is Place.DECODER:
             raise OptionError(
                 f"{type(method).__name__} cuts between decoder layers, and the pictures of Gemma 3 attend in both "

@@ -2,20 +2,18 @@
 patches. The tiles of a picture are one run of placeholders; a frame of a video is a picture of its own.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
-from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
-from llava_consensus.hosts.hf.towers import ShuffledTower
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, ShuffledTower, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
 from llava_consensus.hosts.towers import fingerprint, hidden_state_block
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
 
 MOST_PATCHES = 12  # tiles of a picture, where no processor says another number
 
@@ -50,7 +48,7 @@ class Shuffled(HfModel):
             )
         return pictures
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder."""
         output, parts = run_encoder(self, attachment, modality, inputs)
         if Need.FINGERPRINT in attachment.method.needs:
@@ -62,6 +60,7 @@ class Shuffled(HfModel):
 class InternVL(Shuffled):
     """InternViT with a class token."""
 
+    offer = Offer(PATCHES | {Need.CLASS_FEATURE})
     tensors = frozenset({"image"})
 
     @property

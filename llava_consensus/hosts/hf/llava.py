@@ -1,22 +1,22 @@
 """`LlavaForConditionalGeneration`: LLaVA 1.5, one square picture to 24 x 24 tokens, no structural tokens."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder, tiles_of
-from llava_consensus.hosts.hf.rows import Rows, whole_tiles
-from llava_consensus.hosts.hf.towers import LlavaTower
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.hf.model import Features, HfModel, LlavaTower, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
 
 
 class Llava(HfModel):
     """One tile for each picture; the other LLaVA-type families build on it."""
+
+    offer = Offer(LlavaTower.offers, inside=True)
 
     @property
     def tower(self) -> LlavaTower:
@@ -36,7 +36,7 @@ class Llava(HfModel):
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
         return [tiles.flatten(0, 1) for tiles in projected]
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
         counts = [rows.tiles for rows in pictures]
         pixels = self.pixels(modality, inputs, pictures)

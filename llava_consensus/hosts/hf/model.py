@@ -1,27 +1,32 @@
-"""What all Hugging Face hosts share of a model's view: see `attachment.Model`. A family's own file says the rest: where
-its blocks are, how block rows become tokens, and where the tokens of a picture stand.
+"""What all hosts of transformers share of a model's view, see `base.Model`, and the vision towers that several have. A
+family's own file says the rest: where its blocks are, how block rows become tokens, and where the tokens of a picture
+stand.
 """
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder, Tiles
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import CutDecoder, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.hf import seam
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf import NEEDED, check_version, seam
+from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
 from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
     from llava_consensus.hosts.clip_text import ClipText
 
+PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
 
 
@@ -41,9 +46,10 @@ class HfModel:
         options: of the host, all of them.
     """
 
+    offer = Offer(PATCHES)
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
-    oldest = (5, 0)  # the version of transformers from which on this family's encoders are as these hosts read them
+    oldest = NEEDED  # the version of transformers from which on this family's encoders are as these hosts read them
     tiled_alone = False  # whether a picture has tiles only where its prompt has no other
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
     image_processor: Any = None  # where the harness has one
@@ -87,7 +93,8 @@ class HfModel:
         return {}
 
     def check(self, method: Method) -> None:
-        """Raises OptionError for what this family cannot do."""
+        """Raises OptionError for what this family cannot do, or an old transformers."""
+        check_version(transformers.__version__, self.oldest)
 
     def clip_text(self) -> "ClipText":
         """CLIP's text side, where the vision configuration names the CLIP model it is of."""
@@ -107,7 +114,7 @@ class HfModel:
         replica_view.module = module
         return replica_view
 
-    def entrances(self, attachment: "Attachment") -> dict[str, Callable[..., Any]]:
+    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """`generate` and `forward` with the pictures reduced on their way."""
         model_class, attributes = type(self.module), vars(self.module)
         return {
@@ -139,7 +146,7 @@ class HfModel:
         """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""
         raise NotImplementedError
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """Pictures through the model's own encoder, hooks collecting what the method needs."""
         raise NotImplementedError
 
@@ -158,21 +165,17 @@ class HfModel:
 
     def together(self, pictures: list[Features]) -> Features:
         """Pictures of one modality that went through the tower one by one."""
+        tiles = [tile for picture in pictures for tile in picture.tiles]
         planes = zip(*(picture.planes for picture in pictures), strict=True)
-        tiles, tokens = (
-            [tile for picture in pictures for tile in picture.tiles],
-            torch.cat([picture.tokens for picture in pictures]),
-        )
+        tokens = torch.cat([picture.tokens for picture in pictures])
         return Features(tiles, tokens, tuple(torch.cat(plane) for plane in planes))
 
     def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
         """What the model takes for the result of an encoder."""
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        return BaseModelOutputWithPooling(pooler_output=tokens)
+        return transformers.modeling_outputs.BaseModelOutputWithPooling(pooler_output=tokens)
 
 
-def run_encoder(view: HfModel, attachment: "Attachment", modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
+def run_encoder(view: HfModel, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
     """What the model's own encoder returns, and the parts that hooks collected meanwhile."""
     with attachment.collecting() as parts:
         output = getattr(view.inner, f"get_{modality}_features")(**inputs, return_dict=True)
@@ -197,3 +200,111 @@ def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[Rows]) -> 
 def joined(features: Any) -> Tensor:
     """Features in any container, as [all tokens, D]."""
     return torch.cat([tensor.reshape(-1, tensor.shape[-1]) for tensor in features])
+
+
+class LlavaTower(ClipBlocks):
+    """CLIP or SigLIP under a LLaVA-type model, with its projector: one token for each patch.
+
+    Args:
+        inner: the model without its head.
+        module: the vision tower.
+    Raises:
+        OptionError: for a tower of another kind, or features of several layers.
+    """
+
+    def __init__(self, inner: Any, module: Any) -> None:
+        config = inner.config
+        kind, layer = config.vision_config.model_type, config.vision_feature_layer
+        if kind not in ("clip_vision_model", "siglip_vision_model"):
+            raise OptionError(f"vision tower {kind!r}: adapted are CLIP and SigLIP towers, whose pictures are square")
+        if not isinstance(layer, int):
+            raise OptionError(f"vision_feature_layer={layer}: features of several layers are not adapted")
+        encoder = getattr(module, "vision_model", module).encoder
+        super().__init__(module, hidden_state_block(layer, len(encoder.layers)))
+        self.classes = 1 if kind == "clip_vision_model" else 0
+        self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
+        self.drops = config.vision_feature_select_strategy == "default"
+        if self.drops != bool(self.classes):
+            raise OptionError(
+                f"vision_feature_select_strategy={config.vision_feature_select_strategy!r} does not fit a {kind}: "
+                "a class token among the patches is no candidate"
+            )
+        self.layer, self._inner = layer, inner
+        self.side: int = config.vision_config.image_size // config.vision_config.patch_size
+        self.tokens: int = self.side**2
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
+        states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
+        return self.project(states[:, self.classes :])
+
+    def project(self, features: Tensor) -> Tensor:
+        """The projector: [..., D_v] -> [..., D]."""
+        projected: Tensor = self._inner.multi_modal_projector(features)
+        return projected
+
+
+class ShuffledTower:
+    """A tower of plain blocks whose patches a shuffle puts together into tokens.
+
+    Args:
+        blocks: of the tower.
+        members: [N, m] the patches each token is made of.
+        classes: class tokens in front of the patches.
+        query, key: names of the modules in a block's attention that give queries and keys [T, n, H d].
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Any],
+        members: Tensor,
+        classes: int,
+        attention: str,
+        names: tuple[str, str],
+    ) -> None:
+        self.blocks, self.members, self.classes = blocks, members, classes
+        self._attention, self._names = attention, names
+        self.feature_block = len(blocks) - 1
+        self.tokens = len(members)
+        self.side = round(self.tokens**0.5)
+        self.offers = PATCHES | ({Need.CLASS_FEATURE} if classes else frozenset())
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Never asked for: the model's own encoder runs, and hooks collect."""
+        raise NotImplementedError
+
+    def project(self, features: Tensor) -> Tensor:
+        """Not offered: the projector takes several patches at a time."""
+        raise NotImplementedError
+
+    def scale(self, block: int) -> float:
+        """What the products of queries and keys of a block are multiplied with."""
+        scale: float = getattr(self.blocks[block], self._attention).scale
+        return scale
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
+        """Queries and keys of one block, and the output of another."""
+        attending = getattr(self.blocks[attention], self._attention)
+        taps, heads = [], attending.num_heads
+        query, key = (getattr(attending, name) for name in self._names)
+        if Need.ATTENTION in needs:
+            taps.append(Tap(query, lambda output: {"query": split_heads(output, heads)}))
+            taps.append(Tap(key, lambda output: {"key": split_heads(output, heads)}))
+        if Need.FEATURES in needs:
+            taps.append(Tap(self.blocks[features], lambda output: {"features": _first(output)[:, self.classes :]}))
+        if Need.CLASS_FEATURE in needs:
+            taps.append(Tap(self.blocks[features], lambda output: {"class_feature": _first(output)[:, 0]}))
+        return taps
+
+
+def squares(side: int, stride: int) -> Tensor:
+    """The patches of each square of a grid of patches: [N, stride * stride], without what does not fill a square."""
+    width = side // stride
+    corner = torch.arange(width)[:, None] * stride * side + torch.arange(width) * stride
+    inside = torch.arange(stride)[:, None] * side + torch.arange(stride)
+    return corner.flatten()[:, None] + inside.flatten()
+
+
+def _first(output: Any) -> Tensor:
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states

@@ -7,23 +7,20 @@ keeps its rows in window order, which is undone here; Qwen3-VL adds features of 
 layers (DeepStack), which are reduced with the same rows.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
-from llava_consensus.hosts.hf.model import Features, HfModel, joined, run_encoder
-from llava_consensus.hosts.hf.rows import Rows, whole_tiles
-from llava_consensus.hosts.hf.towers import PATCHES
+from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
 
 MERGED = 4  # patches of a token, in a row
 
@@ -95,7 +92,7 @@ class QwenVL(HfModel):
         grids = inputs[f"{modality}_grid_thw"].tolist()
         return [whole_tiles(frames, height * width // MERGED) for frames, height, width in grids]
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder; its rows in the order of the tokens."""
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]

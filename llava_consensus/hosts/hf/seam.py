@@ -1,23 +1,26 @@
-"""How a Hugging Face model is entered while a method is attached: its own `generate` and `forward`, and the function
-`reduce`, which both use.
+"""How prompts enter a model of transformers while a method is attached: by its own `generate` and `forward`, which both
+use `reduce`.
 
 The full prompt is assembled from the model's own embeddings and encoders, reduced, and handed on as what the model
-takes (`arguments.py`). Whatever is not a matter of pictures goes through as it is given.
+takes: shortened `input_ids`, `attention_mask`, `position_ids`, token types and labels, and the reduced features as
+`mm_encoder_outputs`. Transformers before 5.19 does not take those and gets `inputs_embeds` in place of ids. Whatever is
+not a matter of pictures goes through as it is given.
 """
 
 import functools
 import inspect
+import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
 from llava_consensus.hosts.call import Report
-from llava_consensus.hosts.hf.arguments import TYPES, contained, reduced_arguments
-from llava_consensus.hosts.hf.rows import Placed, row_kinds, without_dropped
-from llava_consensus.hosts.layout import fingerprints
+from llava_consensus.hosts.layout import RowKinds, fingerprints
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.shadow import uncompiled
 from llava_consensus.reduction.method import Place
@@ -27,12 +30,81 @@ if TYPE_CHECKING:
     from llava_consensus.hosts.call import Call
     from llava_consensus.hosts.hf.model import Features, HfModel
 
-PLACE_OF_PICTURE = -200  # official LLaVA's id of a picture
-IGNORE = -100  # label of rows without a target
 WITHOUT_IDS = (
     "inputs_embeds: an attached model needs input_ids, which say where the pictures stand. Pass them, or detach"
 )
 LENGTHS = ("max_length", "min_length")  # arguments of `generate` that count the prompt
+FEATURES_TAKEN = (5, 19)  # the version of transformers from which on models take features of pictures
+EMBEDDED = (
+    "this version of transformers (< 5.19) takes no reduced features of pictures: prompts are handed to the model as "
+    "inputs_embeds, and processors of ids, such as a repetition penalty, see the answer alone"
+)
+TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
+STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
+
+
+class Rows(NamedTuple):
+    """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
+
+    tile: Tensor  # [n] of the picture
+    token: Tensor  # [n] of the tile; STRUCTURAL or DROPPED for rows that are never candidates
+    tiles: int
+
+
+def whole_tiles(tiles: int, tokens: int) -> Rows:
+    """The rows of a picture whose tiles stand one behind the other."""
+    place = torch.arange(tiles * tokens)
+    return Rows(place // tokens, place % tokens, tiles)
+
+
+class Placed(NamedTuple):
+    """The pictures of one modality, and the id of their placeholders."""
+
+    modality: str
+    placeholder: int
+    pictures: list[Rows]
+
+
+def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | None) -> RowKinds:
+    """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
+
+    Raises:
+        OptionError: where placeholders and pictures do not match.
+    """
+    picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
+    first, videos = 0, set[int]()
+    for modality, placeholder, pictures in placed:
+        at_placeholder = ids == placeholder
+        count = sum(len(rows.token) for rows in pictures)
+        if int(at_placeholder.sum()) != count:
+            raise OptionError(
+                f"the prompts hold {int(at_placeholder.sum())} placeholders (id {placeholder}) and {len(pictures)} "
+                f"{modality}s make {count} tokens: pass input_ids and pixels of one call of the model's own processor, "
+                "and truncate nothing"
+            )
+        if count:
+            number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
+            picture[at_placeholder] = number
+            tile[at_placeholder], token[at_placeholder] = (
+                torch.cat(part) for part in list(zip(*pictures, strict=True))[:2]
+            )
+        if modality == "video":
+            videos |= set(range(first, first + len(pictures)))
+        first += len(pictures)
+    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
+
+
+def without_dropped(kinds: RowKinds) -> RowKinds:
+    """The kinds of rows without those that go where a picture is reduced."""
+    gone = kinds.token == DROPPED
+    return kinds._replace(real=kinds.real & ~gone, picture=kinds.picture.masked_fill(gone, -1))
+
+
+def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
+    """Row, start and length of every unbroken run of placeholders in prompts [R, S], in order."""
+    edges = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
+    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
+    return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
 
 
 def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
@@ -264,3 +336,62 @@ def _names(function: Any) -> tuple[str, ...]:
 def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments by name, positional ones among them."""
     return {**dict(zip(_names(function), args, strict=False)), **kwargs}
+
+
+def reduced_arguments(
+    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, modalities: list[str], used_names: set[str]
+) -> dict[str, Any]:
+    """The arguments for the reduced prompts, without those the encoders have used."""
+    view: Any = attachment.here
+    values = {name: channel.values for name, channel in out.channels.items()}
+    planes = [value for name, value in values.items() if name.startswith("plane ")]
+    ids, arguments = values["ids"], {name: value for name, value in inputs.items() if name not in used_names}
+    arguments.pop("position_ids", None)
+    arguments |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
+    arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
+    if view.keeps_positions or attachment.method.positions != "renumber":
+        arguments |= view.placing(inputs, out.positions, out.real)
+    elif inputs.get("position_ids") is not None:
+        arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)
+    if not takes_features(transformers.__version__):
+        return _embedded(view, arguments, out, bool(planes))
+    encoded = {}
+    for modality in modalities:
+        at_placeholder = (ids == view.placeholder(modality)) & out.real
+        filled = at_placeholder.any(1).tolist()
+        parts = [
+            [part[row][at_placeholder[row]] for row, has_rows in enumerate(filled) if has_rows]
+            for part in (out.embeds, *planes)
+        ]
+        encoded[modality] = view.output(parts[0], parts[1:])
+    return {**arguments, "mm_encoder_outputs": encoded}
+
+
+def takes_features(version: str) -> bool:
+    """Whether this version of transformers takes pictures that were encoded before (`mm_encoder_outputs`)."""
+    return tuple(int(part) for part in version.split(".")[:2]) >= FEATURES_TAKEN
+
+
+def _embedded(view: "HfModel", arguments: dict[str, Any], out: Sequence, layered: bool) -> dict[str, Any]:
+    """The arguments with embeddings in place of ids. OptionError for a model that adds features between its layers, or
+    whose `generate` starts with ids alone.
+    """
+    starts_with = inspect.signature(view.module.prepare_inputs_for_generation).parameters
+    if layered or "inputs_embeds" not in starts_with:
+        raise OptionError(
+            f"transformers {transformers.__version__}: reduced pictures reach {type(view.module).__name__} as features "
+            "alone, which this version does not take. Type: pip install -U 'transformers>=5.19'"
+        )
+    warnings.warn(EMBEDDED, stacklevel=2)  # Python says it once
+    return {**{name: value for name, value in arguments.items() if name != "input_ids"}, "inputs_embeds": out.embeds}
+
+
+def contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with features in the container this model takes."""
+    encoded = kwargs.get("mm_encoder_outputs") or {}
+    lists = [name for name in view.tensors if encoded.get(name) is not None]
+    lists = [name for name in lists if isinstance(encoded[name].pooler_output, list)]
+    if not lists:
+        return kwargs
+    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], []) for name in lists}
+    return {**kwargs, "mm_encoder_outputs": {**encoded, **tensors}}

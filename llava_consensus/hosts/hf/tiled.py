@@ -8,20 +8,19 @@ the feature map of large pictures; a token then counts as the patch in its middl
 import copy
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.model import Features
-from llava_consensus.hosts.hf.rows import Rows, whole_tiles
-from llava_consensus.hosts.hf.towers import squares
+from llava_consensus.hosts.hf.model import PATCHES, Features, squares
+from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.layouts import STOCK, check_tiles, fixed_grid
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.reduction.tokens import Need
 
 NEWLINE = -9.0  # as a coordinate
 
@@ -151,7 +150,7 @@ class _WithVideos(LlavaNext):
         newline_rows = torch.full((self.newlines,), -1)
         return [Rows(torch.cat((rows.tile, newline_rows)), torch.cat((rows.token, newline_rows)), frames)] * count
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """Frames have a grid and members of their own."""
         if modality != "video":
             return super().encode(attachment, modality, inputs, pictures)
@@ -177,6 +176,7 @@ class LlavaNextVideo(_WithVideos):
 class LlavaOnevision(_WithVideos):
     """A SigLIP tower; frames are resized to half behind the projector, and one newline ends a video."""
 
+    offer = Offer(PATCHES | {Need.PROJECTOR}, blocks=26, feature_block=25)
     tensors = frozenset({"video"})
     tiled_alone = True
     newlines = 1

@@ -3,25 +3,24 @@ the prompt. What becomes of the class tokens of frames is the host's option `cla
 the budget, `drop` takes them out where a clip is reduced, and with `candidates` they are tokens like patches.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.model import Features
-from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Rows, whole_tiles
-from llava_consensus.hosts.hf.towers import LlavaTower
+from llava_consensus.hosts.hf.model import Features, LlavaTower
+from llava_consensus.hosts.hf.seam import DROPPED, STRUCTURAL, Rows, whole_tiles
 from llava_consensus.hosts.towers import TwoTowers
 from llava_consensus.reduction.method import Method, Place
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
 
 
 class VideoLlava(Llava):
     """Pictures and clips."""
 
+    offer = Offer(LlavaTower.offers)  # of two towers, which methods cannot act inside of
     tensors = frozenset({"image", "video"})
     oldest = (5, 19)
 
@@ -38,6 +37,7 @@ class VideoLlava(Llava):
 
     def check(self, method: Method) -> None:
         """Raises OptionError for methods that would need rows taken out before they see them."""
+        super().check(method)
         if method.place is Place.DECODER and self.class_tokens == "drop":
             raise OptionError(
                 f"class_tokens=drop: {type(method).__name__} cuts between decoder layers, which the class tokens of "
@@ -70,7 +70,7 @@ class VideoLlava(Llava):
         pixels: Tensor = inputs["pixel_values"] if modality == "image" else inputs["pixel_values_videos"].flatten(0, 1)
         return pixels
 
-    def encode(self, attachment: "Attachment", modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, which takes the tower of the modality."""
         inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
         features = super().encode(attachment, modality, inputs, pictures)

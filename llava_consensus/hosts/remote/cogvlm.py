@@ -10,27 +10,20 @@ a copy of CogAgent's, an adapted copy of `visual.py`, and the `util.py` of trans
 (huggingface/transformers, src/transformers/models/cogvlm at 92657d1).
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import EXPERTS, Prompt, Tap, Tiles
+from llava_consensus.hosts.base import EXPERTS, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.remote import seam
-from llava_consensus.hosts.remote.checks import OWN
-from llava_consensus.hosts.remote.model import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.remote.shape import read_cogvlm
+from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence
 from llava_consensus.hosts.towers import split_heads
-from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 VISION = 1  # token type of the rows of a picture
 ENDS = 2  # learned rows around its patches
@@ -121,6 +114,7 @@ class CogDecoder(LlamaDecoder):
 class CogVLM(RemoteModel):
     """A view of a `CogVLMForCausalLM`."""
 
+    offer = Offer(EvaTower.offers)
     inlet = "model.encode_images"
 
     @property
@@ -195,40 +189,3 @@ class CogVLM(RemoteModel):
         """Types and positions of the rows that are left."""
         types = {"token_type_ids": out.channels["token_type_ids"].values, "position_ids": out.positions}
         return {**seam.word_arguments(out), **types}
-
-    def shape(self, text: int) -> Shape:
-        """Sizes of the model."""
-        return read_cogvlm(self.module, text)
-
-    def picture(self, tokenizer: Any, image: "Image") -> Tensor:
-        """A picture as the model's own prompt has it."""
-        pixels: Tensor = self._conversation(tokenizer, "", None, image)["images"][0]
-        return pixels
-
-    def prompt(self, tokenizer: Any, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """The model's own conversation about one picture, or none."""
-        from PIL.Image import new
-
-        if pictures > 1:
-            raise OptionError(f"{pictures} pictures in a prompt: CogVLM reads one")
-        image = new("RGB", (1, 1)) if pictures else None
-        built = self._conversation(tokenizer, prompt.text, prompt.conversation, image)
-        return {name: built[name] for name in ("input_ids", "token_type_ids")}
-
-    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """As many pictures of nothing."""
-        return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
-
-    def own(self, tokenizer: Any, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """What the model's authors pass."""
-        built = self._conversation(tokenizer, prompt.text, prompt.conversation, image)
-        device, dtype = self.module.device, self.module.dtype
-        words = {name: built[name][None].to(device) for name in ("input_ids", "token_type_ids", "attention_mask")}
-        return {**words, "images": [[built["images"][0].to(device, dtype)]]}
-
-    def _conversation(self, tokenizer: Any, text: str, template: str | None, image: "Image | None") -> dict[str, Any]:
-        images = None if image is None else [image.convert("RGB")]
-        built: dict[str, Any] = self.module.build_conversation_input_ids(
-            tokenizer, query=text, history=[], images=images, template_version=None if template == OWN else template
-        )
-        return built

@@ -9,32 +9,25 @@ Attribute paths were checked against `modeling_qwen.py` in Immerso-AIIP-Ltd/Qwen
 that the checkpoint carries; those of the tower against published copies of its `visual.py`.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Prompt, Tap, Tiles
+from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.layout import RowKinds
-from llava_consensus.hosts.llava.prepare import View
+from llava_consensus.hosts.llava import StandIn
 from llava_consensus.hosts.remote import seam
-from llava_consensus.hosts.remote.model import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.remote.shape import read_qwen_vl
+from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import Sequence
 from llava_consensus.hosts.towers import split_heads
-from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-ANSWER = " Answer:"  # behind every question in the model's own evaluation
 
 
 class QwenVLTower:
-    """The blocks of the ViT, with the resampler behind them; both keep their rows in front of the batch."""
+    """The blocks of the ViT, with the resampler after them; both keep their rows in front of the batch."""
 
     classes = 0
     members: Tensor | None = None
@@ -125,6 +118,7 @@ class QwenDecoder:
 class QwenVL(RemoteModel):
     """A view of a `QWenLMHeadModel`."""
 
+    offer = Offer(QwenVLTower.offers)
     inlet = "transformer.wte.forward"
 
     @property
@@ -206,36 +200,8 @@ class QwenVL(RemoteModel):
         ids = arguments["input_ids"]
         return {**arguments, "input_ids": ids.masked_fill(ids == start, end), "position_ids": None}
 
-    def shape(self, text: int) -> Shape:
-        """Sizes of the model."""
-        return read_qwen_vl(self.module, text)
 
-    def picture(self, tokenizer: Any, image: "Image") -> Tensor:
-        """A picture by the tower's own transform."""
-        pixels: Tensor = self.module.transformer.visual.image_transform(image.convert("RGB"))
-        return pixels
-
-    def prompt(self, tokenizer: Any, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
-        """`<img>`, as many fillers as a picture has rows, `</img>`, the question, and `Answer:`."""
-        start, end, pad = self.marks
-        words = tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
-        picture = torch.tensor([start, *[pad] * self.tower.tokens, end])
-        return {"input_ids": torch.cat([*[picture] * pictures, words])}
-
-    def own(self, tokenizer: Any, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """The picture as a file, whose path stands in the prompt."""
-        ids, (start, _, _) = self.prompt(tokenizer, prompt, 1)["input_ids"][None], self.marks
-        path = folder / "picture.png"
-        image.save(path)
-        name = list(str(path).encode())
-        if len(name) >= self.tower.tokens:
-            raise OptionError(f"{path}: longer than the {self.tower.tokens} rows of a picture, which hold its path")
-        place = int((ids[0] == start).nonzero()[0]) + 1
-        ids[0, place : place + len(name)] = torch.tensor(name)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-class _Reader(View):
+class _Reader(StandIn):
     """A tower that gives the pixels it is handed, to read pictures as the model itself does."""
 
     def __call__(self, pixels: Tensor) -> Tensor:

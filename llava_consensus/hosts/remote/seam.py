@@ -1,31 +1,116 @@
-"""How models that carry their own code are entered while a method is attached: by their own `forward`, which `generate`
-calls for the prompt and then for every token.
+"""What Qwen-VL and CogVLM share: their views (`RemoteModel`, see `base.Model`), and how models that carry their own
+code are entered while a method is attached, which is by their own `forward`. `generate` calls it for the prompt and
+then for every token.
 
 The first forward gets the prompt with the pictures reduced, and their features at the place where the model itself puts
-them in. `generate` goes on counting the full prompt; its mask is cut to the rows that the cache holds.
+them in. `generate` goes on counting the full prompt; its mask is cut to the rows that the cache holds. A family's own
+file says where its blocks are, where the tokens of a picture stand in its prompts, and where the model takes their
+features.
 """
 
 import inspect
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Tiles
 from llava_consensus.hosts.call import Report
-from llava_consensus.hosts.layout import fingerprints
+from llava_consensus.hosts.layout import RowKinds, fingerprints
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.shadow import uncompiled
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
-
-IGNORE = -100  # label of rows without a target
-PLACE_OF_PICTURE = -200  # in place of the ids of its rows, in the number of a prompt
-
+from llava_consensus.reduction.method import Method, Place
 
 PREPARED = "prepared"  # in the state of a call
+
+
+class RemoteModel:
+    """A view of a model that carries its own code.
+
+    Args:
+        module: the model.
+        options: of the host, which has none.
+    """
+
+    most_tiles = 1
+    inlet = ""  # path of the function of the model that is given features of pictures
+
+    def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.module: Any = module
+
+    @property
+    def tower(self) -> Any:
+        """The vision side."""
+        raise NotImplementedError
+
+    @property
+    def decoder(self) -> Any:
+        """The language side."""
+        raise NotImplementedError
+
+    def of(self, module: Any) -> "RemoteModel":
+        """The same view of a replica."""
+        return type(self)(module)
+
+    def clip_text(self) -> Any:
+        """None of these towers is one side of a CLIP model in transformers."""
+        raise OptionError(
+            f"this method compares patches with the question by CLIP's text tower, which {type(self.module).__name__} "
+            "does not have: take another method (llava-consensus list)"
+        )
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for what these models cannot do."""
+        if method.place is Place.DECODER:
+            raise OptionError(
+                f"{type(method).__name__} cuts between decoder layers, and those of {type(self.module).__name__} are "
+                "code of its own that is not adapted for it: take a method that acts after the tower"
+            )
+
+    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
+        """`generate`, which makes one call, `forward` with the pictures reduced, and where their features go in."""
+        model_class, attributes = type(self.module), vars(self.module)
+        owner, _, name = self.inlet.rpartition(".")
+        plain = vars(self.module.get_submodule(owner)).get(name)
+        return {
+            "generate": wraps(model_class.generate)(partial(generate, attachment, attributes.get("generate"))),
+            "forward": wraps(model_class.forward)(partial(forward, attachment, attributes.get("forward"))),
+            self.inlet: partial(self.give, attachment, plain),
+        }
+
+    @staticmethod
+    def give(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes the place of the inlet: what the call has prepared, once, else what the model's own function gives."""
+        raise NotImplementedError
+
+    def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
+        """What every row of prompts is, given the arguments of `forward`; None where there are no pictures.
+
+        Raises:
+            OptionError: where a picture has another number of rows than tokens.
+        """
+        raise NotImplementedError
+
+    def pixels(self, inputs: dict[str, Any]) -> Tensor:
+        """The pictures of prompts: [P, 3, h, w]."""
+        raise NotImplementedError
+
+    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Sequence:
+        """The full prompts as the language model would have read them, with ids and labels among the channels."""
+        raise NotImplementedError
+
+    def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
+        """Arguments of `forward` for the reduced prompts; the features go in by the inlet."""
+        raise NotImplementedError
+
+    def features(self, out: Sequence) -> Tensor:
+        """What the inlet is to give for the reduced prompts."""
+        raise NotImplementedError
 
 
 class Prepared(NamedTuple):
@@ -36,7 +121,7 @@ class Prepared(NamedTuple):
     size: int  # S
 
 
-def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `generate`: the same, as one call."""
     module = attachment.here.module
     run = plain or partial(type(module).generate, module)
@@ -47,7 +132,7 @@ def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
 
 
 @uncompiled
-def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     model_forward = type(view.module).forward
@@ -58,7 +143,7 @@ def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> 
     return (plain or partial(model_forward, view.module))(**inputs)
 
 
-def reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
+def reduced(attachment: Attachment, inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
     view: Any = attachment.here
     call = attachment.current(fresh=True)
@@ -85,15 +170,15 @@ def reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
     return {**inputs, **view.arguments(inputs, out)}
 
 
-def following(attachment: "Attachment", inputs: dict[str, Any], cached: int) -> dict[str, Any]:
-    """The arguments of a forward behind the prompt's, the mask [R, S + new] cut to the reduced prompt and what came."""
+def following(attachment: Attachment, inputs: dict[str, Any], cached: int) -> dict[str, Any]:
+    """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the reduced prompt and what came."""
     prepared, mask = attachment.current(fresh=False).state.get(PREPARED), inputs.get("attention_mask")
     if prepared is None or mask is None or mask.shape[1] <= cached + inputs["input_ids"].shape[1]:
         return inputs
     return {**inputs, "attention_mask": torch.cat((prepared.real.to(mask), mask[:, prepared.size :]), dim=1)}
 
 
-def taken(attachment: "Attachment") -> Tensor | None:
+def taken(attachment: Attachment) -> Tensor | None:
     """The features that the call has prepared, once."""
     call = attachment.current(fresh=False)
     prepared: Prepared | None = call.state.get(PREPARED)
@@ -130,3 +215,15 @@ def cached_rows(cache: Any, axis: int) -> int:
         return 0
     rows: int = cache[0][0].shape[axis]
     return rows
+
+
+def rows_with(rows: Tensor, values: Tensor, embeds: Tensor) -> Tensor:
+    """Embeddings [R, S, D] with `values` [n, D] at the n true places of `rows` [R, S]."""
+    at_rows = rows.to(embeds.device)[..., None].expand_as(embeds)
+    return embeds.masked_scatter(at_rows, values.to(embeds.device, embeds.dtype))
+
+
+def real_rows(inputs: dict[str, Any]) -> Tensor:
+    """Which rows of prompts [R, S] are no padding."""
+    mask = inputs.get("attention_mask")
+    return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import Encoded, Host, Prompt
-from llava_consensus.hosts.base import Answer
-from llava_consensus.hosts.probe.watch import watching
+from llava_consensus.evaluation.models import Encoded, Host, Prompt
+from llava_consensus.evaluation.models.base import Answer
+from llava_consensus.evaluation.models.check_host import watching
 from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.checks import choose, whole_or_none, within

@@ -31,7 +31,7 @@ from llava_consensus.evaluation.bench.timing import (
     refuse_too_large,
     reset_peak,
 )
-from llava_consensus.hosts import Host, Loading, Prompt
+from llava_consensus.evaluation.models import Host, Loading, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
 from llava_consensus.reduction.method import Shape
@@ -249,8 +249,8 @@ TINY_VISION = {
 @pytest.fixture
 def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that is allocated in no time, called `tiny`."""
-    from llava_consensus.hosts.hf import random_weights
-    from llava_consensus.hosts.hf.random_weights import SIZES, Size
+    from llava_consensus.evaluation.models import random_weights
+    from llava_consensus.evaluation.models.random_weights import SIZES, Size
 
     def processor() -> Any:
         pixels = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
@@ -264,7 +264,7 @@ def tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @hf
 def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -> None:
-    from llava_consensus.hosts.hf.random_weights import AFTER, BEFORE, plan
+    from llava_consensus.evaluation.models.random_weights import AFTER, BEFORE, plan
 
     planned = plan("tiny", Loading("cpu", "bfloat16"))
     assert {weight.device.type for weight in planned.model.parameters()} == {"meta"}
@@ -294,14 +294,14 @@ def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -
     ],
 )
 def test_sizes_have_the_published_numbers_of_weights(name: str, billions: float) -> None:
-    from llava_consensus.hosts.hf.random_weights import plan
+    from llava_consensus.evaluation.models.random_weights import plan
 
     assert plan(name, Loading("cpu", "float16")).weight_bytes / 2e9 == pytest.approx(billions, rel=0.005)
 
 
 @hf
 def test_random_weights_refuse_what_only_a_checkpoint_can_have(tiny_size: None) -> None:
-    from llava_consensus.hosts.hf.random_weights import plan
+    from llava_consensus.evaluation.models.random_weights import plan
 
     with pytest.raises(OptionError, match="neither quantised nor spread"):
         plan("tiny", Loading(bits=4))
@@ -313,7 +313,7 @@ def test_random_weights_refuse_what_only_a_checkpoint_can_have(tiny_size: None) 
 def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from llava_consensus.hosts.hf.random_weights import Plan
+    from llava_consensus.evaluation.models.random_weights import Plan
 
     monkeypatch.setattr(timing, "free_bytes", lambda device: 8 << 30)
     monkeypatch.setattr(Plan, "host", lambda self: pytest.fail("allocated"))
@@ -385,7 +385,7 @@ def test_the_paper_s_rows_are_found_by_method_and_budget() -> None:
 def test_bad_arguments_are_refused_before_weights_load(
     arguments: list[str], code: int, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llava_consensus.hosts.load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("loaded"))
     assert cli.main(["bench", "--model", MINI, *arguments]) == code
     assert why in capsys.readouterr().err
 

@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 from fakes import config, make_place
 
-from llava_consensus import hosts
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.models import checkpoint
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models import Loading, checkpoint
 from llava_consensus.evaluation.models.checkpoint import check_checkpoint, hub_name
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.hosts import Loading
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SECONDS = 60.0  # the start of Python on a busy machine is most of them
@@ -75,10 +74,10 @@ def test_a_model_in_the_cache_is_described_by_commit_and_content(cache: Path, tm
 def test_a_type_no_host_adapts_is_told_before_there_are_weights(cache: Path) -> None:
     lay_out(cache, "owner/flamingo", {"config.json": '{"model_type": "flamingo"}'})
     with pytest.raises(OptionError, match=r"'owner/flamingo' is a flamingo .*Adapted: llava_llama, .*qwen2_5_vl"):
-        hosts.check("owner/flamingo")
+        models.check("owner/flamingo")
     lay_out(cache, "owner/nothing", {"config.json": "{}"})
     with pytest.raises(DataError, match="neither architectures nor model_type"):
-        hosts.check("owner/nothing")
+        models.check("owner/nothing")
 
 
 def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
@@ -86,14 +85,14 @@ def test_weights_that_are_not_all_there_are_told(cache: Path) -> None:
     files = {**LLAVA, "model.safetensors.index.json": index, "model-1.safetensors": "half"}
     snapshot = lay_out(cache, "owner/llava-half", files)
     with pytest.raises(DataError, match="lacks weight files"):
-        hosts.find("owner/llava-half").files()
+        models.find("owner/llava-half").files()
     (snapshot / "model-2.safetensors").write_text("half")
-    assert len(hosts.find("owner/llava-half").files()) == 5
+    assert len(models.find("owner/llava-half").files()) == 5
 
 
 def test_a_model_that_is_not_in_the_cache_offline(cache: Path) -> None:
     with pytest.raises(DataError, match=r"'owner/absent': not in the cache \(.*HF_HUB_OFFLINE is set"):
-        hosts.check("owner/absent")
+        models.check("owner/absent")
 
 
 def test_the_default_model_is_never_a_name_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +103,7 @@ def test_the_default_model_is_never_a_name_of_the_hub(tmp_path: Path, monkeypatc
 
 def test_a_folder_has_no_revision() -> None:
     with pytest.raises(OptionError, match="only models of the hub have revisions"):
-        hosts.find("checkpoints/llava-mini", "main")
+        models.find("checkpoints/llava-mini", "main")
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -162,7 +161,7 @@ def test_a_dead_hub_is_asked_once_and_not_waited_for(cache: Path, monkeypatch: p
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(time, "sleep", wait)
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        hosts.check("owner/absent")
+        models.check("owner/absent")
 
 
 def test_a_silent_hub_is_given_up_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +172,7 @@ def test_a_silent_hub_is_given_up_on(cache: Path, monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(DataError, match="does not answer"):
-            hosts.check("owner/absent")
+            models.check("owner/absent")
 
 
 def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path: Path) -> None:
@@ -182,11 +181,11 @@ def test_a_vision_tower_of_the_hub_is_taken_from_the_cache(cache: Path, tmp_path
     told = json.loads((folder / "config.json").read_text()) | {"mm_vision_tower": "owner/clip-tiny"}
     (folder / "config.json").write_text(json.dumps(told))
     with pytest.raises(DataError, match="'owner/clip-tiny': not in the cache"):
-        hosts.check(str(folder))
+        models.check(str(folder))
     files = [file for file in (mini / "vision_tower").iterdir() if file.is_file()]
     snapshot = lay_out(cache, "owner/clip-tiny", {file.name: file for file in files})
-    assert hosts.check(str(folder))["tower"] == COMMIT
-    host: Any = hosts.load(str(folder), Loading("cpu"))
+    assert models.check(str(folder))["tower"] == COMMIT
+    host: Any = models.load(str(folder), Loading("cpu"))
     assert host.model.get_vision_tower().vision_tower_name == str(snapshot)
 
 

@@ -10,11 +10,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.convert import EMBEDDING, HEAD
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.hosts import Prompt
 
 pytestmark = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5,
@@ -32,7 +33,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def official() -> Any:
-    return hosts.load(str(MINI), hosts.Loading("cpu", "float32"))
+    return models.load(str(MINI), models.Loading("cpu", "float32"))
 
 
 @torch.no_grad()
@@ -60,7 +61,7 @@ def test_ids_pixels_logits_and_answers_are_those_of_the_official_model(converted
 
 def test_the_way_back_is_bit_for_bit(converted: Path, official: Any, tmp_path: Path) -> None:
     assert cli.main(["model", "convert", str(converted), str(tmp_path / "llava-mini")]) == 0
-    back = hosts.load(str(tmp_path / "llava-mini"), hosts.Loading("cpu", "float32")).model.state_dict()
+    back = models.load(str(tmp_path / "llava-mini"), models.Loading("cpu", "float32")).model.state_dict()
     for name, values in official.model.state_dict().items():
         assert torch.equal(back[name], values), name
 
@@ -77,7 +78,7 @@ def test_a_model_may_have_more_rows_than_its_tokenizer_has_words(tmp_path: Path)
     assert cli.main(["model", "convert", str(source), str(tmp_path / "converted")]) == 0
     said = []
     for folder in (source, tmp_path / "converted"):
-        host = hosts.load(str(folder), hosts.Loading("cpu", "float32"))
+        host = models.load(str(folder), models.Loading("cpu", "float32"))
         picture = open_image(sorted((DATA / "eval/gqa/data/images").iterdir())[0])
         said += host.answer([host.encode([picture])], [Prompt("What is at the center of the picture?", None, 8)])
     assert said[0].text == said[1].text and said[0].before == said[1].before == 576

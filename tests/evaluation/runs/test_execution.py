@@ -18,11 +18,11 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import read_lines
+from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import LONGEST, DeviceFailed, Execution, TooManyErrors
 from llava_consensus.evaluation.runs.loop import RunResult
 from llava_consensus.evaluation.runs.store import ASKING
-from llava_consensus.hosts.base import Answer
 
 FORK = multiprocessing.get_context("fork")
 FILES = ("answers.jsonl", "errors.jsonl")

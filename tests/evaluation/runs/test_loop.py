@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 from fakes import FakeHost, config, make_model, make_place
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import read_answers, read_lines
 from llava_consensus.evaluation.models.checkpoint import check_checkpoint
 from llava_consensus.evaluation.runs import loop
@@ -418,7 +419,7 @@ def test_a_damaged_neighbour_does_not_hide_a_result(
 ) -> None:
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)
-    monkeypatch.setattr(hosts, "load", lambda *_: FakeHost())
+    monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     neighbour = tmp_path / "out" / "gqa-full-all-000000000000"
     neighbour.mkdir(parents=True)
     for name in ("config.json", "metrics.json"):

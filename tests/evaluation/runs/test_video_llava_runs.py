@@ -12,9 +12,11 @@ import torch
 import transformers
 from PIL import Image
 
-from llava_consensus import cli, hosts
+from llava_consensus import cli
 from llava_consensus.errors import MissingDependency
-from llava_consensus.hosts.hf.harness import ProcessorHost
+from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.hosts import view_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 
@@ -57,11 +59,11 @@ def loadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = hf_checkpoints.video_llava(224)
     processor.video_processor = FrameByFrame(processor.image_processor)
 
-    def load(path: str, loading: Any, options: Any) -> ProcessorHost:
+    def load(path: str, loading: Any, options: Any) -> HfHost:
         model = transformers.VideoLlavaForConditionalGeneration.from_pretrained(path).eval()
-        return ProcessorHost(hosts.wrap(model, options).view, processor)  # type: ignore[attr-defined]
+        return HfHost(view_of(model, options), processor)
 
-    monkeypatch.setattr(hosts, "load", load)
+    monkeypatch.setattr(models, "load", load)
 
 
 @pytest.mark.parametrize("tile_budget", ["global", "per_tile"])
@@ -107,7 +109,7 @@ def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_lo
     never = SimpleNamespace(from_pretrained=lambda *given, **options: pytest.fail("weights were loaded"))
     monkeypatch.setattr(transformers, "VideoLlavaForConditionalGeneration", never)
     with pytest.raises(MissingDependency) as caught:
-        hosts.load(str(folder), hosts.Loading("cpu", "float32"))
+        models.load(str(folder), models.Loading("cpu", "float32"))
     assert reason in str(caught.value) and "pip install 'llava-consensus[processors]'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -115,8 +117,8 @@ def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_lo
 def test_a_prompt_longer_than_the_positions_of_the_model_is_noted() -> None:
     model = hf_models.CASES["llava"].build()
     model.config.text_config.max_position_embeddings = 40
-    host = ProcessorHost(hosts.wrap(model).view, hf_checkpoints.PROCESSORS["llava"]())  # type: ignore[attr-defined]
-    prompts = [hosts.Prompt(text, max_new_tokens=2) for text in ("What?", "What is on the table in front?")]
+    host = HfHost(view_of(model), hf_checkpoints.PROCESSORS["llava"]())
+    prompts = [models.Prompt(text, max_new_tokens=2) for text in ("What?", "What is on the table in front?")]
     with host.attach(make("consensusdrop"), Budget(8)):
         (picture,) = host.encode([Image.new("RGB", (56, 56))])
         with pytest.warns(UserWarning, match="longer than the 40 positions"):

@@ -16,10 +16,10 @@ import torch
 import transformers
 
 from llava_consensus.errors import OptionError, missing_extra, unknown_name
-from llava_consensus.hosts import wrap
-from llava_consensus.hosts.hf.harness import ProcessorHost
-from llava_consensus.hosts.hf.host import check_version
-from llava_consensus.hosts.loading import Loading
+from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.evaluation.models.loading import Loading
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.hf import check_version
 
 BEFORE, AFTER = 35, 15  # rows of text around the picture, 50 as in the paper's efficiency tables
 IMAGE_ID, WORD = 31999, "word"  # in every vocabulary below
@@ -143,7 +143,7 @@ class Plan:
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width
         return numbers * (BEFORE + self.size.tokens + AFTER) * self.model.dtype.itemsize
 
-    def host(self) -> ProcessorHost:
+    def host(self) -> HfHost:
         """Allocates the weights and draws them, always the same ones.
 
         Raises:
@@ -153,8 +153,7 @@ class Plan:
         torch.manual_seed(0)
         model = self.model.to_empty(device=self.device)
         model.init_weights()
-        view: Any = wrap(model.eval(), self.host_options)
-        return ProcessorHost(view.view, processor)
+        return HfHost(view_of(model.eval(), self.host_options), processor)
 
 
 def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> Plan:

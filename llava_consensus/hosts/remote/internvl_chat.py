@@ -1,32 +1,29 @@
-"""InternVL-Chat as an attachment sees it: official LLaVA with another tower and the older function that assembles
-prompts.
+"""InternVL-Chat of 2023 (`internvl_chat_llava`): LLaVA 1.1 with InternViT-6B for its tower and then Vicuna, run by its
+authors' own `llava` package, which is installed in place of the official one. It is official LLaVA with another tower
+and the older function that assembles prompts.
 
 Attribute paths were checked against OpenGVLab/InternVL at 2410d1d, folder `internvl_chat_llava`: `llava_arch.py`,
 `clip_encoder.py` and `intern_vit_6b/modeling_intern_vit.py`.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.clip_text import ClipText
-from llava_consensus.hosts.llava.adapter import Projected
-from llava_consensus.hosts.llava.prepare import PREPARE, prepared
-from llava_consensus.hosts.llava.structure import Arguments, Official, Structure, read_structure
-from llava_consensus.hosts.remote.older_llava import OlderLlava
+from llava_consensus.hosts.base import Offer, Tap
+from llava_consensus.hosts.llava import PREPARE, Arguments, LlavaModel, Projected, generate, prepared
 from llava_consensus.hosts.towers import hidden_state_block, split_heads
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 
 class InternTower(Projected):
-    """InternViT-6B with the projector behind it. Its queries and keys are normed over all heads together, so they are
-    read behind those norms where there are some.
+    """InternViT-6B with its projector. Its queries and keys are normed over all heads together, so they are read after
+    those norms where there are some.
     """
 
     classes = 1
@@ -66,47 +63,47 @@ class InternTower(Projected):
         return taps
 
 
-class InternVLChat(OlderLlava):
+class InternVLChat(LlavaModel):
     """A view of the `LlavaLlamaForCausalLM` of `internvl_chat_llava`."""
 
-    called = "InternVL-Chat"
+    offer = Offer(InternTower.offers)
+    most_tiles = 1
 
     @property
-    def tower(self) -> Any:
+    def tower(self) -> InternTower:
         """The vision side."""
         return InternTower(self.module)
 
-    def structure(self, attachment: Attachment, official: Official, arguments: Arguments, config: Any) -> Structure:
-        """What every row will be; the tower's own number of patches may be that of its first size."""
-        return read_structure(official, self.module, arguments, config, self.tower.tokens)
-
-    def clip_text(self) -> ClipText:
+    def clip_text(self) -> Any:
         """InternViT is no side of a CLIP model in transformers."""
         raise OptionError(
             "this method compares patches with the question by CLIP's text tower, which InternViT does not have: take "
             "another method (llava-consensus list)"
         )
 
-    def prepare(self, attachment: Attachment, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Takes the place of the function that assembles prompts."""
-        return prepare(attachment, *args, **kwargs)
+    def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
+        """The function that assembles prompts, and `generate`, which makes a call of its own."""
+        entrance = wraps(type(self.module).generate)(partial(generate, attachment))
+        return {PREPARE: partial(prepare, attachment), "generate": entrance}
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
-        tower = self.module.get_vision_tower()
-        if not tower.is_loaded:
-            raise OptionError("the vision tower has no weights yet: call model.get_vision_tower().load_model() first")
+        if method.place is Place.DECODER or method.positions != "renumber":
+            raise OptionError(
+                f"{type(method).__name__}: InternVL-Chat's own code makes mask and positions from the length of the "
+                "cache, so nothing can be cut between its layers and positions cannot be kept. Take a method that acts "
+                "after the tower, and positions=renumber"
+            )
+        super().check(method)
+
+    def check_tower(self, tower: Any) -> None:
+        """Raises OptionError for a vision tower of another kind."""
+        super().check_tower(tower)
         if type(tower.vision_tower).__name__ != "InternVisionModel":
             raise OptionError(
                 f"vision tower {type(tower.vision_tower).__name__}: adapted is InternVL-Chat with InternViT-6B alone, "
                 "not the 14B variant, whose language model reads queries beside the patches"
             )
-        if tower.select_feature != "patch":
-            raise OptionError(
-                f"mm_vision_select_feature={tower.select_feature!r} must be 'patch': "
-                "a class token among the patches is no candidate"
-            )
-        self.check_method(method)
 
 
 def prepare(
@@ -119,14 +116,14 @@ def prepare(
     """
     if attention_mask is not None and images is not None and not attention_mask.all():
         raise OptionError("attention_mask: InternVL-Chat's own code answers no padded batch. Ask prompt by prompt")
+    older = getattr(type(attachment.here.module), PREPARE)
+
+    def official(model: Any, *given: Any) -> tuple[Any, ...]:
+        """In the form of the later function, with positions and sizes of pictures: seven arguments, six results."""
+        ids, _, mask, cache, labels, images, _ = given
+        ids, mask, cache, embeds, labels = older(model, ids, mask, cache, labels, images)
+        return ids, None, mask, cache, embeds, labels
+
     arguments = Arguments(input_ids, None, attention_mask, past_key_values, labels, images)
-    official = partial(_later, getattr(type(attachment.here.module), PREPARE))
     ids, _, mask, cache, embeds, targets = prepared(attachment, official, arguments)
     return ids, mask, cache, embeds, targets
-
-
-def _later(older: Callable[..., Any], model: Any, *arguments: Any) -> tuple[Any, ...]:
-    """The function in the form of the later one, with positions and sizes of pictures: seven arguments, six results."""
-    ids, _, mask, cache, labels, images, _ = arguments
-    ids, mask, cache, embeds, labels = older(model, ids, mask, cache, labels, images)
-    return ids, None, mask, cache, embeds, labels

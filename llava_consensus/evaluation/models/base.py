@@ -1,0 +1,351 @@
+"""A model that can be asked: pictures in, answers out, with a method attached or not (`Host`), and what goes in and
+comes out. Each kind of model is a file beside this one; `loading.py` chooses among them.
+"""
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import PictureOutcome, Tiles
+from llava_consensus.hosts.call import CachedLayer, Call, current
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.method import Method, Place, Shape
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+COUNTS = ("before", "after", "structural")
+FULL = make("full"), Budget(1)
+
+
+class Clip(NamedTuple):
+    """Frames of a video that are shown as one video."""
+
+    frames: "tuple[Image, ...]"
+    places: tuple[int, ...]  # of the frames in the video, ascending
+    length: int  # frames of the video
+    rate: float | None = None  # frames a second; None where the file does not say
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question: its text without image tokens, the conversation template (None is the host's own), and the bounds
+    on the answer's length in tokens (the lower one for timing alone).
+    """
+
+    text: str
+    conversation: str | None = None
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """One picture after the vision tower, ready for any number of questions."""
+
+    tiles: Tiles
+    tiled: bool  # several tiles of one picture, as against one square
+    size: tuple[int, int]  # width and height of the picture in pixels
+    method: Method  # it was encoded for
+    budget: Budget | Share
+
+
+class Prefill(NamedTuple):
+    """What was read before the first token of one answer, and the cache it left."""
+
+    text: int  # rows that are not visual tokens
+    question: int  # of these, rows after the last picture
+    entering: tuple[int, ...]  # visual tokens that entered each decoder layer
+    kv_bytes: tuple[int, ...]  # keys and values each layer's cache holds, without padding
+
+
+class Answer(NamedTuple):
+    """One answer and the tokens it was given from."""
+
+    text: str
+    before: int
+    after: int
+    structural: int
+    notes: tuple[str, ...]
+    outcomes: tuple[PictureOutcome, ...]
+    prefill: Prefill | None = None
+
+
+class Host:
+    """A model with its tokenizer, for any number of callers at once.
+
+    Args:
+        view: of the model, see `hosts.base.Model`.
+        tokenizer: of the checkpoint; only questions need it.
+    """
+
+    def __init__(self, view: Any, tokenizer: Any = None) -> None:
+        self.view, self.tokenizer = view, tokenizer
+        self.model: Any = view.module
+        self._attached: Attachment | None = None
+        self._guests = 0  # callers that use the model without a method
+        self._door = threading.Lock()
+
+    @property
+    def visual_tokens(self) -> int:
+        """Tokens of one picture, or of one tile of it; the most where that depends on the picture."""
+        tokens: int = self.view.tower.tokens
+        return tokens
+
+    def attach(self, method: Method, budget: Budget | Share) -> Attachment:
+        """Attaches a method to this model instance; a context manager, or call `.detach()`.
+
+        Raises:
+            OptionError: for a method this model has no parts for, or a model that has a method already.
+        """
+        self._attached = Attachment(self.view, method, budget)
+        return self._attached
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
+        return 0
+
+    def encode(self, pictures: "list[Image | Clip]") -> list[Encoded]:
+        """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
+        raise NotImplementedError
+
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        raise NotImplementedError
+
+    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        raise NotImplementedError
+
+    def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture. Models that read pictures from files
+        find it in the folder.
+        """
+        raise NotImplementedError
+
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+        """Token ids [L] of a prompt, with one placeholder for each picture, on the CPU."""
+        raise NotImplementedError
+
+    def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
+        """Token ids [L] of a prompt about these encoded pictures, on the CPU."""
+        return self.prompt_ids(prompt, len(pictures))
+
+    def answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+    ) -> list[Answer]:
+        """Answers of prompts that are asked together."""
+        raise NotImplementedError
+
+    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+        """Rows that are answered together: all with pictures, and all without."""
+        seeing = [row for row, pictures in enumerate(encoded) if pictures]
+        bare = [row for row, pictures in enumerate(encoded) if not pictures]
+        return [rows for rows in (seeing, bare) if rows]
+
+    @contextmanager
+    def attachment(self) -> Iterator[Attachment]:
+        """What is attached, or for as long as anybody is inside the method that reduces nothing."""
+        with self._door:
+            if self._attached is None or not self._attached.active:
+                self.attach(*FULL)
+                self._guests = 0
+            attachment = self._attached
+            assert attachment is not None
+            guest = (attachment.method, attachment.budget) == FULL
+            self._guests += guest
+        try:
+            yield attachment
+        finally:
+            with self._door:
+                self._guests -= guest
+                if guest and not self._guests:
+                    attachment.detach()
+
+    @torch.inference_mode()
+    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
+        """Greedy answers to one prompt about each list of encoded pictures (none for a question about text alone,
+        several for a video), in left-padded batches.
+
+        Raises:
+            ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
+                method than the one that is attached.
+        """
+        with self.attachment() as attachment:
+            _check_batch(attachment, encoded, prompts)
+            ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]
+            answers: dict[int, Answer] = {}
+            for rows in self.groups(attachment, encoded, ids):
+                group_answers = self.answer_group(
+                    attachment,
+                    [encoded[row] for row in rows],
+                    [ids[row] for row in rows],
+                    [prompts[row] for row in rows],
+                )
+                answers.update(zip(rows, group_answers, strict=True))
+        return [answers[row] for row in range(len(prompts))]
+
+    def pad(self, rows: list[Tensor], left: bool = True) -> tuple[Tensor, Tensor]:
+        """Ids and mask [R, L] of rows padded on the left, or on the right."""
+        side = "left" if left else "right"
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.padding, padding_side=side)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    @property
+    def padding(self) -> int:
+        """Id of padding; the end of a text where a tokenizer has none."""
+        pad: int | None = self.tokenizer.pad_token_id
+        return self.tokenizer.eos_token_id if pad is None else pad
+
+    def generation(self, prompt: Prompt) -> dict[str, Any]:
+        """Arguments of `generate`: greedy, as LLaVA evaluates."""
+        greedy = {"do_sample": False, "use_cache": True, "pad_token_id": self.padding}
+        longer = {"min_new_tokens": prompt.min_new_tokens} if prompt.min_new_tokens else {}
+        return {**greedy, **longer, "max_new_tokens": prompt.max_new_tokens}
+
+    def decode(self, output: Tensor) -> list[str]:
+        """Texts of ids [R, L]."""
+        texts: list[str] = self.tokenizer.batch_decode(output, skip_special_tokens=True)
+        return texts
+
+
+@contextmanager
+def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
+    """While the body runs, this call's logits are made of the last row of states [R, S, D] alone: who answers reads no
+    others.
+    """
+
+    def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        return (args[0][:, -1:],) if current(call.owner) is call and args[0].ndim == 3 else None
+
+    handle = head.register_forward_pre_hook(last)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_batch(attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]) -> None:
+    """Raises ValueError when the prompts differ in the length of answer they allow, or a picture was encoded for
+    another method than the one that is attached: what this one reads was not collected.
+    """
+    if len({prompt.max_new_tokens for prompt in prompts}) != 1:
+        raise ValueError("the prompts of one batch must allow answers of one length")
+    method, budget = attachment.method, attachment.budget
+    inside = method.place in (Place.TOWER, Place.PICTURE)
+    for picture in (picture for pictures in encoded for picture in pictures):
+        if picture.method != method or (inside and picture.budget != budget):
+            raise ValueError(
+                f"a picture was encoded for {picture.method} and {picture.budget}, but {method} with {budget} is "
+                "attached: encode it again"
+            )
+
+
+def answers_of(
+    call: Call, texts: Sequence[str], text_rows: Sequence[tuple[int, int]], limit: int | None, shown: Sequence[int]
+) -> list[Answer]:
+    """Texts with the account of their tokens, and a note where a prompt has more rows than the `limit` positions the
+    model was made for: it is answered, but from places never seen in training, or, where a checkpoint of official LLaVA
+    sets `tokenizer_model_max_length`, cut there by the official code.
+
+    Args:
+        call: that gave the texts.
+        texts: of each prompt.
+        text_rows: of each prompt, rows that are not visual tokens, and how many of them follow its last picture.
+        limit: None where any number of rows is fine.
+        shown: of each prompt, the row of the call's outcomes in which its pictures stand.
+    """
+    outcomes = [tuple(outcome for outcome in call.report.outcomes if outcome.row == row) for row in shown]
+    answers = []
+    for text, own, prefill in zip(texts, outcomes, prefills(call.report.cache, text_rows, outcomes), strict=True):
+        before, after, structural = (sum(getattr(outcome, name) for outcome in own) for name in COUNTS)
+        notes = call.report.notes
+        if limit is not None and prefill.text + max(prefill.entering, default=after) > limit:
+            notes += (f"prompt longer than the {limit} positions of the model",)
+            warnings.warn(f"{notes[-1]}: take fewer tokens per image", stacklevel=2)  # Python says it once
+        answers.append(Answer(text.strip(), before, after, structural, notes, own, prefill))
+    return answers
+
+
+def prefills(
+    layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[PictureOutcome]]
+) -> list[Prefill]:
+    """What each row of a batch entered and cached.
+
+    Args:
+        layers: the cache of the batch.
+        text: of each row, rows that are not visual tokens, and how many of them follow its last picture.
+        outcomes: of each row, its pictures.
+    Returns:
+        One Prefill for each row. A row's own padding, known from the lengths of the rows, is taken off its share of the
+        cache; what the cache holds beyond the longest row stays in.
+    """
+    structural = [sum(outcome.structural for outcome in row_outcomes) for row_outcomes in outcomes]
+    rows = [count + more for (count, _), more in zip(text, structural, strict=True)]
+    entering = []  # visual tokens of each row that entered each layer; an outcome says so where a method cuts inside
+    for row_outcomes in outcomes:
+        counts = [outcome.entering or (outcome.after,) * len(layers) for outcome in row_outcomes]
+        entering.append([sum(count[layer] for count in counts) for layer in range(len(layers))])
+    cached: list[list[int]] = [[] for _ in text]
+    for index, layer in enumerate(layers):
+        lengths = [min(text_rows + count[index], layer.length) for text_rows, count in zip(rows, entering, strict=True)]
+        position_bytes = layer.bytes // (layer.rows * layer.length)  # of one position; all of them are equally large
+        for row, length in enumerate(lengths):
+            cached[row].append(position_bytes * (layer.length - max(lengths) + length))
+    return [
+        Prefill(text_rows, after, tuple(count), tuple(size))
+        for text_rows, (_, after), count, size in zip(rows, text, entering, cached, strict=True)
+    ]
+
+
+def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
+    """Rows of a prompt [L] that are no placeholders, and how many of them follow the last one."""
+    places = torch.isin(ids, torch.tensor(placeholders, dtype=ids.dtype)).nonzero()[:, 0].tolist()
+    return len(ids) - len(places), len(ids) - 1 - places[-1] if places else len(ids)
+
+
+def shape_of(view: Any, language: Any, vision: Any, projector: Any, text: int, **more: Any) -> Shape:
+    """Sizes that decide what a prompt of one picture of the most tiles and `text` other rows costs. Every block of the
+    tower counts, whichever feeds the projector: models run them all.
+
+    Args:
+        view: of the model.
+        language, vision: the configurations of both sides.
+        projector: module between them; None where it has no linear layers of its own.
+        more: what else is known, by the names of `Shape`.
+    """
+    tower, heads = view.tower, language.num_attention_heads
+    linear = [] if projector is None else [one for one in projector.modules() if isinstance(one, nn.Linear)]
+    return Shape(
+        layers=language.num_hidden_layers,
+        width=language.hidden_size,
+        heads=heads,
+        kv_heads=getattr(language, "num_key_value_heads", None) or heads,
+        head_width=getattr(language, "head_dim", None) or language.hidden_size // heads,
+        inner=language.intermediate_size,
+        vocabulary=language.vocab_size,
+        blocks=len(tower.blocks),
+        vision_width=vision.hidden_size,
+        vision_heads=getattr(vision, "num_attention_heads", None) or vision.num_heads,
+        vision_inner=vision.intermediate_size,
+        patches=tower.tokens,
+        patch_values=getattr(vision, "num_channels", 3) * vision.patch_size**2,
+        text=text,
+        tiles=view.most_tiles,
+        classes=tower.classes,
+        projector=sum(module.in_features * module.out_features for module in linear),
+        number_bytes=view.module.dtype.itemsize,
+        feature_blocks=tower.feature_block + 1,
+        **more,
+    )

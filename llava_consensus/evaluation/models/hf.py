@@ -1,0 +1,267 @@
+"""A model of transformers, asked: by its own processor, chat template and `generate`. A picture or clip goes through
+the tower once, however many questions it has.
+
+A processor puts a text of its own where the placeholder of a picture stands: more placeholders, in some models with
+tags of tiles, line breaks or times of frames between them. It makes that text once, together with the pixels, and every
+prompt about the picture then holds it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL.Image import Image
+from PIL.Image import new as new_image
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.models.base import (
+    Answer,
+    Clip,
+    Encoded,
+    Host,
+    Prompt,
+    answers_of,
+    shape_of,
+    text_rows,
+)
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.hf.model import Features, HfModel
+from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.reduction.method import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class HfEncoded(Encoded):
+    """One picture or clip with what the model itself needs of it."""
+
+    modality: str  # image | video
+    text: str  # that stands for it in prompts
+    rows: Rows  # where its tokens come from
+    features: Features
+    inputs: dict[str, Tensor]  # what the positions of its tokens follow from
+
+
+class Processed(NamedTuple):
+    """What a processor makes of one picture or clip."""
+
+    modality: str  # image | video
+    text: str  # in place of its placeholder
+    ids: Tensor  # [1, n] of that text alone
+    inputs: dict[str, Any]  # pixels, and what the model needs to know of them
+
+
+class HfHost(Host):
+    """A model with its processor.
+
+    Args:
+        view: of the model.
+        processor: of the same checkpoint.
+    """
+
+    def __init__(self, view: HfModel, processor: Any) -> None:
+        super().__init__(view, processor.tokenizer)
+        self.processor = processor
+        view.image_processor = processor.image_processor
+
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
+        config, projector = self.model.config, getattr(self.view.inner, "multi_modal_projector", None)
+        return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text)
+
+    def grid_columns(self, size: tuple[int, int]) -> int:
+        """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
+        columns: int = self.view.grid_columns(size)
+        return columns
+
+    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+        """Rows of a prompt that are no pictures, and how many of them follow the last picture; tags between the tiles
+        of a picture are not counted.
+        """
+        return text_rows(
+            self.prompt_ids(prompt, pictures), [self.tokenizer.convert_tokens_to_ids(self._placeholder("image"))]
+        )
+
+    @torch.inference_mode()
+    def encode(self, pictures: list[Image | Clip]) -> list[Encoded]:
+        """Pictures and clips through the processor, tower and projector, in one batch where they have one shape."""
+        processed = [self._processed(picture) for picture in pictures]
+        with self.attachment() as attachment, attachment.call():
+            alike = len({_shapes(one) for one in processed}) == 1
+            groups = [processed] if alike else [[one] for one in processed]
+            encoded = [part for group in groups for part in self._encode(attachment, group)]
+        sizes = [picture.frames[0].size if isinstance(picture, Clip) else picture.size for picture in pictures]
+        return [
+            HfEncoded(
+                features.tiles[0],
+                rows.tiles > 1,
+                size,
+                attachment.method,
+                attachment.budget,
+                one.modality,
+                one.text if not self.view.lays_out else self._placeholder(one.modality) * len(rows.token),
+                rows,
+                features,
+                {name: one.inputs[name] for name in self.view.placed_by if name in one.inputs},
+            )
+            for one, size, (rows, features) in zip(processed, sizes, encoded, strict=True)
+        ]
+
+    def _encode(self, attachment: Attachment, processed: list[Processed]) -> list[tuple[Rows, Features]]:
+        """Rows and features of every picture of a batch of one shape."""
+        modality = processed[0].modality
+        names = [name for name, value in processed[0].inputs.items() if isinstance(value, Tensor)]
+        joined = {name: torch.cat([one.inputs[name] for one in processed]) for name in names}
+        inputs = self._placed(self.view.encoder_inputs(joined)[modality])
+        pictures = self.view.pictures(modality, inputs, torch.cat([one.ids for one in processed]))
+        features = self.view.encode(attachment, modality, inputs, pictures)
+        sizes = [len(rows.token) for rows in pictures]
+        tokens = features.tokens.split(sizes)
+        planes = [plane.split(sizes) for plane in features.planes]
+        return [
+            (rows, Features([features.tiles[index]], tokens[index], tuple(plane[index] for plane in planes)))
+            for index, rows in enumerate(pictures)
+        ]
+
+    def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture, by its processor."""
+        content = [{"type": "image"}, {"type": "text", "text": prompt.text}]
+        text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
+
+    def _placed(self, inputs: Any) -> dict[str, Tensor]:
+        """Tensors where the model stands, in its dtype where they are no whole numbers."""
+        device, dtype = self.model.device, self.model.dtype
+        return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
+
+    def answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+    ) -> list[Answer]:
+        """Answers of prompts that are asked together, in one left-padded batch."""
+        padded, mask = self.pad(ids)
+        pictures: list[Any] = [picture for row_pictures in encoded for picture in row_pictures]
+        more = self.view.row_inputs(padded, mask.bool(), _together(pictures)) if pictures else {}
+        with attachment.call(encoded=pictures or None, questions=[prompt.text for prompt in prompts]) as call:
+            output = self.model.generate(input_ids=padded, attention_mask=mask, **more, **self.generation(prompts[0]))
+        texts = self.decode(output[:, padded.shape[1] :])
+        placeholders = [self.view.placeholder(modality) for modality in {picture.modality for picture in pictures}]
+        limit = None if self.view.keeps_positions else self.view.decoder.reach
+        return answers_of(call, texts, [text_rows(row, placeholders) for row in ids], limit, range(len(ids)))
+
+    def question_ids(self, prompt: Prompt, pictures: list[Any]) -> Tensor:
+        """Ids [L] of a prompt about these pictures, with a row for every token of theirs.
+
+        Raises:
+            OptionError: for several pictures where the model would have encoded each of them in another way alone.
+        """
+        if self.view.tiled_alone and sum(picture.modality == "image" for picture in pictures) > 1:
+            raise OptionError(
+                f"{len(pictures)} pictures in one prompt: {type(self.model).__name__} cuts a picture into tiles only "
+                "where it is alone, and the harness encodes each by itself. Ask about one picture"
+            )
+        text = self._text(prompt.text, [picture.modality for picture in pictures])
+        return self._ids(text, [(picture.modality, picture.text) for picture in pictures])
+
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+        """Ids [L] of a prompt by the model's own chat template, one placeholder for each picture."""
+        placeholder = self._placeholder("image")
+        return self._ids(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
+
+    def check_prompts(self) -> None:
+        """Tries a picture of one colour.
+
+        Raises:
+            OptionError: where the processor makes another prompt of it than this host does.
+        """
+        image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
+        expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
+        picture = self._processed(image, {})
+        if not torch.equal(self._ids(text, [(picture.modality, picture.text)]), expected.input_ids[0]):
+            raise OptionError(
+                f"the processor of {type(self.model).__name__} puts a prompt together in a way the harness is not "
+                "adapted to. attach(model, ...) works in your own generate call"
+            )
+
+    def _placeholder(self, modality: str) -> str:
+        """What the chat template puts where a picture or clip stands."""
+        token: str = getattr(self.processor, f"{modality}_token")
+        return token
+
+    def _processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
+        """One picture or clip alone; `image_options` are for the image processor, None those of the view."""
+        if isinstance(picture, Clip):
+            modality, arguments = "video", _of_clip(picture)
+        else:
+            more = self.view.preprocessing if image_options is None else image_options
+            modality, arguments = "image", {"images": [picture], **more}
+        options = {"return_tensors": "pt", "return_text_replacement_offsets": True}
+        inputs = dict(self.processor(text=[self._placeholder(modality)], **arguments, **options))
+        ((replaced,),) = inputs.pop("text_replacement_offsets")
+        return Processed(modality, replaced["replacement"], inputs.pop("input_ids"), inputs)
+
+    def _text(self, question: str, modalities: list[str]) -> str:
+        """The prompt of a question about pictures and clips, with one placeholder for each.
+
+        Raises:
+            OptionError: for a model without a chat template.
+        """
+        content = [*({"type": modality} for modality in modalities), {"type": "text", "text": question}]
+        try:
+            prompt: str = self.processor.apply_chat_template(
+                [{"role": "user", "content": content}], add_generation_prompt=True
+            )
+        except ValueError as error:
+            raise OptionError(
+                f"the model has no chat template that takes {', '.join(modalities) or 'text'} ({error}): take a "
+                "checkpoint that was trained to answer questions, with its chat_template.jinja"
+            ) from error
+        return prompt
+
+    def _ids(self, text: str, pictures: list[tuple[str, str]]) -> Tensor:
+        """Ids [L] of a prompt in which each placeholder is replaced.
+
+        Args:
+            text: of the chat template.
+            pictures: modality and text of each, in order.
+        """
+        parts = {
+            f"{modality}s_replacements": [part for kind, part in pictures if kind == modality]
+            for modality in ("image", "video")
+        }
+        texts, _ = self.processor.get_text_with_replacements([text], **parts)
+        ids: Tensor = self.tokenizer(texts[0], return_tensors="pt", **self._special(text)).input_ids[0]
+        return ids
+
+    def _special(self, text: str) -> dict[str, bool]:
+        """Whether the tokenizer adds a mark of the beginning, which some templates have in them."""
+        mark = self.tokenizer.bos_token
+        return {"add_special_tokens": mark is None or not text.startswith(mark)}
+
+
+def _shapes(processed: Processed) -> tuple[Any, ...]:
+    """Equal for pictures that can be encoded in one batch."""
+    tensors = {name: value.shape for name, value in processed.inputs.items() if isinstance(value, Tensor)}
+    return processed.modality, processed.ids.shape, *tensors.items()
+
+
+def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
+    """What the positions of tokens follow from, of all pictures."""
+    names = {name for picture in pictures for name in picture.inputs}
+    return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
+
+
+def _of_clip(clip: Clip) -> dict[str, Any]:
+    """The arguments of a processor for a clip whose frames are chosen already."""
+    from transformers.video_utils import VideoMetadata
+
+    width, height = clip.frames[0].size
+    metadata = VideoMetadata(
+        total_num_frames=clip.length,
+        fps=clip.rate,
+        width=width,
+        height=height,
+        duration=None if clip.rate is None else clip.length / clip.rate,
+        frames_indices=list(clip.places),
+    )
+    return {"videos": [list(clip.frames)], "video_metadata": [metadata], "do_sample_frames": False}

@@ -1,0 +1,243 @@
+"""Qwen-VL, CogVLM and InternVL-Chat, asked: by the model's own prompts and `generate`.
+
+The tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded
+batches, those of InternVL-Chat one by one.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.models.base import Answer, Encoded, Host, Prompt, answers_of
+from llava_consensus.evaluation.models.llava import LlavaHost
+from llava_consensus.evaluation.models.loading import OWN_PROMPTS
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.remote.cogvlm import CogVLM
+from llava_consensus.hosts.remote.internvl_chat import InternVLChat
+from llava_consensus.hosts.remote.qwen_vl import QwenVL
+from llava_consensus.reduction.method import Shape
+
+ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
+
+
+class RemoteHost(Host):
+    """A model that carries its own code, with its tokenizer."""
+
+    @property
+    def padding(self) -> int:
+        """Id of padding; the end of a document for Qwen's tokenizer, which has none."""
+        end: int | None = getattr(self.tokenizer, "eod_id", None)
+        return super().padding if end is None else end
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """A picture as the tower takes it, by the model's own preprocessing: [3, h, w]."""
+        raise NotImplementedError
+
+    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+        """A prompt about that many pictures in the model's own words, as arguments of `generate` by row, each [L]."""
+        raise NotImplementedError
+
+    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
+        """Arguments of `generate` in place of pictures that were encoded before, so many in each row."""
+        return {}
+
+    @torch.inference_mode()
+    def encode(self, images: list[Any]) -> list[Encoded]:
+        """Pictures through the model's own preprocessing, tower and projector, in one batch."""
+        pixels = torch.stack([self.pixels(image) for image in images])
+        with self.attachment() as attachment, attachment.call():
+            tiles = attachment.encode(pixels.to(self.model.device, self.model.dtype), [1] * len(images))
+        attached = attachment.method, attachment.budget
+        return [Encoded(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
+
+    def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
+        """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
+        return self._text_rows(self.words(prompt, pictures))
+
+    def _text_rows(self, words: dict[str, Tensor]) -> tuple[int, int]:
+        kinds = self.view.kinds({name: value[None] for name, value in words.items()})
+        if kinds is None:
+            return (len(words["input_ids"]),) * 2
+        visual = kinds.picture[0] >= 0
+        return int((~visual).sum()), len(visual) - 1 - int(visual.nonzero()[-1])
+
+    def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
+        """Token ids [L] of a prompt, with a row for each token of its pictures, on the CPU."""
+        return self.words(prompt, pictures)["input_ids"]
+
+    def answer_group(
+        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+    ) -> list[Answer]:
+        """Answers of prompts that are asked together, in one left-padded batch."""
+        counts = [len(pictures) for pictures in encoded]
+        words = [self.words(*pair) for pair in zip(prompts, counts, strict=True)]
+        padded, mask = self.pad([row["input_ids"] for row in words])
+        types = {name: _padded([row[name] for row in words]).to(mask) for name in words[0] if name != "input_ids"}
+        tiles = [picture.tiles for pictures in encoded for picture in pictures]
+        fields = {"encoded": tiles or None, "questions": [prompt.text for prompt in prompts]}
+        arguments = {**types, **self.stand_ins(counts), **self.generation(prompts[0])}
+        with attachment.call(**fields) as call:
+            output = self.model.generate(padded, attention_mask=mask, **arguments)
+        texts = self.decode(output[:, padded.shape[1] :])
+        return answers_of(call, texts, [self._text_rows(row) for row in words], None, range(len(ids)))
+
+
+def _padded(rows: list[Tensor]) -> Tensor:
+    """Rows padded on the left with zeros: [R, L]."""
+    width = max(len(row) for row in rows)
+    return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+
+
+class QwenVLHost(RemoteHost):
+    """Qwen-VL, which reads pictures from files that its prompts name."""
+
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture and `text` other rows.
+
+        The tower's rows are patches, of which there are more than tokens; the others count as class tokens do. Each
+        token costs the resampler its share of the patches, which are projected, and made keys and values of; its own
+        query, the projection after the attention, and the last one.
+        """
+        config, visual, tokens = self.model.config, self.model.config.visual, self.visual_tokens
+        width, output = visual["width"], visual["output_dim"]
+        patches = (visual["image_size"] // visual["patch_size"]) ** 2
+        return Shape(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_attention_heads,
+            head_width=config.kv_channels,
+            inner=config.intermediate_size // 2,
+            vocabulary=config.vocab_size,
+            blocks=visual["layers"],
+            vision_width=width,
+            vision_heads=visual["heads"],
+            vision_inner=int(width * visual["mlp_ratio"]),
+            patches=tokens,
+            patch_values=3 * visual["patch_size"] ** 2,
+            text=text,
+            classes=patches - tokens,
+            projector=patches // tokens * (width * output + 2 * output**2) + 3 * output**2,
+            number_bytes=self.model.dtype.itemsize,
+            feature_blocks=visual["layers"],
+        )
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """A picture by the tower's own transform."""
+        pixels: Tensor = self.model.transformer.visual.image_transform(image.convert("RGB"))
+        return pixels
+
+    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+        """`<img>`, as many fillers as a picture has rows, `</img>`, the question, and `Answer:`."""
+        start, end, pad = self.view.marks
+        words = self.tokenizer(prompt.text + ANSWER, return_tensors="pt").input_ids[0]
+        picture = torch.tensor([start, *[pad] * self.visual_tokens, end])
+        return {"input_ids": torch.cat([*[picture] * pictures, words])}
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        """The picture as a file, whose path stands in the prompt."""
+        ids, start = self.prompt_ids(prompt)[None], self.view.marks[0]
+        path = folder / "picture.png"
+        image.save(path)
+        name = list(str(path).encode())
+        if len(name) >= self.visual_tokens:
+            raise OptionError(f"{path}: longer than the {self.visual_tokens} rows of a picture, which hold its path")
+        place = int((ids[0] == start).nonzero()[0]) + 1
+        ids[0, place : place + len(name)] = torch.tensor(name)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class CogVLMHost(RemoteHost):
+    """CogVLM, which reads at most one picture in a prompt."""
+
+    def shape(self, text: int = 0) -> Shape:
+        """Sizes of the model, with a prompt of one picture and `text` other rows."""
+        config, vision = self.model.config, self.model.config.vision_config
+        return Shape(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_attention_heads,
+            head_width=config.hidden_size // config.num_attention_heads,
+            inner=config.intermediate_size,
+            vocabulary=config.vocab_size,
+            blocks=vision["num_hidden_layers"],
+            vision_width=vision["hidden_size"],
+            vision_heads=vision["num_heads"],
+            vision_inner=vision["intermediate_size"],
+            patches=self.visual_tokens,
+            patch_values=3 * vision["patch_size"] ** 2,
+            text=text,
+            projector=vision["hidden_size"] * config.hidden_size + 3 * config.hidden_size * config.intermediate_size,
+            number_bytes=self.model.dtype.itemsize,
+            feature_blocks=vision["num_hidden_layers"],
+        )
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """A picture as the model's own prompt has it."""
+        pixels: Tensor = self._conversation("", None, image)["images"][0]
+        return pixels
+
+    def words(self, prompt: Prompt, pictures: int) -> dict[str, Tensor]:
+        """The model's own conversation about one picture, or none."""
+        if pictures > 1:
+            raise OptionError(f"{pictures} pictures in a prompt: CogVLM reads one")
+        image = Image.new("RGB", (1, 1)) if pictures else None
+        built = self._conversation(prompt.text, prompt.conversation, image)
+        return {name: built[name] for name in ("input_ids", "token_type_ids")}
+
+    def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
+        """As many pictures of nothing."""
+        return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        """What the model's authors pass."""
+        built = self._conversation(prompt.text, prompt.conversation, image)
+        device, dtype = self.model.device, self.model.dtype
+        words = {name: built[name][None].to(device) for name in ("input_ids", "token_type_ids", "attention_mask")}
+        return {**words, "images": [[built["images"][0].to(device, dtype)]]}
+
+    def _conversation(self, text: str, template: str | None, image: Image.Image | None) -> dict[str, Any]:
+        images = None if image is None else [image.convert("RGB")]
+        template = None if template == OWN_PROMPTS else template
+        built: dict[str, Any] = self.model.build_conversation_input_ids(
+            self.tokenizer, query=text, history=[], images=images, template_version=template
+        )
+        return built
+
+
+class InternVLChatHost(LlavaHost):
+    """An InternVL-Chat model with its tokenizer and image processor. Its code makes mask and positions from the length
+    of the cache and answers no padded batch, so prompts are asked one by one, and `generate` gives the prompt back in
+    front of the answer.
+    """
+
+    view_class = InternVLChat
+    shares = False
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture."""
+        inputs = super().own_inputs(prompt, image, folder)
+        del inputs["image_sizes"]
+        return inputs
+
+    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+        """Each prompt alone."""
+        return [[row] for row in range(len(ids))]
+
+    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+        """Texts by the model's own `generate`."""
+        ids, mask = self.pad(rows)
+        images = self.blank(pictures) if pictures else None
+        output = self.model.generate(ids, images=images, attention_mask=mask, **self.generation(prompt))
+        return self.decode(output[:, ids.shape[1] :])
+
+
+def host_of(view: Any, tokenizer: Any = None) -> RemoteHost:
+    """The host of a view of Qwen-VL or CogVLM."""
+    host_class = next(host for kind, host in ((QwenVL, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
+    return host_class(view, tokenizer)
