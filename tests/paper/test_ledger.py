@@ -1,4 +1,4 @@
-"""The ledger: published results, every budget by one account. Run: `pytest tests/test_ledger.py`."""
+"""The ledger: published results, every budget by one account. Run: `pytest tests/paper/test_ledger.py`."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def one(rows: list[Accounted], method: str, tokens: int) -> Accounted:
     return found
 
 
-def test_64_tokens_after_a_cut_behind_layer_10_are_224_in_the_layer_mean(rows: list[Accounted]) -> None:
+def test_64_tokens_after_a_cut_at_layer_10_are_224_in_the_layer_mean(rows: list[Accounted]) -> None:
     row = one(rows, "DIPrune", 64)
     assert row.layers == [576] * 10 + [64] * 22
     assert row.average == 224

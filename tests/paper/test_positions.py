@@ -1,5 +1,5 @@
 """Kept and closed-up positions: the study's method beside those that act after the tower, the attention that is read,
-and the command. Run: `pytest tests/test_positions.py`.
+and the command. Run: `pytest tests/paper/test_positions.py`.
 """
 
 import json
@@ -51,14 +51,14 @@ def logits(model: Any, prompt: SimpleNamespace) -> torch.Tensor:
 @needs_5
 @torch.no_grad()
 @pytest.mark.parametrize("closed_from, positions", [(0, "renumber"), (None, "keep")])
-def test_from_the_first_layer_on_it_is_the_policy_of_a_method_behind_the_tower(
+def test_from_the_first_layer_on_it_is_the_policy_of_a_method_after_the_tower(
     llava_model: Any, prompt: SimpleNamespace, closed_from: int | None, positions: str
 ) -> None:
     with Attachment(view_of(llava_model), ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
         inside = logits(llava_model, prompt)
     with attach(llava_model, tokens=TOKENS, alpha=1.0, merged=0, positions=positions):
-        behind = logits(llava_model, prompt)
-    assert torch.allclose(inside, behind, atol=1e-4)
+        after = logits(llava_model, prompt)
+    assert torch.allclose(inside, after, atol=1e-4)
 
 
 @needs_5

@@ -1,6 +1,6 @@
 """Intervals and tests: coverage where the truth is known, McNemar by hand, every statistic against its scorer's rule.
 
-Run: `pytest tests/test_stats.py`.
+Run: `pytest tests/evaluation/report`.
 """
 
 import json
