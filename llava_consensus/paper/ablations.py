@@ -61,22 +61,21 @@ class Ablation:
 def ablation(name: str) -> Ablation:
     """The ablation of a preset: its options are those in which the rows that the paper prints differ."""
     found, default = preset.read(name), make(METHOD)
+    printed = [row for row in found.rows if row.printed]
     values = []
-    for row in found.rows:
+    for row in printed:
         words = dict(word.split("=") for word in row.method.partition(":")[2].split(",") if word)
         own = {key: type(getattr(default, key))(value) for key, value in words.items()}
-        values.append(own | ({} if row.merged is None else {"merged": row.merged}))
-    known = dict.fromkeys(key for own in values for key in own)
-    of_printed = [
-        {key: own.get(key, getattr(default, key, MERGED)) for key in {**known, "fuser": None}}
-        for own, row in zip(values, found.rows, strict=True)
-        if row.printed
-    ]
-    options = tuple(key for key in known if len({own[key] for own in of_printed}) > 1)
-    beside = [found.printed_row(row.printed) for row in found.rows if row.printed]
-    scores = [{name: row[column] / scale(column) for name, column in found.benchmarks.items()} for row in beside if row]
-    settings = [tuple(own[key] for key in options) for own in of_printed]
-    return Ablation(TITLES[name], options, dict(zip(settings, scores, strict=True)), of_printed[0]["fuser"])
+        values.append({"merged": MERGED if row.merged is None else row.merged, **own})
+    known = dict.fromkeys([*(key for own in values for key in own), "fuser"])
+    whole = [{key: own.get(key, getattr(default, key, None)) for key in known} for own in values]
+    options = tuple(key for key in known if len({own[key] for own in whole}) > 1)
+    scores: dict[Setting, Mapping[str, float]] = {}
+    for own, row in zip(whole, printed, strict=True):
+        beside = found.printed_row(row.printed) or {}
+        percent = {name: beside[column] / scale(column) for name, column in found.benchmarks.items()}
+        scores[tuple(own[key] for key in options)] = percent
+    return Ablation(TITLES[name], options, scores, str(whole[0]["fuser"]))
 
 
 @dataclass(frozen=True)
