@@ -1,5 +1,5 @@
 """Kept and closed-up positions: the study's method beside those that act after the tower, the attention that is read,
-and the command. Run: `pytest tests/paper/test_positions.py`.
+and the command. Run: `pytest tests/paper/study`.
 """
 
 import json
@@ -25,7 +25,7 @@ from llava_consensus.paper.study.methods import ClosedFrom, attention_by_place
 from llava_consensus.reduction.budget import Budget
 
 TOKENS = 6
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QUESTION = Prompt("Is there a dog?")
 needs_5 = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5, reason="transformers 4 does not advance given positions"

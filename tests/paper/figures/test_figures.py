@@ -151,7 +151,7 @@ def test_other_settings_take_no_benchmark_away(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_figure() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "paper.md").read_text()
     assert [figure.name for figure in figures.FIGURES if figure.name not in page] == []
 
 
