@@ -29,13 +29,13 @@ API = {  # sections of the page, and what is shown in each
     "Parts of ConsensusDrop": ("reduction.saliency", "reduction.selection", "reduction.merging"),
     "Models, for new hosts": ("hosts.base.Model", "hosts.base.Tower", "hosts.base.Decoder"),
     "Benchmarks and runs": (
-        "benchmarks.make",
-        "benchmarks.base.Benchmark",
-        "runs.configuration.RunConfig",
-        "runs.configuration.prepare",
-        "runs.loop.run",
+        "evaluation.benchmarks.make",
+        "evaluation.benchmarks.base.Benchmark",
+        "evaluation.runs.configuration.RunConfig",
+        "evaluation.runs.configuration.prepare",
+        "evaluation.runs.loop.run",
     ),
-    "Drawings": ("report.overlay.overlay", "report.overlay.contact_sheet"),
+    "Drawings": ("evaluation.report.overlay.overlay", "evaluation.report.overlay.contact_sheet"),
 }
 
 
