@@ -75,14 +75,15 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
         for repair in folder.repairs:
             log.warning("%s", repair)
         _forget(plan, folder, execution)
-        pending = [question for question in plan.questions if question.index not in folder.done]
+        done = folder.done
+        pending = [question for question in plan.questions if question.index not in done]
         stored = folder.metrics()
         if stored is not None and not pending:
             return _complete(plan, folder, stored, execution)
         seconds = 0.0
         if pending:
-            if folder.done:
-                log.info("%s: going on after %d of %d questions", folder.path, len(folder.done), len(plan.questions))
+            if done:
+                log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
             try:
                 seconds = _ask(plan, folder, pending, execution, host_loader)
             except KeyboardInterrupt:
