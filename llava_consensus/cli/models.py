@@ -49,12 +49,12 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
         yield from _matrix()
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
-    from llava_consensus.hosts import HOSTS
+    from llava_consensus.hosts import known_hosts
     from llava_consensus.methods import known_methods, method_class
 
     kinds = {
         "methods": known_methods(),
-        "hosts": {name: host.line for name, host in HOSTS.items()},
+        "hosts": {name: host.line for name, host in known_hosts().items()},
         "benchmarks": known_benchmarks(),
     }
     if given.what in kinds:

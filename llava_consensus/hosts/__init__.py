@@ -4,10 +4,10 @@ imported when it is used.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.layouts import LAYOUTS
 
@@ -32,6 +32,7 @@ class HostEntry(NamedTuple):
 
 
 OURS = "llava_consensus.hosts"
+GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostEntry`
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
@@ -166,8 +167,22 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
 
 def view_class(place: str) -> Any:
     """The class of a host's views, named as `module:class`."""
-    module, name = place.split(":")
-    return getattr(import_module(module), name)
+    return load_place(place)
+
+
+def known_hosts() -> dict[str, HostEntry]:
+    """Every host: ours, then those of other packages.
+
+    Raises:
+        OptionError: for a registered one that is no `HostEntry` or cannot be imported.
+    """
+    hosts = dict(HOSTS)
+    for name in registered(GROUP).keys() - HOSTS.keys():
+        found, where = load_registered(GROUP, "host", name, HOSTS)
+        if not isinstance(found, HostEntry):
+            raise OptionError(f"{where}: must be a HostEntry (docs/adding.md)")
+        hosts[name] = found
+    return hosts
 
 
 def chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dict[str, str]:
@@ -182,11 +197,14 @@ def chosen(entry: HostEntry, model: str, given: Mapping[str, str] | None) -> dic
 
 def adapting(classes: Sequence[str], kind: object, tower: object) -> HostEntry | None:
     """The host of a model of one of these classes, or of this kind where no class is named, whose configuration names
-    this vision tower.
+    this vision tower. Those of other packages are looked at where it is none of ours.
     """
-    entries = [
-        entry for entry in HOSTS.values() if set(classes) & set(entry.classes) or (not classes and kind in entry.types)
-    ]
+
+    def among(hosts: Mapping[str, HostEntry]) -> list[HostEntry]:
+        known = hosts.values()
+        return [one for one in known if set(classes) & set(one.classes) or (not classes and kind in one.types)]
+
+    entries = among(HOSTS) or among(known_hosts())
     named = [entry for entry in entries if any(word in str(tower).lower() for word in entry.towers)]
     plain = [entry for entry in entries if not entry.towers]
     return next(iter(named or plain), None)

@@ -16,7 +16,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.allocator import keep_freed_memory
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, tower_named, view_class
+from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named, view_class
 from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods.options import truth
 
@@ -228,14 +228,14 @@ def check(
 
 
 def name_of(model: str, loading: Loading | None = None) -> str:
-    """The name in HOSTS of the host that adapts a model.
+    """The name of the host that adapts a model.
 
     Raises:
         ConsensusError: for a folder that is no checkpoint, or a class no host adapts.
     """
     loading = loading or Loading()
     entry = _entry(find(model, loading.revision), loading)
-    return next(name for name, known in HOSTS.items() if known is entry)
+    return next(name for name, known in known_hosts().items() if known is entry)
 
 
 def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
