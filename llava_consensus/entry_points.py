@@ -2,7 +2,7 @@
 its methods and benchmarks known wherever both are installed (docs/adding.md).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,6 +12,37 @@ from llava_consensus.errors import OptionError, unknown_name
 def load_place(place: str) -> Any:
     """What stands at `module:Class`."""
     return EntryPoint("", place, "").load()
+
+
+class Registry(MutableMapping[str, Any]):
+    """Classes of this package by name, each imported when it is used.
+
+    Args:
+        package: that has them.
+        places: `file:Class` of each, in the order of lists.
+    """
+
+    def __init__(self, package: str, places: Mapping[str, str]) -> None:
+        self.places: dict[str, Any] = {name: f"{package}.{place}" for name, place in places.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        place = self.places[name]
+        return load_place(place) if isinstance(place, str) else place
+
+    def __setitem__(self, name: str, found: Any) -> None:
+        self.places[name] = found
+
+    def __delitem__(self, name: str) -> None:
+        del self.places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
 
 
 def registered(group: str) -> dict[str, str]:

@@ -5,15 +5,13 @@ METHODS.line("fastv")   what it does, in one line; read from the text of its fil
 """
 
 import ast
-from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from inspect import isclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.entry_points import load_registered, registered
+from llava_consensus.entry_points import Registry, load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.methods.options import truth
 
@@ -23,29 +21,8 @@ if TYPE_CHECKING:
 GROUP = "llava_consensus.methods"  # entry points of other packages
 
 
-class Catalogue(Mapping[str, "type[Method]"]):
-    """Methods by name.
-
-    Args:
-        places: `file:Class` of each, the file being one of this package.
-    """
-
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self.places = {name: tuple(place.split(":")) for name, place in places.items()}
-
-    def __getitem__(self, name: str) -> "type[Method]":
-        module, class_name = self.places[name]
-        found: type[Method] = getattr(import_module(f"{__name__}.{module}"), class_name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
+class Methods(Registry):
+    """Methods by name; what lists say of them is read from the text of their files, which are not imported."""
 
     def line(self, name: str) -> str:
         """The first paragraph of a method's docstring, in one line."""
@@ -61,14 +38,15 @@ class Catalogue(Mapping[str, "type[Method]"]):
 
     def _class(self, name: str) -> ast.ClassDef:
         """The class of a method as its file has it."""
-        module, class_name = self.places[name]
-        spec = find_spec(f"{__name__}.{module}")
+        module, class_name = self.places[name].split(":")
+        spec = find_spec(module)
         assert spec is not None and spec.origin is not None
         nodes = ast.parse(Path(spec.origin).read_text("utf-8")).body
         return next(node for node in nodes if isinstance(node, ast.ClassDef) and node.name == class_name)
 
 
-METHODS = Catalogue(
+METHODS = Methods(
+    __name__,
     {
         "consensusdrop": "consensusdrop:ConsensusDrop",
         "consensusdrop+": "consensusdrop_plus:ConsensusDropPlus",
@@ -92,7 +70,7 @@ METHODS = Catalogue(
         "sparsevlm": "sparsevlm:SparseVLM",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "dart": "dart:Dart",
-    }
+    },
 )
 
 
@@ -104,7 +82,8 @@ def method_class(name: str) -> "type[Method]":
         OptionError: for a name that is neither, or a registered one that is no method or cannot be imported.
     """
     if name in METHODS:
-        return METHODS[name]
+        ours: type[Method] = METHODS[name]
+        return ours
     found, where = load_registered(GROUP, "method", name, METHODS)
     return checked(where, found)
 

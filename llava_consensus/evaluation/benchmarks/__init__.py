@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from inspect import isclass
 from typing import Any
 
-from llava_consensus.entry_points import load_place, load_registered, registered
+from llava_consensus.entry_points import Registry, load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 
@@ -17,9 +17,9 @@ __all__ = ["BENCHMARKS", "Benchmark", "DataFile", "Question", "benchmark_class",
 
 GROUP = "llava_consensus.benchmarks"  # entry points of other packages
 
-BENCHMARKS: dict[str, type[Benchmark]] = {
-    name: load_place(f"{__name__}.{place}")
-    for name, place in {
+BENCHMARKS = Registry(
+    __name__,
+    {
         "vqav2": "vqav2:VQAv2",
         "gqa": "gqa:GQA",
         "sqa": "sqa:ScienceQA",
@@ -33,8 +33,8 @@ BENCHMARKS: dict[str, type[Benchmark]] = {
         "tgif": "video_qa:TGIF",
         "msvd": "video_qa:MSVD",
         "msrvtt": "video_qa:MSRVTT",
-    }.items()
-}
+    },
+)
 
 
 def benchmark_class(name: str) -> type[Benchmark]:
@@ -45,7 +45,8 @@ def benchmark_class(name: str) -> type[Benchmark]:
         OptionError: for a name that is neither, or a registered one that is no benchmark or cannot be imported.
     """
     if name in BENCHMARKS:
-        return BENCHMARKS[name]
+        ours: type[Benchmark] = BENCHMARKS[name]
+        return ours
     found, where = load_registered(GROUP, "benchmark", name, BENCHMARKS)
     if not (isclass(found) and issubclass(found, Benchmark) and is_dataclass(found)):
         raise OptionError(f"{where}: must be a dataclass that derives from Benchmark (docs/adding.md)")
