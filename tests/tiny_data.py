@@ -186,3 +186,18 @@ def make_sqa(data: Path) -> Path:
     (folder / "problems.json").write_text(json.dumps(problems | {"1": {"choices": ["a"], "answer": 0}}))
     (folder / "pid_splits.json").write_text(json.dumps({"test": list(problems), "train": ["1"]}))
     return data
+
+
+def write_mp4(path: Path, count: int, size: tuple[int, int] = (64, 48), codec: str = "mpeg4") -> Path:
+    """A video whose frame n is gray of value 10 n; needs PyAV."""
+    import av
+    import numpy as np
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=5)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(count):
+            gray = np.full((size[1], size[0], 3), 10 * number, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="rgb24")))
+        container.mux(stream.encode())
+    return path

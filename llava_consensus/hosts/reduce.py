@@ -92,8 +92,8 @@ def reduce(
     assert model.tower is not None
     with torch.autocast(full.embeds.device.type, enabled=False):
         probe = None
-        if Need.PROBE in method.needs:
-            with watch.time("probe"):
+        with watch.time("probe"):
+            if Need.PROBE in method.needs:
                 probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
         source = Source(full, layout, tiles, model.tower, method, prompts, probe, clip)
         groups = []

@@ -59,7 +59,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         plan,
         model=tuned(host.model, plan),
         args=transformers.TrainingArguments(**settings(plan, states), remove_unused_columns=False),
-        train_dataset=Examples(data, plan.images, host.prompts, host.view.preprocessing),
+        train_dataset=Examples(data, plan.images, host),
         data_collator=lambda rows: collated(rows, padding),
     )
     trainer.train()
@@ -103,12 +103,11 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
     Args:
         data: the conversations.
         images: folder of their pictures.
-        prompts: of the model.
-        preprocessing: what the image processor is told beside the picture.
+        host: whose processor reads them.
     """
 
-    def __init__(self, data: Conversations, images: Path, prompts: Any, preprocessing: dict[str, Any]) -> None:
-        self.data, self.images, self.prompts, self.preprocessing = data, images, prompts, preprocessing
+    def __init__(self, data: Conversations, images: Path, host: Any) -> None:
+        self.data, self.images, self.host = data, images, host
 
     def __len__(self) -> int:
         return len(self.data.entries)
@@ -118,7 +117,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         pictures: list[tuple[str, str]] = []
         inputs: dict[str, Any] = {}
         if "image" in entry:
-            processed = self.prompts.process(open_image(self.images / entry["image"]), self.preprocessing)
+            processed = self.host.processed(open_image(self.images / entry["image"]))
             pictures, inputs = [(processed.modality, processed.text)], processed.inputs
         ids, labels = self._rows(entry, pictures)
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and name not in ROWS}
@@ -147,8 +146,8 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return ids, labels
 
     def _ids(self, messages: list[dict[str, Any]], asks: bool, pictures: list[tuple[str, str]]) -> Tensor:
-        text = self.prompts.processor.apply_chat_template(messages, add_generation_prompt=asks)
-        ids: Tensor = self.prompts.ids(text, pictures)
+        text = self.host.processor.apply_chat_template(messages, add_generation_prompt=asks)
+        ids: Tensor = self.host.ids_of(text, pictures)
         return ids
 
 

@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich")
 LIGHT = {
     "list": 0,
-    "list --hosts": 0,
     "--help": 0,
     "eval --help": 0,
     "--version": 0,

@@ -14,20 +14,20 @@ import torch
 from fakes import config, make_place
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llava_consensus.hosts.llava.shape import read_shape
 from models import IMAGE, runnable, tiny_llava
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models import Loading, Prompt
-from llava_consensus.evaluation.models.base import Prefill
+from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
+from llava_consensus.evaluation.models.llava import LlavaHost
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, match_budget
 from llava_consensus.evaluation.runs.metrics import run_costs
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.call import CachedLayer, cached_layers, prefills
+from llava_consensus.hosts.call import CachedLayer, cached_layers
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
@@ -109,7 +109,7 @@ def counted(model: Any, rows: int) -> int:
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_language_model_flops(tower_folder: Path, family: str) -> None:
     model = tiny_llava(tower_folder, family)
-    shape = read_shape(model, text=20)
+    shape = LlavaHost(model).shape(text=20)
     head = 2 * shape.width * shape.vocabulary
     for tokens in (1, 16, 300):
         ours = account.llm_flops(shape, [tokens] * shape.layers) - head
@@ -125,7 +125,7 @@ def test_language_model_flops_of_the_mini_model(host: Any) -> None:
 def test_vision_flops_with_projector(host: Any, pixels: torch.Tensor, tower_folder: Path) -> None:
     tiny = tiny_llava(tower_folder)
     for model, images in ((host.model, pixels), (tiny, torch.randn(1, 3, IMAGE, IMAGE))):
-        shape = read_shape(model)
+        shape = LlavaHost(model).shape()
         with torch.inference_mode(), counter() as flops:
             model.encode_images(images)
         ours = account.vision_flops(shape, [shape.patches] * shape.blocks)
@@ -254,19 +254,18 @@ def test_caches_of_every_kind() -> None:
 
 
 def test_shapes_of_the_paper_match_a_config() -> None:
-    """The presets agree with what `read_shape` makes of LLaVA-1.5-7B's published configuration."""
+    """The presets agree with what `shape_of` makes of LLaVA-1.5-7B's published configuration."""
     vision = SimpleNamespace(
         num_hidden_layers=24, hidden_size=1024, num_attention_heads=16, intermediate_size=4096, patch_size=14
     )
     vision.image_size, vision.num_channels = 336, 3
     config = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32)
     config.intermediate_size, config.vocab_size, config.image_aspect_ratio = 11008, 32000, "pad"
-    tower = SimpleNamespace(vision_tower=SimpleNamespace(config=vision), num_patches=576, select_layer=-2)
-    tower.vision_tower_name = "openai/clip-vit-large-patch14-336"
     layers = [torch.nn.Linear(1024, 4096, device="meta"), torch.nn.GELU(), torch.nn.Linear(4096, 4096, device="meta")]
-    inner = SimpleNamespace(mm_projector=torch.nn.Sequential(*layers))
-    model = SimpleNamespace(config=config, get_vision_tower=lambda: tower, get_model=lambda: inner, dtype=torch.float16)
-    assert read_shape(model, 66) == SEVEN._replace(question=None)
+    tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22)
+    view = SimpleNamespace(tower=tower, most_tiles=1, module=SimpleNamespace(dtype=torch.float16))
+    found = shape_of(view, config, vision, torch.nn.Sequential(*layers), 66)
+    assert found == SEVEN._replace(question=None)
 
 
 def cells(table: str, column: str, names: tuple[str, ...]) -> list[tuple[int, float]]:

@@ -107,7 +107,7 @@ def test_both_hosts_see_and_say_the_same(official: Path, converted: Path, layout
     images = [images[0].resize((300, 200)), images[1].crop((0, 0, 120, 50))]
     for image in images:
         pixels = process_images([image], pair[0].image_processor, pair[0].view.config)[0]
-        processed = pair[1].prompts.process(image, pair[1].view.preprocessing)
+        processed = pair[1].processed(image)
         assert torch.equal(processed.inputs["pixel_values"][0], pixels)
     prompts = [models.Prompt(question.text, None, 4) for question in questions]
     for name, tokens in (("consensusdrop", 160), ("tome", 320)):

@@ -232,7 +232,7 @@ def test_every_budget_from_one_to_all_has_a_schedule(name: str) -> None:
 
 def test_options_are_refused_with_their_bound() -> None:
     wrong = [("fastv", "count", "mean"), ("fastv", "layer", 1.5), ("pyramiddrop", "count", "all")]
-    wrong += [("dart", "exact", "yes"), ("sparsevlm", "version", "3.0"), ("sparsevlm", "scale", -1.0)]
+    wrong += [("dart", "exact", "maybe"), ("sparsevlm", "version", "3.0"), ("sparsevlm", "scale", -1.0)]
     for name, option, value in wrong:
         with pytest.raises(OptionError, match=option):
             make(name, **{option: value})

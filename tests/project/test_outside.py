@@ -107,7 +107,7 @@ LISTS = {
 @pytest.mark.parametrize("kind", LISTS)
 def test_a_list_of_other_files_is_no_video(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("av")
-    from test_video import write_mp4
+    from tiny_data import write_mp4
 
     write_mp4(tmp_path / "real.mp4", 4)
     (tmp_path / "list.mp4").write_text(LISTS[kind])

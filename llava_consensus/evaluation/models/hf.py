@@ -86,7 +86,7 @@ class HfHost(Host):
     @torch.inference_mode()
     def encode(self, pictures: list[Image | Clip]) -> list[Encoded]:
         """Pictures and clips through the processor, tower and projector, in one batch where they have one shape."""
-        processed = [self._processed(picture) for picture in pictures]
+        processed = [self.processed(picture) for picture in pictures]
         with self.attachment() as attachment, attachment.call():
             alike = len({_shapes(one) for one in processed}) == 1
             groups = [processed] if alike else [[one] for one in processed]
@@ -161,12 +161,12 @@ class HfHost(Host):
                 "where it is alone, and the harness encodes each by itself. Ask about one picture"
             )
         text = self._text(prompt.text, [picture.modality for picture in pictures])
-        return self._ids(text, [(picture.modality, picture.text) for picture in pictures])
+        return self.ids_of(text, [(picture.modality, picture.text) for picture in pictures])
 
     def prompt_ids(self, prompt: Prompt, pictures: int = 1) -> Tensor:
         """Ids [L] of a prompt by the model's own chat template, one placeholder for each picture."""
         placeholder = self._placeholder("image")
-        return self._ids(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
+        return self.ids_of(self._text(prompt.text, ["image"] * pictures), [("image", placeholder)] * pictures)
 
     def check_prompts(self) -> None:
         """Tries a picture of one colour.
@@ -176,8 +176,8 @@ class HfHost(Host):
         """
         image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
-        picture = self._processed(image, {})
-        if not torch.equal(self._ids(text, [(picture.modality, picture.text)]), expected.input_ids[0]):
+        picture = self.processed(image, {})
+        if not torch.equal(self.ids_of(text, [(picture.modality, picture.text)]), expected.input_ids[0]):
             raise OptionError(
                 f"the processor of {type(self.model).__name__} puts a prompt together in a way the harness is not "
                 "adapted to. attach(model, ...) works in your own generate call"
@@ -188,7 +188,7 @@ class HfHost(Host):
         token: str = getattr(self.processor, f"{modality}_token")
         return token
 
-    def _processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
+    def processed(self, picture: Image | Clip, image_options: dict[str, Any] | None = None) -> Processed:
         """One picture or clip alone; `image_options` are for the image processor, None those of the view."""
         if isinstance(picture, Clip):
             modality, arguments = "video", _of_clip(picture)
@@ -218,7 +218,7 @@ class HfHost(Host):
             ) from error
         return prompt
 
-    def _ids(self, text: str, pictures: list[tuple[str, str]]) -> Tensor:
+    def ids_of(self, text: str, pictures: list[tuple[str, str]]) -> Tensor:
         """Ids [L] of a prompt in which each placeholder is replaced.
 
         Args:

@@ -9,6 +9,7 @@ from fakes import Fake, FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tiny_data import write_mp4
 
 from llava_consensus.errors import ImageError, MissingDependency
 from llava_consensus.evaluation.runs import loop
@@ -17,18 +18,6 @@ from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.pictures import read_frames, sample_places
 
 av = pytest.importorskip("av")
-
-
-def write_mp4(path: Path, count: int, size: tuple[int, int] = (64, 48), codec: str = "mpeg4") -> Path:
-    """A video whose frame n is gray of value 10 n."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=5)
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
-        for number in range(count):
-            gray = np.full((size[1], size[0], 3), 10 * number, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(gray, format="rgb24")))
-        container.mux(stream.encode())
-    return path
 
 
 def write_gif(path: Path, count: int) -> Path:
