@@ -3,7 +3,7 @@
 `llava-consensus ask photo.jpg "What is on the table?" --overlay kept.png` prints the answer, how many visual tokens the
 language model saw and how long the first token took, and draws what was kept and merged. Times are medians of
 interleaved repeats after a warm-up of each side, so that neither profits from a warm cache or suffers from a busy
-moment alone. Of a video some frames are shown, as one clip where the model knows clips and else as so many pictures.
+moment alone. Of a video some frames are shown, as one clip where the model takes clips, else as separate pictures.
 """
 
 import argparse

@@ -306,6 +306,7 @@ class Attachment:
                 "this method reads the question: say it around the call, `with attached.asking([...]):`, "
                 f"{rows} texts, one for each prompt"
             )
+        # as in `reduce`: autocast would compare patches and question in half precision
         with torch.autocast(tiles[0].projected.device.type, enabled=False):
             sides: ClipSides = self._clip.sides(model.tower, tiles, [self.method.query(text) for text in questions])
         return sides

@@ -61,7 +61,7 @@ class Call:
     scoped: bool = False  # whether somebody ends this call; else the next one does
     active: bool = True
     report: Report = field(default_factory=Report)
-    state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by who they are of
+    state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by subject
 
     def tell(self, report: Report) -> None:
         """Takes in what became of the pictures; the sizes of the cache are those of the first forward."""
@@ -69,12 +69,14 @@ class Call:
 
 
 _NONE: Mapping[int, Call] = {}
+# Not attributes of the attachment: several threads may use one model at a time, each within a call of its own.
 _CALLS: ContextVar[Mapping[int, Call]] = ContextVar("llava_consensus_calls", default=_NONE)  # by attachment
 _CALLED: ContextVar[nn.Module | None] = ContextVar("llava_consensus_called", default=None)  # model whose forward runs
 
 
 def latest(owner: Any) -> Call | None:
     """The call of an attachment that began last in this context."""
+    # An id is given again when its object is gone, so the owner itself is compared too.
     call = _CALLS.get().get(id(owner))
     return call if call is not None and call.owner is owner else None
 

@@ -1,4 +1,4 @@
-"""CLIP's own view of picture and question: the text tower and the two projections a LLaVA checkpoint leaves behind.
+"""CLIP's own view of picture and question: the text tower and the two projections a LLaVA checkpoint leaves out.
 
 LLaVA keeps only the vision tower; its text tower is in the same folder or hub name when that is a whole CLIP model, and
 is loaded from there for methods that need `question`. Checked when a method is attached, before anything is asked.

@@ -2,7 +2,7 @@
 padding and any number of pictures in a row.
 
 `arm` announces the sequence that was just assembled; the next forward over it is the prefill that is cut. Hooks replace
-what enters a layer (states, position ids and embeddings, mask); the attention kernel stays the model's own. Behind the
+what enters a layer (states, position ids and embeddings, mask); the attention kernel stays the model's own. After the
 last layer the sequence has its full length again, zero where a token was dropped, so that the head, a loss with labels
 and `generate` see the shapes they know. Decode steps are recognised by their cache: each layer gets the position and
 the mask that fit its own number of columns. A later turn on the same cache keeps the first choice. All state of a

@@ -142,7 +142,7 @@ class MRopeDecoder(LlamaDecoder):
 
 
 def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
-    """Takes the place of Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: behind
+    """Takes the place of Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after
     a cut, to those that are left.
     """
     call, module = calls.current(attachment), attachment.here.decoder.module

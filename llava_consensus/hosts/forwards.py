@@ -246,7 +246,7 @@ class Columns(NamedTuple):
     width: int
     padded: bool
     real: Tensor  # [R, W]
-    shift: Tensor  # [R, 1] how far behind the full sequence's the next position is
+    shift: Tensor  # [R, 1] how much smaller the next position is than in the full sequence
 
 
 @dataclass(eq=False)
@@ -336,6 +336,7 @@ class CutForward:
         for (*_, cut, _), indices in batches.items():
             with watch.time("view"):
                 view = self._view(layer, cut, indices, hidden)
+            # as in `reduce`: autocast would compute saliencies in half precision
             with torch.autocast(hidden.device.type, enabled=False):
                 groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
         with watch.time("shorten"):

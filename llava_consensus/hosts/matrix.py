@@ -19,7 +19,7 @@ from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.tokens import Need
 
 HALF = Share(0.5)  # a budget every method that works at all can have
-UNTRIED = "by published copies of the code that the checkpoint carries; check-host tries it on the checkpoint"
+UNTRIED = "by published copies of the code that the checkpoint carries; `model check` tries it on the checkpoint"
 
 
 class _Checked(Attachment):

@@ -90,6 +90,7 @@ def reduce(
     """
     watch = watch or Stopwatch(full.embeds.device)
     assert model.tower is not None
+    # Autocast would compute saliencies in half precision, and training would keep other tokens than an answer does.
     with torch.autocast(full.embeds.device.type, enabled=False):
         probe = None
         with watch.time("probe"):
@@ -281,7 +282,7 @@ def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
 def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
-    projections (paper section 3.2); what prompts begin with alike is projected once, and comes apart, as a front.
+    projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
     """
     device, asking = full.embeds.device, layout.probes[0]
     texts = torch.nn.utils.rnn.pad_sequence([picture.text for picture in asking], batch_first=True)
@@ -293,7 +294,7 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     if EXPERTS in full.channels:
         decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
     start = 0 if fronts is None else fronts.size
-    texts = (texts - start).clamp_min(0) if start else texts  # of padding among the text rows there is no place
+    texts = (texts - start).clamp_min(0) if start else texts  # padding among the text rows has place 0
     front = None
     with torch.no_grad():
         normed = decoder.normed(0, full.embeds[:, start:] if start else full.embeds)

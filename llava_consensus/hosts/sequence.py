@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# A row's place is one number by which rows are sorted; numbers far apart let rows come in between without a new count.
 NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
 ROW = 1 << 40  # distance of the places of two rows; between them is room for what stands after the first:
 HEADS, TAILS, NEXT = 1 << 36, 2 << 36, 3 << 36  # three stretches, the last one for what belongs ahead of the second row
@@ -97,6 +98,7 @@ def edit(channels: Mapping[str, Channel], place: Tensor, lengths: list[int], ins
         candidates = torch.cat((candidates, torch.tensor(added, dtype=torch.long).to(device)), dim=1)
         pool_places += [inserts.place, place.new_full((1,), NEVER)]
     places = torch.cat(pool_places)[candidates] if came else place
+    # Rows that leave and padding have the greatest place, so one sort moves them to the end, where they are cut off.
     index = candidates.gather(1, places.sort(dim=1, stable=True).indices[:, :longest])
     if not unpadded:
         index = index.where(real, blank)

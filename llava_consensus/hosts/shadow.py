@@ -20,6 +20,7 @@ class Shadow:
     def __init__(self, target: Any, name: str, value: Any) -> None:
         self.target, self.name = target, name
         self.before = vars(target).get(name, _ABSENT)
+        # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
         object.__setattr__(target, name, value)
 
     def restore(self) -> None:

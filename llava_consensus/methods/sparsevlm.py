@@ -2,7 +2,7 @@
 
 Zhang et al., "SparseVLM", ICML 2025. Text raters are the rows after the picture whose share of a softmax of visual
 times text embeddings is above uniform. Saliency is their head-mean attention in the layer before the cut; of the
-dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes behind
+dropped tokens the best 30 % are clustered by density peaks on that layer's output, and each cluster's mean goes after
 the picture. Version 1.5, the default, keeps published numbers of tokens; 1.0 keeps rank(attention) * scale + bias and
 cuts after layer 19 too; 2.0 (SparseVLM+) divides the attention by that of all-ones queries and keys, keeps the 14 heads
 with most visual mass, recycles nothing and leaves positions. For other T than the published ones, and other n than 576,

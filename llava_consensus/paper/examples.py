@@ -32,7 +32,7 @@ class Choice:
     kept: Sequence[int]
     merged: Sequence[int] = ()
     answer: str = ""
-    right: bool | None = None  # None where nobody knows
+    right: bool | None = None  # None where it is not known
 
 
 @dataclass(frozen=True)

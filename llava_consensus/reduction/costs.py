@@ -13,7 +13,7 @@ Counted as FLOPs, two for each multiply-add (docs/accounting.md):
     method          its own matrix products (`Method.flops`)
 
 Not counted: norms, activations, softmax, rotary embedding, sorting, gathering. KV bytes: 2 H_kv d S_l numbers in each
-layer. `tests/test_account.py` holds all of it against torch's FlopCounterMode and the caches of real prefills.
+layer. `tests/evaluation/test_account.py` holds all of it against torch's FlopCounterMode and the caches of prefills.
 """
 
 from collections.abc import Sequence

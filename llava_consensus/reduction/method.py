@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     patches: int  # of one tile
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
-    question: int | None = None  # of these, rows after the last picture; None where nobody knows
+    question: int | None = None  # of these, rows after the last picture; None where it is not known
     tiles: int = 1  # of one picture: the most it can have
     pictures: int = 1  # of the prompt
     classes: int = 1  # class tokens of the vision tower

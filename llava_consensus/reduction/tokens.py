@@ -50,8 +50,8 @@ class VisionAttention(NamedTuple):
 
 
 class FrontKeys(NamedTuple):
-    """Keys of what several prompts begin with alike, once for each of F such fronts of n rows, all of them real and in
-    front of every text row; not rotated.
+    """Keys, not rotated, of the rows that several prompts have in common at their beginning (a front: n rows, all real,
+    before every text row), computed once for each of F fronts.
     """
 
     key: Tensor  # [F, H_kv, n, d]
@@ -189,8 +189,8 @@ class Reduction(NamedTuple):
     cross: Tensor | None = None  # [B, N] saliency by the question
     fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where two saliencies are fused
     watch: Stopwatch | None = None  # how long each step took
-    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; None goes by `order`
+    zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; by `order` where None
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record
 
 
-AHEAD, PLACE, AFTER, BEHIND = range(4)  # of its unit, where its source is, right after its unit, after its picture
+AHEAD, PLACE, AFTER, BEHIND = range(4)  # before its unit, at its source, right after its unit, after its whole picture

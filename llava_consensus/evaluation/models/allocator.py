@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-BLOCK = 31 << 20  # bytes; of blocks of 32 MiB and more glibc learns nothing
+BLOCK = 31 << 20  # bytes; larger blocks than 32 MiB never raise the threshold
 
 
 def keep_freed_memory() -> None:
@@ -14,7 +14,7 @@ def keep_freed_memory() -> None:
     """
     import torch
 
-    torch.empty(BLOCK, dtype=torch.uint8)
+    torch.empty(BLOCK, dtype=torch.uint8)  # freed at once, which is what raises the threshold of glibc
 
 
 def give_back() -> None:

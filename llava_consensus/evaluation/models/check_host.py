@@ -125,7 +125,7 @@ class Trial:
             handle.remove()
 
     def extended(self, ids: Tensor) -> dict[str, Any]:
-        """The arguments of a prompt with these ids [1, n] behind it."""
+        """The arguments of a prompt with these ids [1, n] after it."""
         name = "input_ids" if "input_ids" in self.inputs else "inputs"
         longer = {name: torch.cat((self.inputs[name], ids.to(self.inputs[name].device)), dim=1)}
         for row, value in ROWS.items():

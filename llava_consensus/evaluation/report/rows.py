@@ -150,7 +150,7 @@ class Row:
 
     @property
     def chance(self) -> float:
-        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or nobody knows."""
+        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or it is unknown."""
         return float((self.metrics or {}).get("chance", self.facts.chance))
 
     @property

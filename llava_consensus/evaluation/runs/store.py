@@ -167,7 +167,7 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
             remove_leftovers(path)
             _check_config(path, json.loads(canonical(config)))
             collects = gc.isenabled()
-            gc.disable()  # it would look through all records again and again: half of the time of 100,000 answers
+            gc.disable()  # the collector would walk all records over and over: half of the time of 100,000 answers
             try:
                 _load(run, indexes)
             finally:

@@ -1,5 +1,5 @@
 """`Qwen2_5_VLForConditionalGeneration` and `Qwen3VLForConditionalGeneration`: pictures of any size, no class token, a
-merger that makes one token of four patches that stand one behind the other, and positions of three axes, which are
+merger that makes one token of four patches that stand one after the other, and positions of three axes, which are
 kept.
 
 Each temporal patch of a video is a tile: attention never crosses it. Qwen2.5-VL computes most blocks in windows and

@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 
 
 def whole_tiles(tiles: int, tokens: int) -> Rows:
-    """The rows of a picture whose tiles stand one behind the other."""
+    """The rows of a picture whose tiles stand one after the other."""
     place = torch.arange(tiles * tokens)
     return Rows(place // tokens, place % tokens, tiles)
 

@@ -1,7 +1,7 @@
 """`SmolVLMForConditionalGeneration` and `Idefics3ForConditionalGeneration`: tiles with text between them, no class
 token, and a shuffle that makes one token of s x s patches.
 
-A processor puts a tag in front of every tile, and the whole view of a picture, with a tag of its own, behind its tiles.
+A processor puts a tag in front of every tile, and the whole view of a picture, with a tag of its own, after its tiles.
 So a picture ends with every tile whose tag is that of the last tile of the prompt.
 """
 

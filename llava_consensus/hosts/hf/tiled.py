@@ -1,5 +1,5 @@
 """LLaVA-NeXT, LLaVA-NeXT-Video and LLaVA-OneVision: pictures of several tiles, packed into one row after another with a
-newline behind each, and videos whose frames are pooled. Newlines are structural.
+newline after each, and videos whose frames are pooled. Newlines are structural.
 
 Where a token comes from is asked of the model's own packing, given coordinates in place of features. OneVision resizes
 the feature map of large pictures; a token then counts as the patch in its middle.
@@ -100,7 +100,7 @@ class LlavaNext(Llava):
         return Rows(tile, token, tiles)
 
     def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
-        """Tiles without the padding behind those of smaller pictures."""
+        """Tiles without the padding after those of smaller pictures."""
         if modality == "video":
             return inputs["pixel_values_videos"].flatten(0, 1)
         pixels: Tensor = inputs["pixel_values"]
@@ -135,7 +135,7 @@ class _WithVideos(LlavaNext):
     """Videos of pooled frames, each frame a tile."""
 
     oldest = (5, 19)
-    newlines = 0  # structural rows behind a video
+    newlines = 0  # structural rows after a video
 
     def pooled(self) -> tuple[int, Tensor]:
         """Tokens in a row of a frame, and the patches each token is made of [N, m]."""
@@ -157,7 +157,7 @@ class _WithVideos(LlavaNext):
         if attachment.method.acts_inside:
             raise OptionError(
                 f"{type(attachment.method).__name__} acts inside the vision tower, and this model pools the patches of "
-                "a video behind it: take a method that acts after the tower"
+                "a video after it: take a method that acts after the tower"
             )
         features = super().encode(attachment, modality, inputs, pictures)
         side, members = self.pooled()
@@ -174,7 +174,7 @@ class LlavaNextVideo(_WithVideos):
 
 
 class LlavaOnevision(_WithVideos):
-    """A SigLIP tower; frames are resized to half behind the projector, and one newline ends a video."""
+    """A SigLIP tower; frames are resized to half after the projector, and one newline ends a video."""
 
     offer = Offer(PATCHES | {Need.PROJECTOR}, blocks=26, feature_block=25)
     tensors = frozenset({"video"})

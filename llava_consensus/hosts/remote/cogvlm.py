@@ -30,7 +30,7 @@ ENDS = 2  # learned rows around its patches
 
 
 class EvaTower:
-    """The blocks of EVA2-CLIP, norms behind attention and MLP, with a gated projector that takes each patch alone."""
+    """The blocks of EVA2-CLIP, norms after attention and MLP, with a gated projector that takes each patch alone."""
 
     classes = 1
     members: Tensor | None = None

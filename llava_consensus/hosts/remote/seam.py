@@ -172,6 +172,7 @@ def reduced(attachment: Attachment, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def following(attachment: Attachment, inputs: dict[str, Any], cached: int) -> dict[str, Any]:
     """The arguments of a forward after the prompt's, the mask [R, S + new] cut to the reduced prompt and what came."""
+    # `generate` extends the mask of the full prompt, but the cache holds the reduced one: a longer mask would not fit.
     prepared, mask = attachment.current(fresh=False).state.get(PREPARED), inputs.get("attention_mask")
     if prepared is None or mask is None or mask.shape[1] <= cached + inputs["input_ids"].shape[1]:
         return inputs
