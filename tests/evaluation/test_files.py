@@ -1,6 +1,6 @@
 """What is written where a user says: devices stay devices, no link is followed by a temporary name, texts stay texts.
 
-Run: `pytest tests/test_outputs.py`.
+Run: `pytest tests/evaluation/test_files.py`.
 """
 
 import errno
