@@ -17,7 +17,7 @@ from pathlib import Path
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.files import Record, collector_rests
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
@@ -82,7 +82,14 @@ class RunPlan(RunConfig):
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
         """The files of a question's pictures."""
-        return tuple(self.folder / name for name in question.images)
+        if question.images not in self._files:
+            self._files[question.images] = tuple(self.folder / name for name in question.images)
+        return self._files[question.images]
+
+    @cached_property
+    def _files(self) -> dict[tuple[str, ...], tuple[Path, ...]]:
+        """By their names: most pictures have several questions, and making a path takes as long as reading one."""
+        return {}
 
     @cached_property
     def folder(self) -> Path:
@@ -126,6 +133,7 @@ class RunPlan(RunConfig):
         return replace(self, method=method, budget=budget, match=match, description=description)
 
 
+@collector_rests()
 def prepare(config: RunConfig) -> RunPlan:
     """Checks everything that needs no weights, and writes down the whole configuration.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import Record
+from llava_consensus.evaluation.files import Record, collector_rests
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.costs import COUNTS
 from llava_consensus.evaluation.runs.store import Run
@@ -28,6 +28,7 @@ PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 log = logging.getLogger(__name__)
 
 
+@collector_rests()
 def measure(plan: RunPlan, folder: Run) -> Record:
     """What metrics.json says of the answers; it follows from them alone.
 

@@ -17,9 +17,9 @@ file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers
 """
 
 import contextlib
-import gc
 import hashlib
 import json
+import marshal
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,6 +37,7 @@ from llava_consensus.evaluation.files import (
     Record,
     append,
     canonical,
+    collector_rests,
     digest,
     parse,
     parse_lines,
@@ -106,6 +107,7 @@ class Run:
         path = self.path / METRICS
         return read_json(path, AGAIN, dict) if path.exists() else None
 
+    @collector_rests()
     def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
         check_lock(self._lock, self.path / LOCK)
@@ -148,6 +150,7 @@ class Run:
         self.close()
 
 
+@collector_rests()
 def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) -> Run:
     """Opens the run of a configuration, new or begun, and takes its lock.
 
@@ -166,13 +169,7 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
         try:
             remove_leftovers(path)
             _check_config(path, json.loads(canonical(config)))
-            collects = gc.isenabled()
-            gc.disable()  # the collector would walk all records over and over: half of the time of 100,000 answers
-            try:
-                _load(run, indexes)
-            finally:
-                if collects:
-                    gc.enable()
+            _load(run, indexes)
         except BaseException:
             run.close()
             raise
@@ -207,6 +204,7 @@ def _check_config(path: Path, config: Record) -> None:
 def _load(run: Run, indexes: Collection[int]) -> None:
     """Reads what the run holds, then mends what was cut; damage stops it before it changes anything."""
     cut = []
+    accounts: dict[bytes, Record] = {}  # most answers cost the same: equal accounts are in memory once
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name
         lines, end = whole_lines(path)
@@ -219,6 +217,10 @@ def _load(run: Run, indexes: Collection[int]) -> None:
                 raise DataError(
                     f"{path}, line {number}: question {index} is there a second time. Remove one of the two"
                 )
+            if name == ANSWERS and "account" in record["metadata"]:
+                account = record["metadata"]["account"]
+                spelled = marshal.dumps(account, 2)  # version 2 spells equal values alike, faster than repr
+                record["metadata"]["account"] = accounts.setdefault(spelled, account)
             found[index] = record
         if end is not None:
             cut.append((path, end))
