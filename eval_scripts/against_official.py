@@ -93,7 +93,9 @@ def models(given: Given) -> Folders:
             called([given.pinned, "-m", "eval_scripts.random_llava", str(model)])
     layout = given.work / f"{given.shape}-hf"
     if (given.current or "fastv" in given.checkouts) and not layout.exists():
-        called([given.current or given.pinned, "-m", "llava_consensus.cli", "convert", str(model), str(layout)])
+        called(
+            [given.current or given.pinned, "-m", "llava_consensus.cli", "model", "convert", str(model), str(layout)]
+        )
     return model, layout, tower
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 from llava_consensus.evaluation.bench.timing import peak_bytes, reset_peak
-from llava_consensus.evaluation.models.allocator import give_back
+from llava_consensus.hosts.allocator import give_back
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

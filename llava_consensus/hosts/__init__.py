@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.layouts import LAYOUTS
 
 
@@ -162,7 +163,9 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if entry is None:
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    return view_class(entry.view)(model, chosen(entry, type(model).__name__, options))
+    view = view_class(entry.view)(model, chosen(entry, type(model).__name__, options))
+    keep_freed_memory()
+    return view
 
 
 def view_class(place: str) -> Any:

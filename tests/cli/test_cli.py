@@ -1,6 +1,6 @@
 """The command line: numbers on standard output, `error: ...` and an exit code for what a user can mend, no traceback.
 
-Run: `pytest tests/test_cli.py`.
+Run: `pytest tests/cli/test_cli.py`.
 """
 
 import json

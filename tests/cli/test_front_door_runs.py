@@ -1,6 +1,6 @@
 """What runs leave behind: nothing of a failed load, no semaphores of killed workers, numbers in trackers, short prints.
 
-Run: `pytest tests/test_front_door_runs.py`.
+Run: `pytest tests/cli/test_front_door_runs.py`.
 """
 
 import json

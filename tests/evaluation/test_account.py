@@ -1,6 +1,6 @@
 """The account of tokens: formulas against torch's FlopCounterMode, real caches and the paper's columns; `match`.
 
-Run: `pytest tests/test_account.py`.
+Run: `pytest tests/evaluation/test_account.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Answers of a fixed length, stages of a reduction, and the script that prints the account.
 
-Run: `pytest tests/test_efficiency.py`.
+Run: `pytest tests/evaluation/test_efficiency.py`.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Whatever stands in a file or an option, a command ends in order: a result, or one line that says what is wrong.
 
-A few seconds in CI; `make fuzz` (or `FUZZ=5000 pytest tests/test_fuzz.py`) makes so many cases of each kind.
+A few seconds in CI; `make fuzz` (or `FUZZ=5000 pytest tests/evaluation/test_fuzz.py`) makes so many cases of each kind.
 """
 
 import contextlib

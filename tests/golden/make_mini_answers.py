@@ -1,7 +1,7 @@
 """Writes tests/golden/mini_answers.json: what the embedded model answers on the main stack.
 
 Run it after the embedded model was trained again: .venv/bin/python tests/golden/make_mini_answers.py
-tests/test_mini_model.py compares both stacks with it, which is how they are shown to answer alike.
+tests/project/test_mini_model.py compares both stacks with it, which is how they are shown to answer alike.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Many calls at once on one attached model: plain, under autocast, on copies made meanwhile, and some that fail.
 
-Run: `pytest tests/test_load.py`. `test_attachment.py` holds each of these by itself.
+Run: `pytest tests/hosts/test_load.py`. `test_attachment.py` holds each of these by itself.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Odd files and options end in a message, at once. Run: `pytest tests/test_odd_input.py`."""
+"""Odd files and options end in a message, at once. Run: `pytest tests/hosts/test_odd_input.py`."""
 
 import json
 import os

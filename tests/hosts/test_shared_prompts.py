@@ -1,6 +1,6 @@
 """Prompts that begin alike are read once as far as they do so, and are answered as if each had been asked alone.
 
-Run: `pytest tests/test_shared_prompts.py`.
+Run: `pytest tests/hosts/test_shared_prompts.py`.
 """
 
 from collections.abc import Iterator

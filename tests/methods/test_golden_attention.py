@@ -1,7 +1,8 @@
 """PruMerge(+), VisionZip and VisPruner against arrays their authors' own code gave (tests/golden/README.md).
 
 The pictures go through the same tiny tower by our hooks, on whichever stack runs the test; kept tokens must be equal in
-their order and output tokens to 1e-5. `pytest tests/test_golden_attention.py -s` prints the largest deviation of each.
+their order and output tokens to 1e-5. `pytest tests/methods/test_golden_attention.py -s` prints the largest deviation
+of each.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """Methods against arrays their authors' code produced (tests/golden/README.md says how): equal indices, equal tokens
 to 1e-5.
 
-`.venv/bin/python tests/test_golden_tower.py` prints the largest deviation of every case.
+`.venv/bin/python tests/methods/test_golden_tower.py` prints the largest deviation of every case.
 """
 
 from pathlib import Path
@@ -139,14 +139,14 @@ def test_tome_post(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_divprune(size: int, count: int) -> None:
-    """Where tokens repeat, ours must differ: tests/test_divprune.py says how."""
+    """Where tokens repeat, ours must differ: tests/methods/test_divprune.py says how."""
     assert divprune_deviation(golden("divprune"), size, count) == 0.0
 
 
 @pytest.mark.parametrize(("size", "count"), FLAT)
 def test_cdpruner(size: int, count: int) -> None:
     """In 2880 five tiles of one picture share one scale of relevance, as in the authors' batch. Past the rank of the
-    kernel ours must differ: tests/test_cdpruner.py.
+    kernel ours must differ: tests/methods/test_cdpruner.py.
     """
     assert cdpruner_deviation(golden("cdpruner"), str(size), count) == 0.0
 

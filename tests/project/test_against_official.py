@@ -1,6 +1,6 @@
 """The script that measures official implementations beside ours: its arithmetic, and one side on the embedded model.
 
-Run: `pytest tests/test_against_official.py`.
+Run: `pytest tests/project/test_against_official.py`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The mini twins in the official layouts: keys, counts, ids, pictures, and the traps that the real files have.
 
-Run: `pytest tests/test_mini_benchmarks.py`. Builds `playground/mini/eval` unless it is there.
+Run: `pytest tests/project/test_mini_benchmarks.py`. Builds `playground/mini/eval` unless it is there.
 """
 
 from __future__ import annotations

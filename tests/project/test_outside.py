@@ -1,6 +1,6 @@
 """Question files and videos of strangers lead nowhere else, and large pictures are few at a time.
 
-Run: `pytest tests/test_outside.py`.
+Run: `pytest tests/project/test_outside.py`.
 """
 
 import json

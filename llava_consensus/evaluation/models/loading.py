@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.errors import DataError, MissingDependency, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
-from llava_consensus.evaluation.models.allocator import keep_freed_memory
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named, view_class
+from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods.options import truth
 

@@ -1,6 +1,6 @@
 """`score` takes what users have: official uploads, sheets, folders and finished grades, told by their content.
 
-Run: `pytest tests/test_official_files.py`.
+Run: `pytest tests/evaluation/benchmarks/test_official_files.py`.
 """
 
 import json

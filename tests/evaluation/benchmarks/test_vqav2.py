@@ -1,6 +1,6 @@
 """VQA v2: the scorer against the official one, a submission against the bytes of LLaVA's converter, and the files.
 
-`pytest tests/test_vqav2.py -rP` prints how many golden cases were compared.
+`pytest tests/evaluation/benchmarks/test_vqav2.py -rP` prints how many golden cases were compared.
 """
 
 import hashlib
