@@ -32,7 +32,7 @@ NO_MODEL = (
 # Tests of what becomes of a run's files and processes, whichever model answers; test_loop.py, test_store.py and
 # test_execution.py ask it on the pins too.
 FILES_AND_PROCESSES = (
-    *("against_official", "checkpoint", "demo", "files", "fingerprint", "front_door"),
+    *("against_official", "checkpoint", "demo", "files", "configuration", "front_door"),
     *("newlines", "outside", "overlay", "sweep", "workers"),
 )
 MAIN_ALONE = [f"*/test_{name}.py" for name in (*NO_MODEL, *FILES_AND_PROCESSES)]  # in whichever folder

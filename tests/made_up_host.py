@@ -15,9 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.clip_text import ClipText
 from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.sequence import Sequence, pad_left
+from llava_consensus.hosts.towers import ClipText
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Need

@@ -11,8 +11,7 @@ from llava_consensus.cli.models import comes_to, formulas, paragraphs
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.matrix import cells as matrix_cells
-from llava_consensus.methods import METHODS
-from llava_consensus.methods.options import options
+from llava_consensus.methods import METHODS, options
 
 API = {  # sections of the page, and what is shown in each
     "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "errors"),

@@ -134,7 +134,7 @@ def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> di
     """Model, machine and versions."""
     import torch
 
-    from llava_consensus.evaluation.runs.fingerprint import versions
+    from llava_consensus.evaluation.runs.configuration import versions
 
     device = host.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

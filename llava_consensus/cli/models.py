@@ -71,7 +71,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
 
 def _about(name: str, method: "type[Method]") -> Iterator[str]:
     """What a method does, as its file says: idea, paper, and what differs; its options, and its cost."""
-    from llava_consensus.methods.options import options
+    from llava_consensus.methods import options
 
     yield f"{name}, acts here: {method.place.value}"
     for paragraph in paragraphs(method):

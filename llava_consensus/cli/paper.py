@@ -18,9 +18,8 @@ from llava_consensus.cli.ask import PICTURES
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results, known
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
-from llava_consensus.evaluation.files import read_text, write_out
+from llava_consensus.evaluation.files import misread, read_text, write_out
 from llava_consensus.evaluation.runs import MODEL
-from llava_consensus.evaluation.shapes import misread
 
 if TYPE_CHECKING:
     from PIL.Image import Image

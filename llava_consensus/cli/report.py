@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import read_text, write_out
-from llava_consensus.evaluation.shapes import misread
+from llava_consensus.evaluation.files import misread, read_text, write_out
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.rows import Catalogue, Row

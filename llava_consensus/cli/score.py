@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.shapes import misread
+from llava_consensus.evaluation.files import misread
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark

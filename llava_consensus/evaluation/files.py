@@ -1,10 +1,12 @@
 """Files of results: read in one way, appended to with one write, replaced in one step.
 
 Everything that is written survives a kill: only the end of a file that is appended to can be cut, and `whole_lines`
-tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run.
+tells a cut last line from damage. The names below are those of the files in the folder of a run or of a judged run. At
+the end: one process at a time in a folder (`lock`), and what a file must hold, said where it does not (shapes).
 """
 
 import contextlib
+import fcntl
 import gc
 import hashlib
 import json
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import BusyError, ConsensusError, DataError
 
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
@@ -339,3 +341,85 @@ def _is_json(line: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def take_lock(path: Path, what: str) -> int:
+    """Takes the lock file `path`, made if absent: a descriptor to close. The system lets go of it when a process dies.
+
+    Raises:
+        BusyError: another process has it; `what` says in words what that one works on.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise BusyError(
+            f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
+        ) from None
+    try:
+        check_lock(lock, path)  # deleted between the two calls
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def check_lock(lock: int, path: Path) -> None:
+    """Raises BusyError where the lock file that was taken is no longer the one at `path`: it was deleted or replaced,
+    and another process may have taken the new one.
+    """
+    try:
+        there, mine = os.stat(path), os.fstat(lock)
+        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+    except OSError:
+        same = False
+    if not same:
+        raise BusyError(
+            f"{path}: was deleted while this process worked, so another one may be at work too. Stopped before writing "
+            "anything more; what was written is kept, and the same command goes on"
+        )
+
+
+NUMBER = (int, float)
+MAYBE_NUMBER = (int, float, type(None))
+COUNT_OR_NONE = (int, type(None))
+WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)  # that odd values lead to
+
+
+def check_shape(value: Any, shape: Any, place: Path, remedy: str, name: str = "") -> None:
+    """Raises DataError for the first value that is missing or of another type.
+
+    Args:
+        value: what was read.
+        shape: a type, a tuple of types, or the shapes of an object's values by their name; others may be there too.
+        place, remedy: for the message.
+        name: of the value within the file.
+    """
+    kinds = dict if isinstance(shape, Mapping) else shape
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        wrong = f"{name or 'the content'} is of the wrong type ({type(value).__name__})"
+        raise DataError(f"{place}: {wrong}. {remedy}")
+    if isinstance(shape, Mapping):
+        for key, inner in shape.items():
+            full = f"{name}.{key}" if name else key
+            if key not in value:
+                raise DataError(f"{place}: no {full} in it. {remedy}")
+            check_shape(value[key], inner, place, remedy, full)
+
+
+@contextlib.contextmanager
+def misread(what: str, remedy: str = "Fetch it again") -> Iterator[None]:
+    """Raises DataError for an error that a value of another type than expected leads to in the block; `what` says where
+    the value may be.
+    """
+    try:
+        yield
+    except ConsensusError:
+        raise
+    except WRONG as error:
+        said = f"{type(error).__name__}: {error}"[:200]
+        raise DataError(f"{what}: a value is missing, or is not what it must be ({said}). {remedy}") from error

@@ -33,7 +33,7 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.clip_text import ClipText
+    from llava_consensus.hosts.towers import ClipText
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
@@ -119,7 +119,7 @@ class LlavaModel:
 
     def clip_text(self) -> "ClipText":
         """The text side of the CLIP model that the vision tower is of."""
-        from llava_consensus.hosts.clip_text import load_clip_text
+        from llava_consensus.hosts.towers import load_clip_text
 
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
 

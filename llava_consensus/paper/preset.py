@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.files import COUNT_OR_NONE, NUMBER, check_shape, read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import FULL, Row, version
 from llava_consensus.evaluation.report.section import Section
-from llava_consensus.evaluation.shapes import COUNT_OR_NONE, NUMBER, check_shape
 
 FOLDER = "presets"
 AGAIN = "Mend it; llava_consensus/paper/preset.py says what is in it"

@@ -29,7 +29,7 @@ from llava_consensus.evaluation.models.llava_loading import (
     tower_of_hub,
     trains_tower,
 )
-from llava_consensus.hosts.clip_text import without_unused_report
+from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import Reduced, inner, settings

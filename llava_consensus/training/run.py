@@ -20,9 +20,8 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.files import Record, read_json, remove_leftovers, write_json
-from llava_consensus.evaluation.locks import take_lock
-from llava_consensus.evaluation.runs.fingerprint import fingerprint, place, versions
+from llava_consensus.evaluation.files import Record, read_json, remove_leftovers, take_lock, write_json
+from llava_consensus.evaluation.runs.configuration import fingerprint, place, versions
 from llava_consensus.hosts import HOSTS
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained

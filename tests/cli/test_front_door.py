@@ -18,8 +18,7 @@ from llava_consensus import __version__, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
 from llava_consensus.evaluation.report.table import Group, Table
-from llava_consensus.methods import METHODS, known_methods, make
-from llava_consensus.methods.options import options
+from llava_consensus.methods import METHODS, known_methods, make, options
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich")

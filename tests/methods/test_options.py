@@ -8,8 +8,7 @@ from llava_consensus import make
 from llava_consensus.cli import arguments
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models import Loading
-from llava_consensus.methods import METHODS
-from llava_consensus.methods.options import truth
+from llava_consensus.methods import METHODS, truth
 
 FLAGS = [(name, field.name) for name in METHODS for field in fields(METHODS[name]) if isinstance(field.default, bool)]
 

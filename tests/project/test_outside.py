@@ -14,7 +14,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.runs import encodings, loop
+from llava_consensus.evaluation.runs import loop, pictures
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image, read_frames
 
@@ -123,7 +123,7 @@ def test_a_picture_that_would_need_gigabytes_when_padded_is_refused(tmp_path: Pa
 
 
 def test_only_so_many_pixels_are_opened_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encodings, "AT_ONCE", 20)  # a picture has 16 pixels
+    monkeypatch.setattr(pictures, "AT_ONCE", 20)  # a picture has 16 pixels
 
     class Counted(FakeHost):
         most = 0

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
-from llava_consensus.evaluation.files import digest
-from llava_consensus.evaluation.shapes import misread
+from llava_consensus.evaluation.files import digest, misread
 
 NAMED = 5  # missing pictures that are named
 SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")

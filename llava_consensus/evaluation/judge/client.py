@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from llava_consensus.errors import ConsensusError, DataError, OptionError, missing_extra
-from llava_consensus.evaluation.files import MEND, append, canonical, parse, whole_lines
+from llava_consensus.evaluation.files import MEND, append, canonical, check_lock, parse, take_lock, whole_lines
 from llava_consensus.evaluation.judge.grader import Reply
 from llava_consensus.evaluation.judge.secret import KEY, Key, names_a_key
-from llava_consensus.evaluation.locks import check_lock, take_lock
 
 OPENAI = "https://api.openai.com/v1"
 NAME, LOCK = "replies.jsonl", "replies.lock"

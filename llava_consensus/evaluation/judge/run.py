@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.benchmarks import judged
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, write_json, write_metrics
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
 from llava_consensus.evaluation.judge import grader_of
 from llava_consensus.evaluation.judge.client import (
     Client,
@@ -34,7 +34,6 @@ from llava_consensus.evaluation.judge.client import (
     spent,
 )
 from llava_consensus.evaluation.judge.grader import Candidate, Grader, Outcome, Prompt, Reply
-from llava_consensus.evaluation.shapes import misread
 
 log = logging.getLogger(__name__)
 

@@ -152,7 +152,7 @@ def load_official(path: str, loading: "Loading") -> tuple[Any, Any, Any]:
         raise MissingDependency(
             f"official LLaVA: {error}. Type: pip install --no-deps llava-torch==1.2.2.post1"
         ) from error
-    from llava_consensus.evaluation.models.weights import incomplete_refused, refuse_not_finite
+    from llava_consensus.evaluation.models.checkpoint import incomplete_refused, refuse_not_finite
 
     named = hub_name(Path(path)) or path
     name = get_model_name_from_path(named)
@@ -184,7 +184,7 @@ def quietly_loaded(loader: Any, path: str, name: str, **arguments: Any) -> tuple
     Raises:
         DataError: for a checkpoint that cannot be loaded.
     """
-    from llava_consensus.hosts.clip_text import without_unused_report
+    from llava_consensus.hosts.towers import without_unused_report
 
     try:
         with contextlib.redirect_stdout(io.StringIO()), without_unused_report():

@@ -18,7 +18,7 @@ from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named, view_class
 from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.hf import check_version
-from llava_consensus.methods.options import truth
+from llava_consensus.methods import truth
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.models.base import Host
@@ -299,8 +299,8 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
     """
     import transformers
 
+    from llava_consensus.evaluation.models.checkpoint import refuse_incomplete, refuse_not_finite
     from llava_consensus.evaluation.models.hf import HfHost
-    from llava_consensus.evaluation.models.weights import refuse_incomplete, refuse_not_finite
 
     check_version(transformers.__version__)
     code = {"trust_remote_code": True} if loading.trust_remote_code else {}
@@ -369,8 +369,8 @@ def _load_remote(path: str, loading: Loading, view: str, options: Mapping[str, s
         raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
     import transformers
 
+    from llava_consensus.evaluation.models.checkpoint import refuse_incomplete, refuse_not_finite
     from llava_consensus.evaluation.models.remote import host_of
-    from llava_consensus.evaluation.models.weights import refuse_incomplete, refuse_not_finite
 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
@@ -431,8 +431,8 @@ def _load_internvl_chat(path: str, loading: Loading, view: str, options: Mapping
     from llava.mm_utils import get_model_name_from_path
     from llava.model.builder import load_pretrained_model
 
+    from llava_consensus.evaluation.models.checkpoint import incomplete_refused, refuse_not_finite
     from llava_consensus.evaluation.models.remote import InternVLChatHost
-    from llava_consensus.evaluation.models.weights import incomplete_refused, refuse_not_finite
 
     bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
     with incomplete_refused():

@@ -19,9 +19,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, read_json, read_lines
+from llava_consensus.evaluation.files import (
+    ANSWERS,
+    CONFIG,
+    COUNT_OR_NONE,
+    MAYBE_NUMBER,
+    METRICS,
+    NUMBER,
+    SCORES,
+    Record,
+    check_shape,
+    read_json,
+    read_lines,
+)
 from llava_consensus.evaluation.report.stats import Bounds, Sample, draws, interval, sample
-from llava_consensus.evaluation.shapes import COUNT_OR_NONE, MAYBE_NUMBER, NUMBER, check_shape
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")

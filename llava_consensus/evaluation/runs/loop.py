@@ -19,16 +19,14 @@ from tqdm import tqdm
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
-from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record
+from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, check_shape
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.batches import Asker, HostLoader, WorkerFactory
-from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, changed_pictures, prepare
 from llava_consensus.evaluation.runs.costs import budget_of
 from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, death_records
-from llava_consensus.evaluation.runs.fingerprint import changed_pictures
 from llava_consensus.evaluation.runs.store import AGAIN, Deaths, Run, open_run, problems
 from llava_consensus.evaluation.runs.workers import Died, conduct
-from llava_consensus.evaluation.shapes import check_shape
 
 log = logging.getLogger(__name__)
 

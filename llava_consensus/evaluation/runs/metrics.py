@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import Record, collector_rests
+from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, collector_rests, misread
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.costs import COUNTS
 from llava_consensus.evaluation.runs.store import Run
-from llava_consensus.evaluation.shapes import MAYBE_NUMBER, NUMBER, misread
 
 SHAPE = {  # of metrics.json, as far as it is read again
     **dict.fromkeys(("questions", "answered", "errors"), NUMBER),

@@ -1,4 +1,5 @@
-"""Pictures and videos of a run as RGB, opened safely, or one line that says why not.
+"""Pictures and videos of a run as RGB, opened safely, or one line that says why not; and their encodings, kept for
+the next questions about them (`EncodingCache`).
 
 Colours are those of LLaVA's own `Image.open(path).convert("RGB")`, so answers stay comparable: the alpha channel is
 dropped (not laid over white), palettes and CMYK go through Pillow's plain conversion, the first frame of an animation
@@ -21,7 +22,8 @@ Pillow. Files are decoded once, and only the wanted frames are kept in memory.
 import io
 import threading
 import warnings
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +32,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from llava_consensus.errors import ImageError, missing_extra
+from llava_consensus.errors import ConsensusError, ImageError, missing_extra
+from llava_consensus.evaluation.models import Encoded, Host
 from llava_consensus.evaluation.models.base import Clip
+from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.evaluation.runs.execution import raise_if_device_failed
 
 MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
 MAX_SIDE = 8_192  # LLaVA pads to a square of floats, so a long thin picture costs side x side: at most 0.8 GB
@@ -243,3 +248,88 @@ def _decode(container: Any) -> Iterator[Any]:
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     yield from container.decode(stream)
+
+
+AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
+CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
+
+Reader = Callable[[Path], list[Image.Image | Clip]]
+
+
+def reader(plan: RunPlan) -> Reader:
+    """Opens a file of a run: the one picture in it, or the frames of a video that are shown, apart or as one clip.
+
+    The function raises an ImageError for a file that cannot be read.
+    """
+    frames, content = plan.benchmark.frames, plan.content
+    if plan.clips:
+        return lambda path: [read_clip(path, frames)]
+    if frames:
+        return lambda path: list(read_frames(path, frames))
+    return lambda path: [open_image(path, content=content(path) if content else None)]
+
+
+class EncodingCache:
+    """Encodings by file: the vision tower runs once per picture, and an encoding is forgotten after its last question.
+
+    Args:
+        host: encodes.
+        asked: files of each question that will be asked, in order.
+        read: opens a file, see `reader`.
+        capacity: files that are kept at most.
+    """
+
+    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
+        self._host, self._read, self._capacity = host, read, max(1, capacity)
+        self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
+        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
+
+    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
+        """For each question the encodings of its files, or the error of the first that is unreadable."""
+        fresh: dict[Path, list[Image.Image | Clip]] = {}
+        needed = list(dict.fromkeys(path for paths in asked for path in paths))
+        for path in needed:
+            if path not in self._held:
+                try:
+                    fresh[path] = self._read(path)
+                except ImageError as error:
+                    self._held[path] = error
+                if sum(_pixels(picture) for pictures in fresh.values() for picture in pictures) > AT_ONCE:
+                    self._held.update(self._encode(fresh))
+                    fresh = {}
+        self._held.update(self._encode(fresh))
+        found: list[list[Encoded] | ImageError] = []
+        for paths in asked:
+            held = [self._held[path] for path in paths]
+            unreadable = next((one for one in held if isinstance(one, ImageError)), None)
+            found.append(unreadable or [one for own in held if not isinstance(own, ImageError) for one in own])
+        self._ahead.subtract(path for paths in asked for path in paths)
+        for path in needed:
+            self._held.move_to_end(path)
+            if self._ahead[path] <= 0:
+                del self._held[path]
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+        return found
+
+    def _encode(self, fresh: dict[Path, list[Image.Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
+        """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
+        if not fresh:
+            return {}
+        try:
+            encoded = iter(self._host.encode([image for images in fresh.values() for image in images]))
+            return {path: [next(encoded) for _ in images] for path, images in fresh.items()}
+        except ConsensusError:
+            raise
+        except Exception as error:  # anything a model can raise about a picture
+            raise_if_device_failed(error, str(next(iter(fresh))))
+            if len(fresh) == 1:
+                path = next(iter(fresh))
+                return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
+        return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
+
+
+def _pixels(picture: Image.Image | Clip) -> int:
+    """Of a picture, or of all frames of a clip."""
+    frames = picture.frames if isinstance(picture, Clip) else (picture,)
+    return sum(frame.width * frame.height for frame in frames)

@@ -37,6 +37,7 @@ from llava_consensus.evaluation.files import (
     Record,
     append,
     canonical,
+    check_lock,
     collector_rests,
     digest,
     parse,
@@ -44,12 +45,12 @@ from llava_consensus.evaluation.files import (
     read_json,
     remove_leftovers,
     replace,
+    take_lock,
     to_json,
     to_lines,
     whole_lines,
     write_json,
 )
-from llava_consensus.evaluation.locks import check_lock, take_lock
 from llava_consensus.evaluation.runs.execution import DeviceFailed
 
 ERRORS, LOCK, ASKING = "errors.jsonl", "lock", "asking.json"

@@ -24,7 +24,7 @@ from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.clip_text import ClipText
+    from llava_consensus.hosts.towers import ClipText
 
 PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
@@ -104,7 +104,7 @@ class HfModel:
                 f"this method compares patches with the question by CLIP's text tower, which a checkpoint of "
                 f"{type(self.module).__name__} does not have: take another method (llava-consensus list)"
             )
-        from llava_consensus.hosts.clip_text import load_clip_text
+        from llava_consensus.hosts.towers import load_clip_text
 
         return load_clip_text(name, self.module.device)
 

@@ -74,7 +74,7 @@ from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
 from llava_consensus.evaluation.report.stats import compare
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
-from llava_consensus.evaluation.runs.encodings import reader
+from llava_consensus.evaluation.runs.pictures import reader
 from llava_consensus.evaluation.runs.sweep import Cell, cells
 from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import (

@@ -28,10 +28,9 @@ from llava_consensus.evaluation.files import read_answers, read_lines
 from llava_consensus.evaluation.models.checkpoint import check_checkpoint
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.encodings import EncodingCache
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
-from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.evaluation.runs.pictures import EncodingCache, open_image
 from llava_consensus.evaluation.runs.store import open_run, run_name
 from llava_consensus.methods import make
 

@@ -1,6 +1,6 @@
 """What was changed since a run is seen: labels in a folder, any byte of the weights, a development install's source.
 
-Run: `pytest tests/evaluation/runs/test_fingerprint.py`.
+Run: `pytest tests/evaluation/runs/test_configuration.py`.
 """
 
 import os
@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_data import make_mme
 
 from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.runs import fingerprint, loop
+from llava_consensus.evaluation.runs import configuration, loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 
@@ -36,17 +36,17 @@ def test_a_changed_label_in_a_folder_of_labels_is_another_run(tmp_path: Path) ->
 def test_any_byte_of_a_large_file_counts_and_is_read_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint, "LARGE", 100)
+    monkeypatch.setattr(configuration, "LARGE", 100)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
-    before = fingerprint.fingerprint([weights])
+    before = configuration.fingerprint([weights])
     content = bytearray(1000)
     content[500] = 1
     weights.write_bytes(content)
-    after = fingerprint.fingerprint([weights])
+    after = configuration.fingerprint([weights])
     assert after != before and len(list(cache.iterdir())) == 1
-    monkeypatch.setattr(fingerprint, "digest", lambda *_: pytest.fail("read again"))
-    assert fingerprint.fingerprint([weights]) == after
+    monkeypatch.setattr(configuration, "digest", lambda *_: pytest.fail("read again"))
+    assert configuration.fingerprint([weights]) == after
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"stamp": 5}'])
@@ -55,25 +55,25 @@ def test_a_damaged_or_absent_cache_is_made_again(
 ) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
-    known = fingerprint.remembered(weights)
+    known = configuration.remembered(weights)
     (remembered,) = cache.iterdir()
     remembered.write_text(content)
-    assert fingerprint.remembered(weights) == known
+    assert configuration.remembered(weights) == known
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    assert fingerprint.remembered(weights) == known
+    assert configuration.remembered(weights) == known
 
 
 def test_a_development_install_goes_by_its_source(tmp_path: Path) -> None:
-    assert "+source." in (fingerprint.versions()["llava-consensus"] or "")
-    for room in fingerprint.ANSWERING:
+    assert "+source." in (configuration.versions()["llava-consensus"] or "")
+    for room in configuration.ANSWERING:
         (tmp_path / "one" / room).mkdir(parents=True)
         (tmp_path / "two" / room).mkdir(parents=True)
         for copy in ("one", "two"):
             (tmp_path / copy / room / "a.py").write_text("x = 1")
-    assert fingerprint._source(tmp_path / "one") == fingerprint._source(tmp_path / "two")
+    assert configuration._source(tmp_path / "one") == configuration._source(tmp_path / "two")
     (tmp_path / "three").symlink_to("two")
     (tmp_path / "two" / "hosts" / "a.py").write_text("x = 2")
-    assert fingerprint._source(tmp_path / "one") != fingerprint._source(tmp_path / "three")
+    assert configuration._source(tmp_path / "one") != configuration._source(tmp_path / "three")
 
 
 def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:
