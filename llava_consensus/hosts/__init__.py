@@ -3,14 +3,58 @@ installed package adds its own under the entry point `llava_consensus.hosts` (do
 imported when it is used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.allocator import keep_freed_memory
-from llava_consensus.hosts.layouts import LAYOUTS
+
+# How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
+# says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
+# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no newlines,
+# so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
+STOCK, FIXED = LAYOUTS = ("stock", "2880")
+ACROSS = 2  # tiles in a row of the fixed grid
+
+
+def fixed_grid(image_size: int) -> list[list[int]]:
+    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of so many pixels."""
+    return [[ACROSS * image_size, ACROSS * image_size]]
+
+
+def check_tiles(counts: Iterable[int]) -> None:
+    """Raises OptionError unless every picture has as many tiles as the fixed grid, with the base view."""
+    wanted = 1 + ACROSS**2
+    for count in counts:
+        if count != wanted:
+            raise OptionError(
+                f"layout={FIXED}: every picture must be {wanted} tiles, and one is {count}: cut it with "
+                f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
+            )
+
+
+def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
+    """Raises OptionError for a layout of tiles where pictures are one square each."""
+    if layout != STOCK and image_aspect_ratio != "anyres":
+        raise OptionError(
+            f"layout={layout} lays out the tiles of a picture, and this model cuts none (image_aspect_ratio="
+            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
+        )
+
+
+def check_llava_version() -> None:
+    """Raises OptionError for a version of transformers on which official LLaVA does not run, 4.38 to 5.18: the metadata
+    of this project can only say what models of transformers need.
+    """
+    installed = tuple(int(part) for part in version("transformers").split(".")[:2])
+    if installed != (4, 37) and installed < (5, 19):
+        raise OptionError(
+            f"transformers {version('transformers')}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 or "
+            "newer. Type: pip install 'transformers>=5.19,<6'"
+        )
 
 
 class HostEntry(NamedTuple):

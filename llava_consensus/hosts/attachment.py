@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
-from llava_consensus.hosts.call import Call, Given, Report, cached_layers
+from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layers
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence
-from llava_consensus.hosts.shadow import Shadow
 from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, skip_unread
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place

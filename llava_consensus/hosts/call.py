@@ -2,14 +2,20 @@
 once, when a method is attached; they look here and do nothing where no call is under way.
 
 A call lives in a context variable: every thread, and every asynchronous task, sees its own, so that calls never meet.
+
+At the end are the tools by which a model's functions lead here: `Shadow` replaces one on one instance, and `uncompiled`
+keeps `torch.compile` out of it.
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from llava_consensus.hosts.base import PictureOutcome
@@ -134,3 +140,43 @@ def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
     else:
         pairs = [(layer[0], layer[1]) for layer in cache]
     return [CachedLayer(key.nbytes + value.nbytes, key.shape[0], key.shape[axis]) for key, value in pairs]
+
+
+Result = TypeVar("Result")
+
+_ABSENT = ...  # survives a deep copy as the same object
+
+
+class Shadow:
+    """`name` of `target` is `value` until `restore`."""
+
+    def __init__(self, target: Any, name: str, value: Any) -> None:
+        self.target, self.name = target, name
+        self.before = vars(target).get(name, _ABSENT)
+        # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
+        object.__setattr__(target, name, value)
+
+    def restore(self) -> None:
+        """Puts back what stood there. A second time does nothing."""
+        if self.name in vars(self.target):
+            if self.before is _ABSENT:
+                object.__delattr__(self.target, self.name)
+            else:
+                object.__setattr__(self.target, self.name, self.before)
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """As `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there is
+    nothing to leave alone. The compiler is not imported here, since that takes seconds.
+    """
+    made: list[Callable[..., Result]] = []
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*args, **kwargs)
+
+    return run

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.call import Call, Report
+from llava_consensus.hosts.call import Call, Report, Shadow, uncompiled
 from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
 from llava_consensus.hosts.layout import Layout
-from llava_consensus.hosts.shadow import Shadow, uncompiled
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:

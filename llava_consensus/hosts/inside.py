@@ -19,8 +19,7 @@ from torch.nn.functional import interpolate
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tower
-from llava_consensus.hosts.call import Call
-from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.call import Call, Shadow
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place

@@ -20,14 +20,13 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts import STOCK, check_layout, check_llava_version, check_tiles, fixed_grid
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
-from llava_consensus.hosts.call import Call
+from llava_consensus.hosts.call import Call, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
-from llava_consensus.hosts.layouts import STOCK, check_layout, check_llava_version, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
-from llava_consensus.hosts.shadow import uncompiled
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
@@ -75,7 +74,7 @@ class LlavaModel:
 
     Args:
         module: the model.
-        options: of the host: `layout` of the tiles of a picture, see `hosts.layouts`.
+        options: of the host: `layout` of the tiles of a picture, see `hosts.LAYOUTS`.
     """
 
     offer = Offer(ClipBlocks.offers | {Need.QUESTION}, inside=True)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tiles, Tower
-from llava_consensus.hosts.call import Call
-from llava_consensus.hosts.shadow import Shadow
+from llava_consensus.hosts.call import Call, Shadow
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.models.checkpoint import HUB_NAME, Checkpoint, find, hub_name
-from llava_consensus.hosts.layouts import STOCK, check_layout, check_llava_version
+from llava_consensus.hosts import STOCK, check_layout, check_llava_version
 
 if TYPE_CHECKING:
     from torch import Tensor
