@@ -14,8 +14,8 @@ from llava_consensus.hosts.allocator import keep_freed_memory
 
 # How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
 # says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
-# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no newlines,
-# so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
+# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
+# newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
 ACROSS = 2  # tiles in a row of the fixed grid
 
