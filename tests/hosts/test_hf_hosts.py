@@ -147,8 +147,8 @@ def test_scap_rows_are_those_of_layer_0(tiny: Tiny, recording: None, seen: list[
 @torch.no_grad()
 def test_all_tokens_and_detach_are_bit_identical(tiny: Tiny, method: str) -> None:
     inputs = prompts(*tiny.rows())
-    before = {name: set(vars(one)) for name, one in tiny.model.named_modules()}
     plain, said = tiny.model(**inputs).logits, generate(tiny.model, inputs)
+    before = {name: set(vars(one)) for name, one in tiny.model.named_modules()}  # transformers marks what has run
     if refused(tiny.name, method):
         pytest.skip("refused, see the matrix")
     with tiny.attach(method, 4000) as attached:
