@@ -207,14 +207,9 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     if entry is None:
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
-    view = view_class(entry.view)(model, chosen(entry, type(model).__name__, options))
+    view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
-
-
-def view_class(place: str) -> Any:
-    """The class of a host's views, named as `module:class`."""
-    return load_place(place)
 
 
 def known_hosts() -> dict[str, HostEntry]:

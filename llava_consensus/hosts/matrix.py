@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import HOSTS, HostEntry, view_class
+from llava_consensus.hosts import HOSTS, HostEntry
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Share
@@ -54,7 +55,7 @@ def refusals(host: str) -> dict[str, str]:
 
 def stand_in(entry: HostEntry) -> Any:
     """A host's view of a model that is not there, with a vision side as the view says."""
-    cls = view_class(entry.view)
+    cls = load_place(entry.view)
     offer = cls.offer
     inside = dict.fromkeys(("attend", "embeddings"), None) if offer.inside else {}
     tower = SimpleNamespace(

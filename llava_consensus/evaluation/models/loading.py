@@ -11,11 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llava_consensus.entry_points import load_place
 from llava_consensus.errors import DataError, MissingDependency, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named, view_class
+from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
 from llava_consensus.hosts.allocator import keep_freed_memory
 from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods import truth
@@ -320,7 +321,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
         model.config.vision_config._name_or_path = str(text_side.parent)
     if loading.device_map is None and loading.bits is None:  # else it stands where it should
         model.to(loading.device)
-    host = HfHost(view_class(view)(model.eval(), options), processor)
+    host = HfHost(load_place(view)(model.eval(), options), processor)
     host.check_prompts()
     return host
 
@@ -387,7 +388,7 @@ def _load_remote(path: str, loading: Loading, view: str, options: Mapping[str, s
     if loading.device_map is None and loading.bits is None:
         model.to(loading.device)
     refuse_not_finite(path, model)
-    return host_of(view_class(view)(model.eval(), options), tokenizer)
+    return host_of(load_place(view)(model.eval(), options), tokenizer)
 
 
 def _check_internvl_chat(

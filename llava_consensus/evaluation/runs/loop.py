@@ -3,7 +3,7 @@ stopped.
 
 `run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
-picture, however many questions there are about it (`encodings.py`). With several workers the questions are asked in
+picture, however many questions there are about it (`pictures.py`). With several workers the questions are asked in
 shards (`workers.py`), and the run ends with the same files. Stopped at any moment, the same call goes on, with as many
 workers as it is told, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
