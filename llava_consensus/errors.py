@@ -1,9 +1,11 @@
 """What can go wrong by the user's hand, each with the remedy in its message.
 
 The command line prints `error: <message>` and exits with the class's `exit_code`; a traceback is always our own bug.
+The functions at the end check values of options. Needs no torch.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -54,3 +56,45 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
 def missing_extra(what: str, extra: str) -> MissingDependency:
     """An error for an absent optional package: `what` needs the extra named `extra`."""
     return MissingDependency(f"{what}: not installed. Type: pip install 'llava-consensus[{extra}]'")
+
+
+class NonFiniteError(ConsensusError, FloatingPointError):
+    """A stage of the reduction produced NaN or infinity; a ranking of such numbers would mean nothing."""
+
+
+def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises OptionError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise OptionError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+
+
+def within(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    """Raises OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (low < value if open_low else low <= value) or not value <= high:  # type: ignore[operator]
+        bound = f"above {low:g}" if high == float("inf") else f"in {'(' if open_low else '['}{low:g}, {high:g}]"
+        raise OptionError(f"{name}={value!r} must be a number {bound}")
+
+
+def boolean(name: str, value: object) -> None:
+    """Raises OptionError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be true or false")
+
+
+def whole_or_none(name: str, value: object, meaning: str) -> None:
+    """Raises OptionError unless `value` is a whole number or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} must be a whole number, {meaning}, or left out")
+
+
+def numbers(name: str, text: object, whole: bool = False) -> list[float]:
+    """The numbers of a text such as `8 16 24`, or of one number. OptionError for anything else."""
+    try:
+        found = [float(word) for word in str(text).split()]
+    except ValueError:
+        found = [float("nan")]
+    if not all(math.isfinite(number) and (not whole or number.is_integer()) for number in found):
+        kind = "whole numbers" if whole else "numbers"
+        raise OptionError(f"{name}={text!r} must be {kind} with spaces between them, such as '8 16 24'")
+    return found

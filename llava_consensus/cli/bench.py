@@ -92,7 +92,7 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
 
 def _check(given: argparse.Namespace) -> None:
     """What `bench` alone needs to be right, before weights load."""
-    from llava_consensus.reduction.checks import choose
+    from llava_consensus.errors import choose
     from llava_consensus.reduction.costs import MATCHES
 
     choose("match", given.match, MATCHES)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
+from llava_consensus.errors import choose, within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, ensure_finite, within
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens, WholePictures
+from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens, WholePictures, ensure_finite
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 

@@ -12,10 +12,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, boolean, choose, within
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose, within
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.selection import Folded, assemble, diverse, left_over, pick, split_best
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, TextProbe, VisualTokens

@@ -15,13 +15,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import boolean, whole_or_none
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, ensure_finite, whole_or_none
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, only_cut
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.selection import pick, rank, top
-from llava_consensus.reduction.tokens import Stopwatch
+from llava_consensus.reduction.tokens import Stopwatch, ensure_finite
 
 PIVOTS = 4  # of each kind
 

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import ensure_finite
 from llava_consensus.reduction.method import Shape, Tiled
 from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, r
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llava_consensus.errors import OptionError
-from llava_consensus.reduction.checks import choose, whole_or_none
+from llava_consensus.errors import OptionError, choose, whole_or_none
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Stopwatch

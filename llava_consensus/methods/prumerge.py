@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, choose
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, ensure_finite
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, rank
-from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import choose
 from llava_consensus.methods.prumerge import PruMerge, outliers
-from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.selection import rank
 
 

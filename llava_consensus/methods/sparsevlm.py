@@ -18,14 +18,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, choose, within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, ensure_finite, within
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.selection import pick, rank
-from llava_consensus.reduction.tokens import Stopwatch, TextProbe
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe, ensure_finite
 
 CUTS = {"1.0": (3, 7, 16, 20), "1.5": (3, 7, 16), "2.0": (3, 7, 16)}  # first layers that see less, of 32
 PATCHES = 576  # the published schedules are for this many tokens

@@ -11,9 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, boolean, choose
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose
 from llava_consensus.reduction.merging import Bag, merge, pair
 from llava_consensus.reduction.method import InTower, Shape
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import choose
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.selection import regroup

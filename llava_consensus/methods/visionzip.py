@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from llava_consensus.errors import boolean, choose
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose, ensure_finite
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, top
-from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)

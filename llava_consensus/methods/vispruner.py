@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
+from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import ensure_finite, within
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import assemble, pick, rank
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 ROUND = 8  # tokens that leave in one round
 LONG, NEAREST = 1024, 32  # tokens of a list whose nearest ones are looked up, and how many of these

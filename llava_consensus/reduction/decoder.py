@@ -14,12 +14,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, boolean, choose
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import boolean, choose, ensure_finite
 from llava_consensus.reduction.method import Method, Place, Shape
 from llava_consensus.reduction.saliency import rotate
-from llava_consensus.reduction.tokens import Stopwatch, TextProbe, VisualTokens
+from llava_consensus.reduction.tokens import Stopwatch, TextProbe, VisualTokens, ensure_finite
 
 PUBLISHED_DEPTH = 32  # decoder layers of the models the methods were published on
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize, one_hot
 
-from llava_consensus.reduction.checks import choose, ensure_finite
+from llava_consensus.errors import choose
 from llava_consensus.reduction.selection import indices, membership, pick, rank
+from llava_consensus.reduction.tokens import ensure_finite
 
 STARTS = ("first", "salient", "mean")
 EXACT = "donot_use_mm_for_euclid_dist"  # equal points have equal distances, 0 to each other, in every batch

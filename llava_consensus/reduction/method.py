@@ -16,9 +16,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, choose, whole_or_none
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, whole_or_none
 from llava_consensus.reduction.merging import Bag
 from llava_consensus.reduction.selection import regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens

@@ -9,8 +9,8 @@ language model runs. Never more than L x S numbers per head are held. Float32 th
 import torch
 from torch import Tensor
 
-from llava_consensus.reduction.checks import choose, ensure_finite
-from llava_consensus.reduction.tokens import TextProbe, VisionAttention
+from llava_consensus.errors import choose
+from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
 EPSILON = 1e-6
 AGGREGATES = ("all", "last", "max")

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import NonFiniteError
+
 
 class Need(Enum):
     """What a method can ask a host to collect. The value is the field of `VisualTokens` that holds it."""
@@ -194,3 +196,17 @@ class Reduction(NamedTuple):
 
 
 AHEAD, PLACE, AFTER, BEHIND = range(4)  # before its unit, at its source, right after its unit, after its whole picture
+
+
+def ensure_finite(stage: str, values: Tensor) -> Tensor:
+    """`values`, or NonFiniteError naming the stage. On an accelerator the check is queued, so nothing waits for it, and
+    what it finds ends the program later with the same words.
+    """
+    if values.device.type == "cpu" and bool(torch.linalg.vector_norm(values.detach()) < torch.inf):
+        return values  # one pass; the norm of large values can be infinite where none of them is, so look again
+    message = f"{stage}: NaN or infinite values. Check the weights, or use bfloat16 where float16 overflows"
+    try:
+        torch._assert_async(torch.isfinite(values).all(), message)
+    except RuntimeError as error:
+        raise NonFiniteError(message) from error
+    return values

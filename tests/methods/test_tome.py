@@ -14,10 +14,9 @@ from prompts import tiles
 from units import at_angles, unit
 
 from llava_consensus import attach
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import NonFiniteError
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.merging import average, fresh, merge, pair
 from llava_consensus.reduction.selection import regroup

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from units import of_batch, unit, without_question
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import NonFiniteError, OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.methods.random import draw
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import NonFiniteError, ensure_finite
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.selection import rank
-from llava_consensus.reduction.tokens import Need, TextProbe, VisionAttention, VisualTokens
+from llava_consensus.reduction.tokens import Need, TextProbe, VisionAttention, VisualTokens, ensure_finite
 
 S_V = torch.tensor([[0.10, 0.40, 0.05, 0.20, 0.05, 0.20]])
 S_C = torch.tensor([[0.30, 0.05, 0.25, 0.10, 0.25, 0.05]])

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from zlib import crc32
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.errors import DataError, OptionError, choose
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record, collector_rests, digest, read_json, write_json
@@ -25,7 +25,6 @@ from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.methods import known_methods, method_class
 from llava_consensus.reduction.budget import Budget, Share, amount
-from llava_consensus.reduction.checks import choose
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 

@@ -24,13 +24,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import OptionError, choose, whole_or_none, within
 from llava_consensus.evaluation.models import Encoded, Host, Prompt
 from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.models.check_host import watching
 from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.checks import choose, whole_or_none, within
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.method import Method, Shape
 from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
