@@ -21,8 +21,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from llava_consensus.evaluation.bench.timing import peak_bytes, reset_peak
-from llava_consensus.hosts.allocator import give_back
+from llava_consensus.evaluation.bench.timing import give_back, peak_bytes, reset_peak
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

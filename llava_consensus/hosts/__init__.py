@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.allocator import keep_freed_memory
 
 # How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
 # says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
@@ -255,3 +254,14 @@ def adapting(classes: Sequence[str], kind: object, tower: object) -> HostEntry |
 def tower_named(config: Mapping[str, object]) -> object:
     """The vision tower that the configuration of a LLaVA names; of two, that of videos."""
     return config.get("mm_video_tower") or config.get("mm_vision_tower")
+
+
+def keep_freed_memory() -> None:
+    """Lets glibc see one large block come and go. From then on it takes smaller blocks from its heap, and gives the
+    heap back to the system only from twice that size on (mallopt(3), M_MMAP_THRESHOLD). Otherwise the attention maps of
+    a vision tower are mapped anew and filled with zeros page by page in every layer: on LLaVA's own pins that was a
+    third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
+    """
+    import torch
+
+    torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold

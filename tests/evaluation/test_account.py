@@ -23,8 +23,7 @@ from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaHost
 from llava_consensus.evaluation.runs.configuration import prepare
-from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, match_budget
-from llava_consensus.evaluation.runs.metrics import run_costs
+from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, match_budget, run_costs
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.call import CachedLayer, cached_layers

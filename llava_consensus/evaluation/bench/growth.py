@@ -21,9 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.evaluation.bench.timing import free_bytes, now, peak_bytes, reset_peak
+from llava_consensus.evaluation.bench.timing import free_bytes, give_back, now, peak_bytes, reset_peak
 from llava_consensus.evaluation.files import Record
-from llava_consensus.hosts.allocator import give_back
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures

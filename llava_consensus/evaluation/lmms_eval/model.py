@@ -25,7 +25,7 @@ from llava_consensus.evaluation.lmms_eval.clock import first_token
 from llava_consensus.evaluation.lmms_eval.counts import AnswerCounts, counts, log_run
 from llava_consensus.evaluation.lmms_eval.encodings import Encodings
 from llava_consensus.evaluation.models import Loading
-from llava_consensus.evaluation.runs.costs import AnswerCosts
+from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
 

@@ -16,8 +16,7 @@ from llava_consensus.errors import DataError, MissingDependency, OptionError, mi
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
-from llava_consensus.hosts.allocator import keep_freed_memory
+from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
 from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods import truth
 

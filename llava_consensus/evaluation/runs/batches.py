@@ -18,7 +18,6 @@ from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Loading
 from llava_consensus.evaluation.runs.configuration import RunPlan, of_pictures
-from llava_consensus.evaluation.runs.costs import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.execution import (
     LONGEST,
     Result,
@@ -26,6 +25,7 @@ from llava_consensus.evaluation.runs.execution import (
     error_record,
     raise_if_device_failed,
 )
+from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, reader
 from llava_consensus.evaluation.runs.store import run_name
 from llava_consensus.evaluation.runs.workers import Shard

@@ -23,7 +23,6 @@ from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, c
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.batches import Asker, HostLoader, WorkerFactory
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, changed_pictures, prepare
-from llava_consensus.evaluation.runs.costs import budget_of
 from llava_consensus.evaluation.runs.execution import Execution, Result, check_progress, death_records
 from llava_consensus.evaluation.runs.store import AGAIN, Deaths, Run, open_run, problems
 from llava_consensus.evaluation.runs.workers import Died, conduct
@@ -130,7 +129,7 @@ def _ask(plan: RunPlan, folder: Run, pending: list[Question], execution: Executi
     """
     if execution.workers == 1:
         host = load(plan.model, plan.loading, plan.host_options)
-        results = _alone(Asker(plan, host, budget_of(plan, host)), folder, pending, execution.batch)
+        results = _alone(Asker(plan, host, metrics.budget_of(plan, host)), folder, pending, execution.batch)
     else:
         results = _together(plan, pending, execution, load)
     done, total, row = len(folder.done), len(plan.questions), 0
