@@ -13,9 +13,9 @@ from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import HOSTS, HostEntry
+from llava_consensus.hosts import HostEntry, known_hosts
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.methods import METHODS, make
+from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.tokens import Need
 
@@ -32,7 +32,7 @@ class _Checked(Attachment):
 
 def cells() -> dict[str, dict[str, str]]:
     """Why a host refuses a method, by the names of both; nothing where it works on pictures."""
-    return {name: refusals(name) for name in HOSTS}
+    return {name: refusals(name) for name in known_hosts()}
 
 
 @cache
@@ -40,9 +40,9 @@ def refusals(host: str) -> dict[str, str]:
     """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`
     where that is known of copies of the model's code alone.
     """
-    entry = HOSTS[host]
+    entry = known_hosts()[host]
     view, refused = stand_in(entry), {}
-    for name in METHODS:
+    for name in known_methods():
         method = make(name)
         try:
             _Checked(view, method, HALF).detach()

@@ -1,5 +1,5 @@
-"""The examples in docs/adding.md of a benchmark, a judge and a report column do what the page says, as printed: the
-first two in a package of their own, installed beside this one.
+"""The examples in docs/adding.md of a benchmark, a judge, a host and a report column do what the page says, as printed:
+the first three in a package of their own, installed beside this one.
 """
 
 import json
@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 from judge_server import Act, Server
 from PIL import Image
 from run_folders import store
 from tiny_data import write_lines
 
-from llava_consensus import cli
+from llava_consensus import attach, cli
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.report import results
@@ -35,7 +37,7 @@ def install(site: Path, files: dict[str, str], registration: str) -> None:
     (site / "my_package").mkdir(parents=True)
     for name, text in files.items():
         (site / "my_package" / name).write_text(text)
-    found = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n(\w+) = "(.+)"\n', registration)
+    found = re.fullmatch(r'\[project\.entry-points\."(.+)"\]\n([\w-]+) = "(.+)"\n', registration)
     assert found
     group, name, place = found.groups()
     facts = site / "my_package-1.0.dist-info"
@@ -44,8 +46,16 @@ def install(site: Path, files: dict[str, str], registration: str) -> None:
     (facts / "entry_points.txt").write_text(f"[{group}]\n{name} = {place}\n")
 
 
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Each test imports a package of its own."""
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three questions about grey things; the benchmark and the judge of the page are installed."""
     (registration,) = blocks("Adding a benchmark", "toml")
     grader, line = blocks("Adding a judge")
@@ -62,9 +72,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "answers.json").write_text(json.dumps({str(number): "grey" for number in range(3)}))
     (folder / "images").mkdir()
     Image.new("RGB", (48, 48), "grey").save(folder / "images" / "1.png")
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        del sys.modules[name]
+    return tmp_path
 
 
 @pytest.fixture
@@ -154,3 +162,36 @@ def test_the_example_column_is_in_every_format(tmp_path: Path, monkeypatch: pyte
     assert "| peak (MiB) |" in marked and "| 3.0 |" in marked and "Peak: memory" in marked
     assert csv.splitlines()[0].endswith(",peak_bytes") and csv.splitlines()[1].endswith(f",{3 * 2**20}")
     assert "peak (MiB)" in tex
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers 5.19 or later")
+def test_the_example_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hf_models import IMAGE, SQUARE, TEXT, prompts, ready, square
+
+    vision, text = transformers.CLIPVisionConfig(**SQUARE), transformers.LlamaConfig(**TEXT)
+    words = {"image_token_index": IMAGE, "image_seq_length": 16, "vision_feature_layer": [-2, -3, 1]}
+    config = transformers.VipLlavaConfig(vision_config=vision, text_config=text, **words)
+    model = ready(transformers.VipLlavaForConditionalGeneration, config)
+    inputs = prompts([1, 5, 6, square(0), 7, 8, 9], [1, square(1), 5])
+    with pytest.raises(OptionError, match="VipLlavaForConditionalGeneration has no host"):
+        attach(model, "consensusdrop", tokens=5)
+    (source,), registration = blocks("Adding a host"), blocks("Adding a host", "toml")[1]
+    install(tmp_path, {"__init__.py": "", "vip_llava.py": source}, registration)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    plain = model(**inputs).logits
+    for method in ("consensusdrop", "consensusdrop+", "vispruner", "fastv"):
+        with attach(model, method, tokens=5) as attached:
+            model.generate(**inputs, max_new_tokens=2, do_sample=False)
+            assert [(one.before, one.after) for one in attached.outcomes] == [(16, 5), (16, 5)]
+        with attach(model, method, tokens=16):
+            assert torch.equal(model(**inputs).logits, plain)
+    assert torch.equal(model(**inputs).logits, plain)
+    with pytest.raises(OptionError, match="VisionZip needs projector"):
+        attach(model, "visionzip", tokens=5)
+    assert cli.main(["list", "--hosts"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    (row,) = (row for row in rows if row.startswith("consensusdrop "))
+    assert rows[0].endswith("vip-llava") and row.endswith("works")
