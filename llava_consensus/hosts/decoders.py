@@ -10,17 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap
 from llava_consensus.hosts.towers import split_heads
+from llava_consensus.reduction.saliency import rotate
 
 LENGTHWISE = ("dynamic", "longrope")  # types of rotary embeddings
+TRIED_ROWS, SPREAD = 8, 4.0  # of the check of a layer's attention: rows, and standard deviation of their logits
 
 
 class LlamaDecoder:
-    """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer."""
+    """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer.
+
+    Raises:
+        OptionError: for a language model that has no such parts.
+    """
+
+    axes = 1  # of positions
 
     def __init__(self, module: Any) -> None:
+        if not hasattr(module, "layers"):
+            raise OptionError(f"language model {type(module).__name__} is not adapted: it has no layers like Llama's")
         self.module: Any = module
         self.layers: Sequence[Any] = module.layers
         self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
@@ -49,8 +60,9 @@ class LlamaDecoder:
         return self._heads(attention, attention.k_proj(normed), "k_norm")
 
     def scale(self, layer: int) -> float:
-        """One over the square root of the width of a head."""
-        scale: float = self.layers[layer].self_attn.head_dim ** -0.5
+        """One over the square root of the width of a head, where the layer says nothing else."""
+        attention = self.layers[layer].self_attn
+        scale: float = getattr(attention, "scaling", attention.head_dim**-0.5)
         return scale
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,6 +99,67 @@ class LlamaDecoder:
             return {**changes, "position_embeddings": self.rotary(hidden, positions)}
         return changes
 
+    @torch.no_grad()
+    def check_attention(self, cut: bool) -> None:
+        """Holds the first layer's own attention, on a few rows of noise, against what is read of it here: its norm,
+        queries, keys, scale and rotation. Sharded or offloaded weights are taken on trust.
+
+        Args:
+            cut: whether rows leave between layers, none of which may then mix rows but by attention.
+        Raises:
+            OptionError: the language model works in another way.
+        """
+        mixing = (layer for layer in self.layers if any(isinstance(one, nn.Conv1d) for one in layer.modules()))
+        if cut and next(mixing, None) is not None:
+            raise self._other("its layers mix rows by a convolution too")
+        attention = getattr(self.layers[0], "self_attn", None)
+        weights = [] if attention is None else list(attention.parameters())
+        if any(weight.is_meta or weight.ndim == 0 or not weight.numel() for weight in weights):
+            return
+        training = [module for module in self.layers[0].modules() if module.training]
+        for module in training:  # dropout would make any two passes differ
+            module.training = False
+        try:
+            difference = self._difference(attention)
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            raise self._other(f"its first layer cannot be read ({error})") from error
+        finally:
+            for module in training:
+                module.training = True
+        exact = next(iter(self.layers[0].parameters())).dtype in (torch.float32, torch.float64)
+        if not difference <= (1e-3 if exact else 0.1):
+            raise self._other(f"its attention differs by {difference:.2g} of its size")
+
+    def _difference(self, attention: Any) -> float:
+        """Of the output of the first layer's attention from what its queries, keys and values make."""
+        like = next(weight for weight in self.layers[0].parameters() if weight.is_floating_point())
+        noise = torch.randn(1, TRIED_ROWS, self.module.config.hidden_size, generator=torch.Generator().manual_seed(0))
+        states = self.normed(0, noise.to(like))
+        places = torch.arange(TRIED_ROWS, device=like.device)
+        positions = places[None] if self.axes == 1 else places[None, :, None].expand(1, -1, self.axes)
+        seen = (places <= places[:, None])[None, None]
+        states = states * (SPREAD / self._logits(states, positions).std()).sqrt().to(states.dtype)
+        probability = self._logits(states, positions).masked_fill(~seen, float("-inf")).softmax(-1)
+        value = split_heads(attention.v_proj(states), attention.v_proj.out_features // attention.head_dim).float()
+        value = value.repeat_interleave(probability.shape[1] // value.shape[1], 1)
+        ours = attention.o_proj((probability @ value).transpose(1, 2).flatten(2).to(states.dtype)).float()
+        own = attention(states, **self.arguments(states, positions, None if "flash" in self.kernel else seen))[
+            0
+        ].float()
+        return ((ours - own).norm() / own.norm()).item()
+
+    def _logits(self, states: Tensor, positions: Tensor) -> Tensor:
+        """Of the first layer, in float32: [1, H, S, S]."""
+        angles = self.rotary(states, positions)
+        query, key = (rotate(one, *angles).float() for one in (self.query(0, states), self.key(0, states)))
+        return query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * self.scale(0)
+
+    def _other(self, why: str) -> OptionError:
+        return OptionError(
+            f"language model {type(self.module).__name__} is not adapted to methods that read its attention: {why}. "
+            "Take a method that acts after the tower and asks no question of the language model (llava-consensus list)"
+        )
+
     def tables(self) -> Sequence[nn.Module]:
         """Rotary modules that look positions up in a table as long as their own cache; none on current versions."""
         if hasattr(self.module, "rotary_emb"):
@@ -114,6 +187,7 @@ class MRopeDecoder(LlamaDecoder):
     """Positions are those of the full prompt, whatever a method wants: numbering three axes anew has no meaning."""
 
     keeps_positions = True
+    axes = AXES
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] for positions [R, S, 3]."""

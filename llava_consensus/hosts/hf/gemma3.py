@@ -19,11 +19,6 @@ from llava_consensus.reduction.method import Method, Place
 class GemmaDecoder(LlamaDecoder):
     """Layers of two kinds, with a rotation each; layer 0's is the one that is asked for."""
 
-    def scale(self, layer: int) -> float:
-        """What the products of queries and keys of a layer are multiplied with, as the configuration has it."""
-        scale: float = self.layers[layer].self_attn.scaling
-        return scale
-
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of layer 0."""
         cos, sin = self.module.rotary_emb(hidden, positions, self.layers[0].self_attn.layer_type)
