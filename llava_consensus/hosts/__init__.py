@@ -56,6 +56,9 @@ def check_llava_version() -> None:
         )
 
 
+INNER = ("get_base_model", "module")  # where PEFT, and the wrappers of several devices, have the model itself
+
+
 class HostEntry(NamedTuple):
     """A host: one family of models."""
 
@@ -204,6 +207,12 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     names = [cls.__name__ for cls in type(model).__mro__]
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
     if entry is None:
+        inner = next((path for path in INNER if hasattr(model, path)), None)
+        if inner is not None:
+            path = inner + "()" * (inner == "get_base_model")
+            raise OptionError(
+                f"model of class {type(model).__name__} is a wrapper: attach to its inner model, model.{path}"
+            )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
     view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))

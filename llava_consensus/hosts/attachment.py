@@ -138,11 +138,15 @@ class Attachment:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copy of an attached model is attached; what its calls reported stays with the original."""
-        twin = copy.copy(self)
+        twin = object.__new__(type(self))
         memo[id(self)] = twin
         for name, value in vars(self).items():
             setattr(twin, name, None if name == "_latest" else copy.deepcopy(value, memo))
         return twin
+
+    def __reduce__(self) -> Any:
+        """Raises OptionError: what is attached belongs to this process."""
+        raise OptionError("a model with a method attached cannot be pickled: detach first, or save its state_dict()")
 
     @contextmanager
     def call(self, **given: Any) -> Iterator[Call]:

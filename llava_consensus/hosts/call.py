@@ -129,12 +129,12 @@ def leave_model(module: nn.Module, *args: Any) -> None:
 
 
 def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
-    """Sizes of a cache of transformers 5 (`layers`, of which some may hold no keys), of 4.37 (`key_cache`) or of the
-    older tuples, whose keys have their positions along `axis`.
+    """Sizes of a cache of transformers 5 (`layers`, of which some may hold no keys, or hold them quantized, and are not
+    counted), of 4.37 (`key_cache`) or of the older tuples, whose keys have their positions along `axis`.
     """
     pairs: list[tuple[Tensor, Tensor]]
     if hasattr(cache, "layers"):
-        pairs = [(layer.keys, layer.values) for layer in cache.layers if getattr(layer, "keys", None) is not None]
+        pairs = [(one.keys, one.values) for one in cache.layers if getattr(getattr(one, "keys", None), "ndim", 0) == 4]
     elif hasattr(cache, "key_cache"):
         pairs = list(zip(cache.key_cache, cache.value_cache, strict=True))
     else:

@@ -9,7 +9,6 @@ the mask that fit its own number of columns. A later turn on the same cache keep
 forward is in its call (`call.py`); only what is known of caches outlives it.
 """
 
-import copy
 import weakref
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
@@ -25,6 +25,7 @@ from llava_consensus.hosts.base import CutDecoder, Tiles
 from llava_consensus.hosts.call import Call, Report, Shadow, uncompiled
 from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
 from llava_consensus.hosts.layout import Layout
+from llava_consensus.hosts.prompts import known, remember
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
@@ -60,14 +61,6 @@ class Cuts:
         self.attachment = attachment
         self.method: Any = attachment.method
         self.depth = len(decoder.layers)
-        self._known: weakref.WeakKeyDictionary[Any, CutCache] = weakref.WeakKeyDictionary()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Cuts":
-        """Caches that were cut belong to the original."""
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-        twin.attachment, twin._known = copy.deepcopy(self.attachment, memo), weakref.WeakKeyDictionary()
-        return twin
 
     def install(self, decoder: CutDecoder) -> list[Any]:
         """Handles of all hooks; silent until a call is under way."""
@@ -105,6 +98,15 @@ class Cuts:
         whole = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.report.outcomes]
         call.tell(Report(whole, watch=Stopwatch(embeds.device) if units else None))
 
+    def armed(self, call: Call) -> Armed | None:
+        """The sequence that is announced."""
+        return _state(call).armed
+
+    def again(self, call: Call, armed: Armed, read: Tensor) -> None:
+        """Announces the prompts of a call once more, ids or embeddings [R, S + n, ...] of them and n rows after."""
+        more = read.shape[1] - armed.layout.real.shape[1]
+        _state(call).armed = armed._replace(layout=armed.layout.longer(more), embeds=weakref.ref(read), more=more)
+
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = calls.current(self.attachment)
         if call is not None:
@@ -137,12 +139,17 @@ class Cuts:
         if armed and armed.embeds() is not None and hidden.shape[1] == size and hidden.shape[0] % rows == 0:
             if cache is not None and cache.get_seq_length() > 0:
                 raise OptionError("pictures in a later turn on a cache are not supported: pass the whole conversation")
+            if getattr(cache, "is_compileable", False):
+                raise OptionError(
+                    f"cache_implementation: layers of a static cache have one length, and {type(self.method).__name__} "
+                    "leaves them several. Leave it out, or take a method that acts before the language model"
+                )
             state.cache = cache
             return CutForward(self.attachment, call, state, armed, hidden, kwargs)
         if cache is None or cache.get_seq_length() == 0:
             return None
-        cut_cache = self._known.get(cache) or self._last_that_fits(cache)
-        if cut_cache is None:
+        cut_cache = known(cache) or self._last_that_fits(cache)
+        if not isinstance(cut_cache, CutCache):
             return None
         return Step(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), state)
 
@@ -162,11 +169,11 @@ class Cuts:
         hidden = output[0] if isinstance(output, tuple) else output
         if isinstance(forward, CutForward):
             cache, state.cache = state.cache, None
-            cut_cache, cut = CutCache(forward.rows.size, forward.columns), forward.outcomes(hidden)
+            cut_cache = CutCache(forward.rows.size - forward.more, forward.columns)
+            cut = forward.outcomes(hidden)
             others = {key: entry for key, entry in _LAST.get().items() if entry[0].attachment.active}
             _LAST.set({**others, id(self): (self, cut_cache)})
-            if cache is not None:
-                self._known[cache] = cut_cache
+            remember(cache, cut_cache)
             report = call.report  # pictures that were not cut passed whole
             outcomes = [cut.get(index, outcome) for index, outcome in enumerate(report.outcomes)]
             call.tell(replace(report, outcomes=outcomes))
@@ -180,7 +187,8 @@ class Cuts:
             return
         if state.forward.wants(index):
             tap = state.forward.decoder.taps(index)[which]  # of the replica that runs, where it is one
-            state.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
+            with torch.no_grad():  # a checkpoint that computes the layer again collects nothing, and must save as much
+                state.layer_parts |= {name: value.detach() for name, value in tap.read(output).items()}
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""

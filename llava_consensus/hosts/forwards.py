@@ -226,6 +226,7 @@ class Armed(NamedTuple):
     units: list[tuple[Unit, list[Cut]]]
     embeds: Callable[[], Tensor | None]  # dead once the sequence is gone
     tiles: list[Tiles]  # of each picture, for methods that read the tower
+    more: int = 0  # rows after the prompt that is cut, where there is no cache or where they are only guessed
 
 
 @dataclass(eq=False)
@@ -270,7 +271,7 @@ class CutForward:
     def __init__(
         self, attachment: Any, call: Any, state: State, armed: Armed, embeds: Tensor, kwargs: dict[str, Any]
     ) -> None:
-        self.state, self.layout, self.embeds = state, armed.layout, embeds
+        self.state, self.layout, self.embeds, self.more = state, armed.layout, embeds, armed.more
         self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
         check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
@@ -315,7 +316,8 @@ class CutForward:
         """What the cache of the layers from here on will hold."""
         rows, full = self.rows, self.full
         shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._closes(layer) else torch.tensor([0])
-        return Columns(rows.real.shape[1], rows.padded, rows.real, shift[:, None].to(rows.real.device))
+        real = rows.real[:, : rows.real.shape[1] - self.more]  # guesses come one prompt at a time, so at the very end
+        return Columns(real.shape[1], rows.padded, real, shift[:, None].to(real.device))
 
     def _closes(self, layer: int) -> bool:
         """Whether positions are closed up from this layer on."""

@@ -4,12 +4,13 @@ picture is shared over its tiles. Pure bookkeeping on the CPU; no model.
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
@@ -113,6 +114,14 @@ class Layout:
         """The place of every row among the real ones of its sequence: [R, S]."""
         return (self.real.cumsum(1) - 1).clamp_min(0)
 
+    def longer(self, rows: int) -> "Layout":
+        """The same prompts with so many rows of words after them, which ask nothing."""
+        if not rows:
+            return self
+        padded = {name: pad(getattr(self.kinds, name), (0, rows), value=-1) for name in ("picture", "tile", "token")}
+        kinds = self.kinds._replace(real=pad(self.real, (0, rows), value=True), answer=None, **padded)
+        return replace(self, kinds=kinds, asked=pad(self.asked, (0, rows), value=False))
+
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""
         return [unit for unit in self.units if unit.is_reduced]
@@ -160,8 +169,10 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
     method = sharing.method
     pictures: list[Picture] = []
     units: list[Unit] = []
-    asked = kinds.real if kinds.answer is None or method.answer_rows else kinds.real & ~kinds.answer
-    words = asked & (kinds.picture < 0)
+    words = kinds.real & (kinds.picture < 0)
+    if kinds.answer is not None and not method.answer_rows:
+        words &= ~kinds.answer
+    asked = words | (kinds.real & (kinds.picture >= 0))  # a row of a picture is no answer, though it may have a label
     places_all = torch.arange(kinds.real.shape[1])
     for row in range(len(kinds.real)):
         for source in kinds.picture[row].unique().tolist():

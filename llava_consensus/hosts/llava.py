@@ -26,6 +26,18 @@ from llava_consensus.hosts.base import IGNORE, Offer, Tiles
 from llava_consensus.hosts.call import Call, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
+from llava_consensus.hosts.prompts import (
+    COUNTING,
+    MORE,
+    UNDER_WAY,
+    cache_of,
+    cached_rows,
+    going_on,
+    named,
+    recounting,
+    remember,
+    shortened,
+)
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
@@ -37,6 +49,7 @@ if TYPE_CHECKING:
 PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
 NEWLINE = -1  # the number of a newline; patches are numbered up from 1, and padding is 0
+PROMPT = "prompt"  # in the state of a call: what is known of prompts that were reduced and are about to be read
 FIRST_ID = -1000  # the number of the first id; the others go down from it
 Official = Callable[..., tuple[Any, ...]]
 
@@ -123,9 +136,17 @@ class LlavaModel:
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
-        """The official function, and `generate`, which makes a call of its own."""
-        entrance = partial(generate, attachment)
-        return {PREPARE: partial(prepare, attachment), "generate": wraps(type(self.module).generate)(entrance)}
+        """The official function, `generate`, which makes a call of its own, the function that settles its lengths, and
+        `forward`, which goes on from caches of reduced prompts.
+        """
+        model_class = type(self.module)
+        counting = {COUNTING: partial(recounting, attachment, None)} if hasattr(model_class, COUNTING) else {}
+        return {
+            PREPARE: partial(prepare, attachment),
+            "generate": wraps(model_class.generate)(partial(generate, attachment)),
+            "forward": wraps(model_class.forward)(partial(forward, attachment)),
+            **counting,
+        }
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
@@ -208,8 +229,27 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     if not attachment.current(fresh=False).scoped:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
+    model, state = attachment.here.module, attachment.current(fresh=False).state
+    state[UNDER_WAY] = True
+    try:
+        return type(model).generate(model, *args, **kwargs)
+    finally:
+        state.pop(UNDER_WAY)
+        state.pop(MORE, None)
+
+
+def forward(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
+    """`forward` as the class has it, from the cache of a reduced prompt at the rows that follow it."""
     model = attachment.here.module
-    return type(model).generate(model, *args, **kwargs)
+    inputs = named(type(model).forward, args, kwargs)
+    state, cache = attachment.current(fresh=False).state, inputs.get("past_key_values")
+    cached = cached_rows(cache)
+    if cached:
+        return type(model).forward(model, **going_on(inputs, cached, UNDER_WAY in state))
+    remember(cache, None)  # of a prompt before, where the cache was emptied
+    output = type(model).forward(model, **inputs)
+    remember(cache_of(output), attachment.current(fresh=False).state.pop(PROMPT, None))
+    return output
 
 
 def prepare(attachment: Attachment, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -277,11 +317,15 @@ def _reduced(
     out = attachment.reduce(call, full, layout, tiles, prompts, getattr(config, LIMIT, None), watch)
     if getattr(config, "tokenizer_padding_side", "right") == "left":
         out = pad_left(out)
+    keeps = attachment.method.positions != "renumber"
+    call.state[PROMPT] = shortened(full, out, keeps)
+    call.state[MORE] = out.real.shape[1] - min(full.real.shape[1], getattr(config, LIMIT, None) or full.real.shape[1])
     positions: Tensor | None = out.positions
-    if attachment.method.positions == "renumber":
+    if not keeps:
         given = arguments.position_ids
         positions = None if given is None else _like((out.real.cumsum(1) - 1).clamp_min(0) * out.real, given)
-    mask = _like(out.real, arguments.attention_mask)
+    # without a mask, gaps between positions would be taken for the ends of packed sequences
+    mask = out.real if keeps and arguments.attention_mask is None else _like(out.real, arguments.attention_mask)
     labels = out.channels["labels"].values if channels else None
     return None, positions, mask, arguments.past_key_values, out.embeds, labels
 

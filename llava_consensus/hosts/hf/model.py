@@ -19,6 +19,7 @@ from llava_consensus.hosts.base import CutDecoder, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import NEEDED, check_version, seam
 from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.prompts import COUNTING, recounting
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -115,11 +116,15 @@ class HfModel:
         return replica_view
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
-        """`generate` and `forward` with the pictures reduced on their way."""
+        """`generate` and `forward` with the pictures reduced on their way, and what `generate` asks for processors,
+        criteria and lengths.
+        """
         model_class, attributes = type(self.module), vars(self.module)
         return {
             "generate": wraps(model_class.generate)(partial(seam.generate, attachment, attributes.get("generate"))),
             "forward": wraps(model_class.forward)(partial(seam.forward, attachment, attributes.get("forward"))),
+            **{name: partial(seam.gathered, attachment, name, attributes.get(name)) for name in seam.GATHERING},
+            COUNTING: partial(recounting, attachment, attributes.get(COUNTING)),
         }
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:

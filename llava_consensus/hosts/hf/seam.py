@@ -10,7 +10,7 @@ not a matter of pictures goes through as it is given.
 import functools
 import inspect
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,6 +21,18 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
 from llava_consensus.hosts.call import Report, uncompiled
 from llava_consensus.hosts.layout import RowKinds, fingerprints
+from llava_consensus.hosts.prompts import (
+    MORE,
+    UNDER_WAY,
+    Shortened,
+    cache_of,
+    cached_rows,
+    going_on,
+    known,
+    named,
+    remember,
+    shortened,
+)
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.reduction.method import Place
 
@@ -32,7 +44,11 @@ if TYPE_CHECKING:
 WITHOUT_IDS = (
     "inputs_embeds: an attached model needs input_ids, which say where the pictures stand. Pass them, or detach"
 )
-LENGTHS = ("max_length", "min_length")  # arguments of `generate` that count the prompt
+FILLED = (
+    "past_key_values: the cache of a reduced prompt has fewer rows than the prompt, so pictures can only go in at its "
+    "beginning: pass the whole conversation without a cache, or later turns of text without pixels"
+)
+GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions that `generate` asks for them
 FEATURES_TAKEN = (5, 19)  # the version of transformers from which on models take features of pictures
 EMBEDDED = (
     "this version of transformers (< 5.19) takes no reduced features of pictures: prompts are handed to the model as "
@@ -106,6 +122,13 @@ def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
     return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
 
 
+class Reduced(dict[str, Any]):
+    """Reduced features of pictures (`mm_encoder_outputs`), with what is known of the prompts they stand in."""
+
+    prompt: Shortened
+    report: Report
+
+
 def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
     """The arguments of `model(...)` or `generate(...)` with the pictures reduced, for training loops and decoding loops
     of one's own. A method must be attached.
@@ -122,17 +145,69 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
     if not isinstance(entrance, functools.partial):
         raise OptionError("reduce(model, ...) needs a method on the model: attach(model, ...) first")
     attachment = entrance.args[0]
-    attachment.current()
-    return _reduced(attachment, inputs)
+    call = attachment.current()
+    arguments, prompt = _reduced(attachment, inputs)
+    if prompt is not None and "mm_encoder_outputs" in arguments:
+        features = Reduced(arguments["mm_encoder_outputs"])
+        features.prompt, features.report = prompt, call.report
+        arguments["mm_encoder_outputs"] = features
+    return arguments
+
+
+@dataclass(eq=False)
+class Generating:
+    """What forwards, processors and criteria must know of the `generate` they belong to."""
+
+    prompt: Shortened | None  # where pictures were reduced before the model
+    armed: Any  # what a method between decoder layers has to do with the prompt
+    asked: Tensor  # [R, L] ids as they were given
+    read: int  # ids of each prompt that `generate` of transformers was given
+    started: bool = False
+
+    def whole(self, ids: Tensor) -> Tensor:
+        """Ids [rows, n] as `generate` has them, with the prompt as it was given."""
+        front = self.asked.to(ids.device).repeat_interleave(len(ids) // len(self.asked), 0)
+        return torch.cat((front, ids[:, self.read :]), dim=1)
+
+
+class OnWhole:
+    """A processor of logits, or a criterion, that is shown the prompt as it was given."""
+
+    def __init__(self, inner: Any, generating: Generating) -> None:
+        self._inner, self._generating = inner, generating
+
+    def __call__(self, input_ids: Tensor, scores: Any) -> Any:
+        return self._inner(self._generating.whole(input_ids), scores)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Streamed:
+    """A streamer that is shown the prompt as it was given, and then every step."""
+
+    def __init__(self, inner: Any, generating: Generating) -> None:
+        self._inner, self._prompt = inner, [generating.asked.cpu()]
+
+    def put(self, value: Tensor) -> None:
+        """The prompt takes the place of the first ids that come."""
+        self._inner.put(self._prompt.pop() if self._prompt else value)
+
+    def end(self) -> None:
+        """After the last step."""
+        self._inner.end()
 
 
 def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `generate`: same arguments, same results, the original prompt in front of the answer."""
     module = attachment.here.module
-    kwargs = _named(type(module).generate, args, kwargs)
+    kwargs = named(type(module).generate, args, kwargs)
     run = plain or functools.partial(type(module).generate, module)
+    call = attachment.current(fresh=False)
+    if UNDER_WAY in call.state:  # the model assists itself
+        return run(**kwargs)
     _refuse_embeds(attachment, kwargs)
-    if attachment.current(fresh=False).scoped:
+    if call.scoped:
         return _generate(attachment, run, kwargs)
     with attachment.call():
         return _generate(attachment, run, kwargs)
@@ -141,15 +216,74 @@ def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
 def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
-    kwargs = _named(type(view.module).forward, args, kwargs)
-    run = plain or functools.partial(type(view.module).forward, view.module)
-    begins = _filled(kwargs.get("past_key_values")) == 0 and kwargs.get("mm_encoder_outputs") is None
-    ours = attachment.current(fresh=False).scoped and kwargs.get("inputs_embeds") is not None
-    if begins and not ours:
-        attachment.current(fresh=True)
-        _refuse_embeds(attachment, kwargs)
-        kwargs = _reduced(attachment, kwargs)
-    return run(**contained(view, kwargs))
+    inputs, prompt = _entering(attachment, named(type(view.module).forward, args, kwargs))
+    output = (plain or functools.partial(type(view.module).forward, view.module))(**contained(view, inputs))
+    if prompt is not None:
+        remember(cache_of(output), prompt)
+    return output
+
+
+def gathered(attachment: "Attachment", name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of a function by which `generate` gathers processors or criteria: those of the user are shown the
+    prompt as it was given, those that `generate` makes itself the ids that it counts.
+    """
+    module = attachment.here.module
+    function = getattr(type(module), name)
+    kwargs = named(function, args, kwargs)
+    found = (plain or functools.partial(function, module))(**kwargs)
+    generating = attachment.current(fresh=False).state.get(UNDER_WAY)
+    if generating is None or generating.read == generating.asked.shape[1]:
+        return found
+    own = kwargs.get(name.removeprefix("_get_")) or ()
+
+    def is_own(one: Any) -> bool:
+        return isinstance(one, transformers.PrefixConstrainedLogitsProcessor) or any(one is mine for mine in own)
+
+    shown = [not isinstance(one, OnWhole) and is_own(one) for one in found]
+    return type(found)(OnWhole(one, generating) if whole else one for one, whole in zip(found, shown, strict=True))
+
+
+@uncompiled
+def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+    """The arguments of a forward in the words of reduced prompts, and what is known of prompts that it reads, for the
+    cache it leaves.
+    """
+    call = attachment.current(fresh=False)
+    generating, cache = call.state.get(UNDER_WAY), inputs.get("past_key_values")
+    cached = cached_rows(cache)
+    if cached:
+        if generating is None and attachment.method.reduces and attachment.here.encoder_inputs(inputs):
+            raise OptionError(FILLED)
+        return going_on(inputs, cached, counted=generating is not None), None
+    if generating is not None:
+        return _generated(attachment, call, generating, inputs), None
+    attachment.current(fresh=True)
+    _refuse_embeds(attachment, inputs)
+    inputs, prompt = _reduced(attachment, inputs)
+    remember(cache, prompt)
+    return inputs, prompt
+
+
+def _generated(
+    attachment: "Attachment", call: "Call", generating: Generating, inputs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a forward of `generate` without rows in a cache: it reads the prompt, alone or with ids after it
+    where there is no cache or where they are only guessed; or it is one of a processor, such as that of guidance.
+    """
+    first, generating.started = not generating.started, True
+    if not (first or inputs.get("mm_encoder_outputs") or attachment.here.encoder_inputs(inputs)):
+        return inputs
+    ids = inputs.get("input_ids")
+    read = inputs["inputs_embeds"] if ids is None else ids
+    if generating.armed is not None and attachment.cuts is not None:
+        attachment.cuts.again(call, generating.armed, read)
+    prompt, cache, positions = generating.prompt, inputs.get("past_key_values"), inputs.get("position_ids")
+    remember(cache, prompt)
+    if prompt is None or not prompt.keeps or positions is None:
+        return inputs
+    if cache is None and inputs.get("attention_mask") is None:  # gaps would be taken for the ends of packed sequences
+        inputs = {**inputs, "attention_mask": torch.ones(read.shape[:2], dtype=torch.long, device=read.device)}
+    return {**inputs, "position_ids": prompt.counted(positions, 0)}
 
 
 def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any:
@@ -157,34 +291,70 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
         kwargs["input_ids"] = kwargs.pop("inputs")
     if attachment.method.place is Place.DECODER and _setting(attachment, kwargs, "prefill_chunk_size"):
         raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
+    call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), kwargs.get("past_key_values")
     with torch.no_grad():
-        changed = _reduced(attachment, kwargs)
-    prompt = kwargs.get("input_ids")
-    if changed is kwargs or prompt is None:
+        changed, prompt = _reduced(attachment, kwargs)
+    if asked is None:
         return run(**kwargs)
-    cut = changed["attention_mask"].shape[1]
-    for name in LENGTHS:
-        if changed.get(name) is not None:
-            changed[name] = max(changed[name] - prompt.shape[1] + cut, 1)
-    result = run(**changed)
-    found = result if isinstance(result, Tensor) else result.sequences
-    front = prompt.to(found.device).repeat_interleave(len(found) // len(prompt), 0)
-    read = cut if "input_ids" in changed else 0  # of embeddings alone, `generate` returns nothing
-    sequences = torch.cat((front, found[:, read:]), dim=1)
+    if changed is kwargs and cached_rows(cache) and isinstance(known(cache), Shortened):
+        changed = _later_turn(attachment, kwargs, known(cache))
+    read = changed["input_ids"].shape[1] if "input_ids" in changed else 0  # of embeddings, `generate` returns nothing
+    rows = read or changed["inputs_embeds"].shape[1]
+    armed = None if attachment.cuts is None else attachment.cuts.armed(call)
+    generating = Generating(prompt, armed, asked, read)
+    if kwargs.get("streamer") is not None and read != asked.shape[1]:
+        changed["streamer"] = Streamed(kwargs["streamer"], generating)
+    call.state |= {UNDER_WAY: generating, MORE: rows - asked.shape[1]}
+    try:
+        result = run(**changed)
+    finally:
+        del call.state[UNDER_WAY], call.state[MORE]
+    if read == asked.shape[1]:
+        return result
     if isinstance(result, Tensor):
-        return sequences
-    result.sequences = sequences
+        return generating.whole(result)
+    result.sequences = generating.whole(result.sequences)
     return result
 
 
+def _later_turn(attachment: "Attachment", kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
+    """The arguments of a `generate` that goes on from the cache of a reduced prompt, given all ids so far or, with a
+    mask of all, the new ones alone: the new ones, and the mask of the rows that are left.
+    """
+    ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
+    cached = cached_rows(kwargs["past_key_values"])
+    mask = unpadded(attachment.here, ids).long() if mask is None else mask
+    new = ids.shape[1]
+    if mask.shape[1] == new:
+        new -= prompt.size - prompt.left + cached
+    if new < 1:
+        raise OptionError(
+            f"input_ids of {ids.shape[1]} rows, and the cache is of {ids.shape[1] - new}: pass the conversation "
+            "so far, with new words after it"
+        )
+    changed = {name: value for name, value in kwargs.items() if name != "position_ids"}
+    changed |= {name: kwargs[name][:, -new:] for name in TYPES if kwargs.get(name) is not None}
+    return {**changed, "input_ids": ids[:, -new:], "attention_mask": prompt.mask(mask, cached, new)}
+
+
 @uncompiled
-def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the pictures reduced: the same object where there is nothing to reduce."""
+def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+    """The arguments with the pictures reduced, and what is known of the prompts: the same object, and None, where there
+    is nothing to reduce.
+    """
     view: Any = attachment.here
     call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
+    features = inputs.get("mm_encoder_outputs")
+    if isinstance(features, Reduced):
+        call.tell(features.report)
+        return inputs, features.prompt
+    if features and attachment.method.reduces:
+        raise OptionError(
+            "mm_encoder_outputs: a method needs the pixels that these features were made of. Pass pixels, or detach"
+        )
     call.tell(Report())
     if not encoder_inputs and call.given.encoded is None:
-        return inputs
+        return inputs, None
     ids, real = _prompts(view, inputs)
     placed = _placed(view, call, encoder_inputs, ids.cpu())
     labels = inputs.get("labels")
@@ -195,7 +365,7 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
     if unreduced and not encodes:
         attachment.arm(call, layout, inputs["input_ids"])
-        return inputs
+        return inputs, None
     features = _encoded(attachment, call, encoder_inputs, placed)
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
@@ -203,14 +373,15 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     full = assembled(view, inputs, ids, real, features)
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
-        return reduced_arguments(attachment, inputs, full, list(features), used_names)
+        return reduced_arguments(attachment, inputs, full, list(features), used_names), None
     kinds = without_dropped(kinds)
     layout, real = attachment.layout(kinds), kinds.real.to(real.device)
     full = replace(full, real=real)
     out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(ids, real, kinds.picture.to(ids.device))))
     if real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
-    return reduced_arguments(attachment, inputs, out, list(features), used_names)
+    keeps = view.keeps_positions or attachment.method.positions != "renumber"
+    return reduced_arguments(attachment, inputs, out, list(features), used_names), shortened(full, out, keeps)
 
 
 def _refuse_embeds(attachment: "Attachment", inputs: dict[str, Any]) -> None:
@@ -269,11 +440,8 @@ def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         raise OptionError(WITHOUT_IDS)
     if inputs.get("mm_encoder_outputs"):
         raise OptionError("mm_encoder_outputs: pass either pixels or what an encoder made of them")
-    if _filled(inputs.get("past_key_values")):
-        raise OptionError(
-            "past_key_values: the cache of a reduced prompt has fewer rows than the prompt: pass the whole "
-            "conversation without a cache"
-        )
+    if cached_rows(inputs.get("past_key_values")):
+        raise OptionError(FILLED)
     if mask is not None and mask.ndim != 2:
         raise OptionError(f"attention_mask of {mask.ndim} dimensions: reduced prompts need one row for each prompt")
     if mask is None:
@@ -293,7 +461,8 @@ def assembled(
     view: "HfModel", inputs: dict[str, Any], ids: Tensor, real: Tensor, features: dict[str, "Features"]
 ) -> Sequence:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
-    embeds = view.module.get_input_embeddings()(ids)
+    words = ids.masked_fill(sum(ids == view.placeholder(modality) for modality in features).bool(), 0)
+    embeds = view.module.get_input_embeddings()(words)  # a placeholder may have no place in the vocabulary
     planes: list[Tensor] = []
     for modality, modality_features in features.items():
         at_placeholder = (ids == view.placeholder(modality))[..., None]
@@ -311,11 +480,6 @@ def assembled(
     return Sequence(embeds, real, view.positions(inputs, ids, real), channels)
 
 
-def _filled(cache: Any) -> int:
-    """Rows a cache holds."""
-    return 0 if cache is None else int(cache.get_seq_length())
-
-
 def _padding(view: "HfModel") -> int:
     token_id = view.module.config.get_text_config().pad_token_id
     return 0 if token_id is None else int(token_id)
@@ -325,16 +489,6 @@ def _setting(attachment: "Attachment", kwargs: dict[str, Any], name: str) -> Any
     """A setting of `generate`, from its arguments or from the configuration."""
     config = kwargs.get("generation_config") or getattr(attachment.here.module, "generation_config", None)
     return kwargs.get(name, getattr(config, name, None))
-
-
-@functools.cache
-def _names(function: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)[1:]
-
-
-def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name, positional ones among them."""
-    return {**dict(zip(_names(function), args, strict=False)), **kwargs}
 
 
 def reduced_arguments(

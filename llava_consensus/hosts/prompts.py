@@ -1,0 +1,168 @@
+"""What is known of a prompt that was shortened on its way into a cache: how many rows it had, which are left, and where
+the row after it stands. It is kept with the cache, so that whoever goes on from there need not know it: `generate`, a
+loop of one's own, a later turn, a copy of the cache.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llava_consensus.hosts.attachment import Attachment
+
+KNOWN = "_llava_consensus"  # attribute of a cache
+UNDER_WAY = "generate"  # in the state of a call: the `generate` that forwards belong to
+MORE = (
+    "more rows"  # in the state of a call: rows by which the prompt that `generate` counts is longer than the full one
+)
+COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
+
+
+@dataclass(frozen=True, eq=False)
+class Shortened:
+    """A batch of prompts that were reduced before the first layer: S rows each, of which S' are left."""
+
+    size: int  # S
+    real: Tensor  # [R, S'] true where a row that is left is no padding
+    following: Tensor  # [R] position after the full prompt, or [A, R] of A axes
+    keeps: bool  # whether positions are those of the full prompt; else the rows that are left are numbered anew
+
+    @property
+    def left(self) -> int:
+        """S'."""
+        return self.real.shape[1]
+
+    def mask(self, given: Tensor | None, cached: int, new: int) -> Tensor | None:
+        """The mask of `new` rows after `cached` ones: of a mask of the full prompt, the columns that are left."""
+        if given is None or given.ndim != 2 or given.shape[1] != self.size - self.left + cached + new:
+            return given
+        return torch.cat((_repeated(self.real, len(given)).to(given), given[:, self.size :]), dim=1)
+
+    def counted(self, given: Tensor, cached: int) -> Tensor:
+        """Positions [R, n] or [axes, R, n] of rows after `cached` ones, where `generate` counted on from the last row,
+        which stands for another one where a picture ends the prompt.
+        """
+        new, rows = given.shape[-1], given.shape[-2]
+        prompt = max(self.left - cached, 0)  # rows of the prompt itself among the new ones
+        if not self.keeps or prompt >= new:
+            return given
+        after = self._after(rows, cached + prompt, new - prompt).to(given)
+        if after.ndim == 3:
+            after = torch.cat((given[: -len(after), :, prompt:], after))  # an axis of rows may stand in front
+        return torch.cat((given[..., :prompt], after), dim=-1)
+
+    def own(self, given: Tensor | None, cached: int, new: int, rows: int) -> Tensor | None:
+        """Positions [R, n] of `new` rows after `cached` ones in a loop of one's own: whoever gives none, or counts the
+        rows of the full prompt or those of the cache, gets what `generate` would have; other positions stay.
+        """
+        if self.following.ndim > 1 or (given is None and not self.keeps):
+            return given
+        after = self._after(rows, cached, new)
+        if given is None:
+            return after
+        places = torch.arange(cached, cached + new, device=after.device)
+        if self.keeps:
+            return after.where(given == places, given)
+        return (_repeated(self.real.sum(1), rows)[:, None] + places - self.left).where(given == after, given)
+
+    def _after(self, rows: int, first: int, new: int) -> Tensor:
+        """Positions of the full prompt's count for rows of the cache from `first` on: [R, n] or [A, R, n]."""
+        places = torch.arange(first - self.left, first - self.left + new, device=self.following.device)
+        return _repeated(self.following, rows, -1)[..., None] + places
+
+
+def shortened(full: Sequence, out: Sequence, keeps: bool) -> Shortened:
+    """What is known of prompts that were reduced, given their sequences before and after."""
+    size = full.real.shape[1]
+    last = size - 1 - full.real.int().flip(1).argmax(1)
+    following = full.positions[torch.arange(len(last), device=last.device), last] + 1
+    return Shortened(size, out.real, following.T if following.ndim > 1 else following, keeps)
+
+
+def remember(cache: Any, known: Any) -> None:
+    """Keeps with a cache what is known of the prompt in it; None for nothing. Tuples of transformers 4.37 take none."""
+    if hasattr(cache, "__dict__") and (known is not None or KNOWN in vars(cache)):
+        setattr(cache, KNOWN, known)
+
+
+def known(cache: Any) -> Any:
+    """What is known of the prompt in a cache; None where nothing is."""
+    return getattr(cache, KNOWN, None)
+
+
+def cache_of(output: Any) -> Any:
+    """The cache among the results of a forward; None where there is none."""
+    parts = output.values() if hasattr(output, "values") else output if isinstance(output, tuple) else ()
+    return next((part for part in parts if hasattr(part, "get_seq_length")), None)
+
+
+def cached_rows(cache: Any) -> int:
+    """Rows that a cache holds."""
+    return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+
+
+def going_on(inputs: dict[str, Any], cached: int, counted: bool) -> dict[str, Any]:
+    """The arguments of a forward that goes on from a cache of so many rows, in the words of the rows that are left.
+
+    Args:
+        counted: whether `generate` counted the positions.
+    Raises:
+        OptionError: for a cache whose rows are no longer those of its prompts.
+    """
+    prompt = known(inputs["past_key_values"])
+    if not isinstance(prompt, Shortened):
+        return inputs
+    ids, positions = inputs.get("input_ids"), inputs.get("position_ids")
+    rows, new = (inputs["inputs_embeds"] if ids is None else ids).shape[:2]
+    if counted and positions is not None:
+        positions = prompt.counted(positions, cached)
+    elif not counted:
+        positions = prompt.own(positions, cached, new, rows)
+    return {
+        **inputs,
+        "attention_mask": prompt.mask(inputs.get("attention_mask"), cached, new),
+        "position_ids": positions,
+    }
+
+
+def recounting(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of the function by which `generate` settles its lengths: those that count the prompt, wherever
+    the user has set them, are about the full prompt, and `generate` counts the reduced one.
+    """
+    module = attachment.here.module
+    function = getattr(type(module), COUNTING)
+    kwargs = named(function, args, kwargs)
+    config, more = kwargs["generation_config"], attachment.current(fresh=False).state.get(MORE, 0)
+    if config.max_new_tokens is None and not kwargs["has_default_max_length"]:
+        config.max_length = max(config.max_length + more, 1)
+    if config.min_new_tokens is None and config.min_length and not kwargs["has_default_min_length"]:
+        config.min_length = max(config.min_length + more, 0)
+    return (plain or functools.partial(function, module))(**kwargs)
+
+
+@functools.cache
+def _names(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)[1:]
+
+
+def named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a method by name, positional ones among them."""
+    return {**dict(zip(_names(function), args, strict=False)), **kwargs}
+
+
+def _repeated(values: Tensor, rows: int, axis: int = 0) -> Tensor:
+    """Values of R prompts for `rows` rows, the beams of a prompt together. OptionError where they do not go up."""
+    beams, rest = divmod(rows, values.shape[axis])
+    if rest:
+        raise OptionError(
+            f"past_key_values: the cache was filled by {values.shape[axis]} prompts and goes on with {rows} rows: give "
+            "attention_mask and position_ids of your own, or pass the whole prompts"
+        )
+    return values if beams == 1 else values.repeat_interleave(beams, axis)
