@@ -234,7 +234,7 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     try:
         return type(model).generate(model, *args, **kwargs)
     finally:
-        state.pop(UNDER_WAY)
+        state.pop(UNDER_WAY, None)  # gone already where the model assists itself
         state.pop(MORE, None)
 
 

@@ -39,9 +39,10 @@ class Shortened:
         """S'."""
         return self.real.shape[1]
 
-    def mask(self, given: Tensor | None, cached: int, new: int) -> Tensor | None:
+    def mask(self, given: Any, cached: int, new: int) -> Any:
         """The mask of `new` rows after `cached` ones: of a mask of the full prompt, the columns that are left."""
-        if given is None or given.ndim != 2 or given.shape[1] != self.size - self.left + cached + new:
+        full = self.size - self.left + cached + new
+        if not isinstance(given, Tensor) or given.ndim != 2 or given.shape[1] != full:
             return given
         return torch.cat((_repeated(self.real, len(given)).to(given), given[:, self.size :]), dim=1)
 
@@ -56,7 +57,7 @@ class Shortened:
         after = self._after(rows, cached + prompt, new - prompt).to(given)
         if after.ndim == 3:
             after = torch.cat((given[: -len(after), :, prompt:], after))  # an axis of rows may stand in front
-        return torch.cat((given[..., :prompt], after), dim=-1)
+        return torch.cat((given[..., :prompt], after), dim=-1) if prompt else after
 
     def own(self, given: Tensor | None, cached: int, new: int, rows: int) -> Tensor | None:
         """Positions [R, n] of `new` rows after `cached` ones in a loop of one's own: whoever gives none, or counts the

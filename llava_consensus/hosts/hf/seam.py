@@ -187,11 +187,11 @@ class Streamed:
     """A streamer that is shown the prompt as it was given, and then every step."""
 
     def __init__(self, inner: Any, generating: Generating) -> None:
-        self._inner, self._prompt = inner, [generating.asked.cpu()]
+        self._inner, self._whole = inner, [generating.whole]
 
     def put(self, value: Tensor) -> None:
-        """The prompt takes the place of the first ids that come."""
-        self._inner.put(self._prompt.pop() if self._prompt else value)
+        """The first ids that come are those of the prompt."""
+        self._inner.put(self._whole.pop()(value) if self._whole else value)
 
     def end(self) -> None:
         """After the last step."""

@@ -1,0 +1,520 @@
+"""Models of transformers with a method attached, outside of a plain `generate`: loops of the user's own, later turns,
+kinds of caches and of decoding, and whoever reads the ids. The answer is that of a plain `generate`, or the words of a
+refusal.
+"""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_models import CASES, prompts
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import METHODS
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
+NEW = 5
+HOSTS = ("llava", "llava_next", "gemma3", "qwen3_vl")
+CUTS = ("fastv", "pyramiddrop", "sparsevlm", "dart")
+BEFORE: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("consensusdrop+", {})]
+BEFORE += [("consensusdrop", {"positions": "mean"}), ("random", {"positions": "keep"})]
+WAYS = [*BEFORE, ("fastv", {})]
+
+
+class Tiny:
+    """One host of the tests, with prompts of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.case, self.model = name, CASES[name], CASES[name].build()
+
+    def attach(self, method: str, **options: Any) -> Any:
+        if method in CUTS and self.name == "gemma3":
+            pytest.skip("refused, see the matrix")
+        if "tile_budget" in METHODS[method].__dataclass_fields__:
+            options = {"tile_budget": self.case.tile_budget, **options}
+        return attach(self.model, method, self.case.tokens, **options)
+
+    def inputs(self, kind: str) -> dict[str, Any]:
+        a, b, c = (self.case.picture(number) for number in range(3))
+        if kind == "batch":  # so that the padding differs before and after a reduction
+            return prompts([1, 5, a, 6, b, 7, 8], [1, c, 9])
+        return prompts([1, 5, 6, 7, 8, 9, a] if kind == "picture last" else [1, 5, 6, a, 7, 8, 9, 10])
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def tiny(request: Any) -> Tiny:
+    return Tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def llava() -> Tiny:
+    return Tiny("llava")
+
+
+def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    given = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    return model.generate(**inputs, **{**given, **options})
+
+
+def logits(found: Any) -> Tensor:
+    return torch.stack(found.logits, 1)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
+
+
+def answer(found: Any) -> Tensor:
+    return found.sequences[:, -NEW:]
+
+
+def kept(attached: Any) -> list[tuple[int, int]]:
+    return [(one.before, one.after) for one in attached.outcomes]
+
+
+@torch.no_grad()
+def loop(model: Any, inputs: dict[str, Any], words: Tensor, mask: Tensor | None, count: str = "") -> Tensor:
+    """Logits of a loop of one's own that says these words [R, t], given the mask of the prompt or none. Positions are
+    counted by the mask, by the cache, or not at all.
+    """
+    if count == "mask":
+        inputs = {**inputs, "position_ids": (mask.cumsum(1) - 1).clamp_min(0)}
+    output = model(**inputs, use_cache=True)
+    found = [output.logits[:, -1]]
+    for word in words[:, :-1].T[..., None]:
+        given: dict[str, Any] = {"past_key_values": output.past_key_values, "use_cache": True}
+        if mask is not None:
+            mask = torch.cat((mask, torch.ones_like(word)), 1)
+            given["attention_mask"] = mask
+        if count == "mask":
+            given["position_ids"] = mask.cumsum(1)[:, -1:] - 1
+        elif count == "cache":
+            given["position_ids"] = torch.full_like(word, output.past_key_values.get_seq_length())
+        output = model(input_ids=word, **given)
+        found.append(output.logits[:, -1])
+    return torch.stack(found, 1)
+
+
+# ---- loops of one's own
+
+
+@pytest.mark.parametrize("kind", ["one", "batch", "picture last"])
+@pytest.mark.parametrize(("method", "options"), WAYS)
+def test_a_loop_of_ones_own_answers_like_generate(tiny: Tiny, method: str, options: dict[str, Any], kind: str) -> None:
+    qwen = tiny.name.startswith("qwen")  # whose own steps take no mask, and count words after a picture in another way
+    if qwen and kind != "one":
+        pytest.skip("no such loop with the plain model either")
+    inputs = tiny.inputs(kind)
+    with tiny.attach(method, **options):
+        found = generate(tiny.model, inputs)
+        expected, words = logits(found), answer(found)
+        if kind != "batch":
+            assert close(loop(tiny.model, inputs, words, None), expected)
+        if not qwen:
+            assert close(loop(tiny.model, inputs, words, inputs["attention_mask"]), expected)
+            assert close(loop(tiny.model, inputs, words, inputs["attention_mask"], "mask"), expected)
+        if not qwen and kind != "batch":
+            assert close(loop(tiny.model, inputs, words, None, "cache"), expected)
+
+
+@pytest.mark.parametrize("kind", ["one", "batch", "picture last"])
+@pytest.mark.parametrize(("method", "options"), BEFORE)
+def test_what_reduce_returns_goes_into_a_loop_and_into_generate(
+    llava: Tiny, method: str, options: dict[str, Any], kind: str
+) -> None:
+    from llava_consensus.hosts.hf import reduce
+
+    inputs = llava.inputs(kind)
+    with llava.attach(method, **options) as attached:
+        found = generate(llava.model, inputs)
+        reduced, other = reduce(llava.model, **inputs), reduce(llava.model, **llava.inputs("one"))
+        said = loop(llava.model, reduced, answer(found), reduced["attention_mask"])
+        assert close(said, logits(found)), "and not by what became of the other prompt"
+        assert torch.equal(answer(generate(llava.model, reduce(llava.model, **inputs))), answer(found))
+        assert kept(attached) and all(after < before for before, after in kept(attached))
+        assert other["input_ids"].shape[1] < llava.inputs("one")["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("options", [{"positions": "keep"}, {"positions": "mean"}])
+@pytest.mark.parametrize("name", ["llava", "llava_next"])
+@torch.no_grad()
+def test_words_after_a_picture_that_ends_the_prompt_stand_after_the_full_prompt(
+    name: str, options: dict[str, str]
+) -> None:
+    from llava_consensus.hosts.hf import reduce
+
+    tiny = Tiny(name)
+    inputs = tiny.inputs("picture last")
+    size = inputs["input_ids"].shape[1]
+    with tiny.attach("consensusdrop", **options):
+        found = generate(tiny.model, inputs)
+        reduced = reduce(tiny.model, **inputs)
+    assert int(reduced["position_ids"][0, -1]) < size - 1
+    said = answer(found)
+    whole = {"input_ids": said, "attention_mask": torch.ones_like(said), "token_type_ids": torch.zeros_like(said)}
+    whole["position_ids"] = torch.arange(size, size + NEW)[None]
+    plain = {name: torch.cat((reduced[name], more), 1) for name, more in whole.items() if name in reduced}
+    output = tiny.model(**plain, mm_encoder_outputs=dict(reduced["mm_encoder_outputs"]), use_cache=False)
+    assert close(output.logits[:, -NEW - 1 : -1], logits(found))
+
+
+@torch.no_grad()
+def test_a_copy_of_a_cache_and_one_that_is_used_again(llava: Tiny) -> None:
+    inputs, other = llava.inputs("one"), llava.inputs("picture last")
+    word = torch.tensor([[7]])
+    for method in ("consensusdrop+", "fastv"):
+        with llava.attach(method):
+            cache = llava.model(**inputs, use_cache=True).past_key_values
+            twin = copy.deepcopy(cache)
+            llava.model(**other, use_cache=True)
+            expected = llava.model(input_ids=word, past_key_values=cache).logits
+            assert torch.equal(llava.model(input_ids=word, past_key_values=twin).logits, expected)
+    with llava.attach("consensusdrop+"):
+        cache = transformers.StaticCache(llava.model.config.get_text_config(), max_cache_len=64)
+        first = llava.model(**inputs, past_key_values=cache).logits
+        expected = llava.model(input_ids=word, past_key_values=cache).logits
+        cache.reset()
+        text = torch.arange(5, 12)[None]
+        llava.model(input_ids=text, past_key_values=cache)
+        plain = llava.model(input_ids=word, past_key_values=cache).logits
+        assert close(plain[:, -1], llava.model(input_ids=torch.cat((text, word), 1)).logits[:, -1])
+        cache.reset()
+        assert close(llava.model(**inputs, past_key_values=cache).logits, first)
+        assert close(llava.model(input_ids=word, past_key_values=cache).logits, expected)
+
+
+# ---- later turns
+
+
+@pytest.mark.parametrize("kind", ["one", "batch"])
+@pytest.mark.parametrize(("method", "options"), WAYS)
+@torch.no_grad()
+def test_a_later_turn_goes_on_by_the_cache(tiny: Tiny, method: str, options: dict[str, Any], kind: str) -> None:
+    if tiny.name.startswith("qwen") and kind == "batch":
+        pytest.skip("no such step with the plain model either")
+    inputs = tiny.inputs(kind)
+    words = torch.arange(11, 14).expand(len(inputs["input_ids"]), -1)
+    with tiny.attach(method, **options):
+        turn = generate(tiny.model, inputs)
+        whole = torch.cat((turn.sequences, words), 1)
+        mask = torch.cat((inputs["attention_mask"], torch.ones_like(whole[:, inputs["input_ids"].shape[1] :])), 1)
+        cache = turn.past_key_values
+        new = {"input_ids": torch.cat((turn.sequences[:, -1:], words), 1), "past_key_values": copy.deepcopy(cache)}
+        if not tiny.name.startswith("qwen"):  # whose own steps take no mask
+            new |= {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1)[:, -4:]}
+        expected = tiny.model(**new).logits[:, -1]
+        second = generate(
+            tiny.model, {"input_ids": whole, "attention_mask": mask}, past_key_values=copy.deepcopy(cache)
+        )
+        assert close(second.logits[0], expected)
+        assert torch.equal(second.sequences[:, :-NEW], whole)
+        if kind == "one":
+            bare = generate(tiny.model, {"input_ids": whole}, past_key_values=copy.deepcopy(cache))
+            assert torch.equal(bare.sequences, second.sequences)
+        new = {"input_ids": whole[:, -4:], "attention_mask": mask}
+        alone = generate(tiny.model, new, past_key_values=copy.deepcopy(cache))
+        assert torch.equal(alone.sequences[:, 4:], answer(second))
+        again = torch.cat((second.sequences, words), 1)  # a third turn, on a cache that two have grown
+        mask = torch.cat((mask, torch.ones_like(again[:, mask.shape[1] :])), 1)
+        third = generate(
+            tiny.model, {"input_ids": again, "attention_mask": mask}, past_key_values=second.past_key_values
+        )
+        assert third.sequences.shape[1] == again.shape[1] + NEW
+        with pytest.raises(OptionError, match=r"past_key_values|later turn"):
+            generate(tiny.model, inputs, past_key_values=cache)
+        with pytest.raises(OptionError, match=r"past_key_values|later turn"):
+            tiny.model(**inputs, past_key_values=cache)
+
+
+@pytest.mark.parametrize(("method", "options"), BEFORE)
+@torch.no_grad()
+def test_a_later_turn_equals_the_whole_conversation_reduced(llava: Tiny, method: str, options: dict[str, Any]) -> None:
+    from llava_consensus.hosts.hf import reduce
+
+    inputs, words = llava.inputs("one"), torch.arange(11, 14)[None]
+    size = inputs["input_ids"].shape[1]
+    with llava.attach(method, **options):
+        turn = generate(llava.model, inputs)
+        whole = torch.cat((turn.sequences, words), 1)
+        second = generate(llava.model, {"input_ids": whole}, past_key_values=turn.past_key_values)
+        reduced = reduce(llava.model, **inputs)
+    more = torch.cat((whole[:, size:], answer(second)), 1)
+    left = reduced["input_ids"].shape[1]
+    start = size if "position_ids" in reduced else left
+    places = reduced.get("position_ids", torch.arange(left)[None])
+    output = llava.model(
+        input_ids=torch.cat((reduced["input_ids"], more), 1),
+        position_ids=torch.cat((places, torch.arange(start, start + more.shape[1])[None]), 1),
+        attention_mask=torch.ones(1, left + more.shape[1]),
+        mm_encoder_outputs=dict(reduced["mm_encoder_outputs"]),
+    )
+    assert close(output.logits[:, -NEW - 1 : -1], logits(second))
+
+
+# ---- kinds of caches and of decoding
+
+
+@pytest.mark.parametrize(("method", "options"), [*BEFORE, *((cut, {}) for cut in CUTS)])
+@pytest.mark.parametrize("kind", ["one", "picture last"])
+def test_every_way_of_decoding_answers_alike(llava: Tiny, method: str, options: dict[str, Any], kind: str) -> None:
+    inputs, other = llava.inputs(kind), CASES["llava"].build()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.01)  # so that some of its guesses are right
+    with llava.attach(method, **options) as attached:
+        found = generate(llava.model, inputs)
+        reduced = kept(attached)
+        ways = [{"use_cache": False}, {"assistant_model": other}, {"assistant_model": llava.model}]
+        if kind == "one":  # at the end of a prompt a picture's placeholders would be looked up
+            ways.append({"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1})
+        for more in ways:
+            again = generate(llava.model, inputs, **more)
+            assert torch.equal(again.sequences, found.sequences), more
+            assert close(logits(again), logits(found)), more
+            assert kept(attached) == reduced, more
+        assert all(after < before for before, after in reduced)
+
+
+@pytest.mark.parametrize(("method", "options"), WAYS)
+def test_decoding_without_a_cache_on_other_hosts(tiny: Tiny, method: str, options: dict[str, Any]) -> None:
+    inputs = tiny.inputs("batch")
+    with tiny.attach(method, **options) as attached:
+        found = generate(tiny.model, inputs)
+        reduced = kept(attached)
+        again = generate(tiny.model, inputs, use_cache=False)
+        assert torch.equal(again.sequences, found.sequences) and close(logits(again), logits(found))
+        assert kept(attached) == reduced
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+"])
+def test_static_caches_answer_alike(tiny: Tiny, method: str) -> None:
+    inputs = tiny.inputs("batch")
+    with tiny.attach(method):
+        found = generate(tiny.model, inputs)
+        again = generate(tiny.model, inputs, cache_implementation="static")
+        assert torch.equal(again.sequences, found.sequences) and close(logits(again), logits(found))
+
+
+@pytest.mark.parametrize("method", CUTS)
+def test_static_caches_are_refused_between_layers(tiny: Tiny, method: str) -> None:
+    inputs = tiny.inputs("one")
+    with tiny.attach(method):
+        with pytest.raises(OptionError, match="cache_implementation"):
+            generate(tiny.model, inputs, cache_implementation="static")
+        cache = transformers.StaticCache(tiny.model.config.get_text_config(), max_cache_len=99)
+        with pytest.raises(OptionError, match="cache_implementation"):
+            tiny.model(**inputs, past_key_values=cache)
+        assert answer(generate(tiny.model, inputs)).shape[1] == NEW
+
+
+@pytest.mark.parametrize(("method", "options"), WAYS)
+@torch.no_grad()
+def test_quantized_caches(llava: Tiny, method: str, options: dict[str, Any]) -> None:
+    inputs, quantized = llava.inputs("one"), {"backend": "fp8"}
+    with llava.attach(method, **options) as attached:
+        found = generate(llava.model, inputs, cache_implementation="quantized", cache_config=quantized)
+        assert all(after < before for before, after in kept(attached))
+        assert torch.equal(found.logits[0], generate(llava.model, inputs).logits[0])
+        config = llava.model.config.get_text_config()
+        cache = transformers.QuantizedCache("fp8", config)
+        said = loop(llava.model, {**inputs, "past_key_values": cache}, answer(found), inputs["attention_mask"])
+    assert close(said, logits(found))
+
+
+def test_guidance_reads_prompts_of_its_own(llava: Tiny) -> None:
+    inputs = llava.inputs("one")
+    longer = torch.arange(5, 99)[None]  # than the picture's prompt
+    for method in ("consensusdrop+", "fastv"):
+        with llava.attach(method) as attached:
+            generate(llava.model, inputs)
+            reduced = kept(attached)
+            for given in ({}, {"negative_prompt_ids": longer}):
+                generate(llava.model, inputs, guidance_scale=1.5, **given)
+                assert kept(attached) == reduced
+
+
+# ---- whoever reads the ids, and lengths
+
+
+class Recorder:
+    """A criterion, processor, prefix function and streamer in one, that keeps the ids it is shown."""
+
+    def __init__(self) -> None:
+        self.criteria: list[Tensor] = []
+        self.processor: list[Tensor] = []
+        self.prefix: list[tuple[int, Tensor]] = []
+        self.streamed: list[Tensor] = []
+
+    def stop(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
+        self.criteria.append(input_ids.clone())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def process(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.processor.append(input_ids.clone())
+        return scores
+
+    def allow(self, number: int, ids: Tensor) -> list[int]:
+        self.prefix.append((number, ids.clone()))
+        return list(range(512))
+
+    def put(self, value: Tensor) -> None:
+        self.streamed.append(value.clone())
+
+    def end(self) -> None:
+        self.streamed.append(torch.tensor(-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
+@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+", "fastv"])
+def test_whoever_reads_ids_is_shown_the_prompt_as_it_was_given(
+    llava: Tiny, method: str, options: dict[str, Any]
+) -> None:
+    inputs, seen = llava.inputs("batch"), Recorder()
+    whole = inputs["input_ids"].repeat_interleave(2 if options else 1, 0)
+    with llava.attach(method):
+        found = generate(
+            llava.model,
+            inputs,
+            stopping_criteria=transformers.StoppingCriteriaList([seen.stop]),
+            logits_processor=transformers.LogitsProcessorList([seen.process]),
+            prefix_allowed_tokens_fn=seen.allow,
+            streamer=None if options.get("num_beams") else seen,
+            **options,
+        )
+    size, beams = whole.shape[1], options.get("num_beams")
+    assert [ids.shape[1] for ids in seen.processor] == [size + step for step in range(NEW)]
+    assert [ids.shape[1] for ids in seen.criteria] == [size + 1 + step for step in range(NEW)]
+    for ids in (*seen.criteria, *seen.processor):
+        assert torch.equal(ids[:, :size], inputs["input_ids"].repeat_interleave(len(ids) // 2, 0))
+    assert {number for number, _ in seen.prefix} == set(range(2 if beams else len(whole)))
+    prompt = inputs["input_ids"] if beams else whole
+    assert all(torch.equal(ids[:size], prompt[number]) for number, ids in seen.prefix)
+    if not beams:
+        first, *steps, last = seen.streamed
+        assert torch.equal(torch.cat([first, *(step[:, None] for step in steps)], 1), found.sequences)
+        assert int(last) == -1
+
+
+@pytest.mark.parametrize("method", ["full", "consensusdrop", "consensusdrop+", "fastv"])
+def test_lengths_count_the_full_prompt_wherever_they_are_set(llava: Tiny, method: str) -> None:
+    inputs = llava.inputs("one")
+    size = inputs["input_ids"].shape[1]
+    with llava.attach(method):
+
+        def count(**options: Any) -> int:
+            return llava.model.generate(**inputs, do_sample=False, **options).shape[1] - size
+
+        assert count(max_length=size + 4) == 4
+        assert count(generation_config=transformers.GenerationConfig(max_length=size + 4)) == 4
+        assert count() == 20
+        given = transformers.StoppingCriteriaList([transformers.MaxLengthCriteria(max_length=size + 3)])
+        assert count(stopping_criteria=given) == 3
+        assert count(max_length=size + 9, max_new_tokens=2) == 2
+        config, llava.model.generation_config = llava.model.generation_config, transformers.GenerationConfig()
+        try:
+            llava.model.generation_config.max_length = size + 6
+            assert count() == 6
+        finally:
+            llava.model.generation_config = config
+
+
+def test_a_shortest_length_counts_the_full_prompt(llava: Tiny) -> None:
+    inputs = llava.inputs("one")
+    size = inputs["input_ids"].shape[1]
+    for method in ("full", "consensusdrop", "fastv"):
+        with llava.attach(method):
+            first = int(answer(generate(llava.model, inputs))[0, 0])
+            ended = {"eos_token_id": first, "pad_token_id": 0, "do_sample": False, "max_length": size + 9}
+            assert llava.model.generate(**inputs, **ended).shape[1] == size + 1
+            assert llava.model.generate(**inputs, **ended, min_length=size + 4).shape[1] >= size + 4
+
+
+def test_features_of_somebody_else_are_refused(llava: Tiny) -> None:
+    inputs = llava.inputs("one")
+    features = {"image": llava.model.get_image_features(inputs.pop("pixel_values"), return_dict=True)}
+    with llava.attach("consensusdrop"):
+        with pytest.raises(OptionError, match="mm_encoder_outputs"):
+            llava.model(**inputs, mm_encoder_outputs=features)
+        with pytest.raises(OptionError, match="mm_encoder_outputs"):
+            generate(llava.model, inputs, mm_encoder_outputs=features)
+    with llava.attach("full"):
+        assert llava.model(**inputs, mm_encoder_outputs=features).logits.shape[1] == inputs["input_ids"].shape[1]
+
+
+# ---- training, and what is no model
+
+
+@pytest.mark.parametrize("method", CUTS)
+def test_labels_of_every_row_leave_the_last_row_of_the_picture_to_ask(llava: Tiny, method: str) -> None:
+    inputs = llava.inputs("one")
+    labels = inputs["input_ids"].clone()
+    with llava.attach(method) as attached:
+        loss = llava.model(**inputs, labels=labels).loss
+        assert torch.isfinite(loss) and all(after < before for before, after in kept(attached))
+        labels[inputs["input_ids"] == 500] = -100  # as many recipes have it: the same rows ask
+        llava.model(**inputs, labels=labels)
+        assert all(after < before for before, after in kept(attached))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen3_vl"])
+@pytest.mark.parametrize("method", ["fastv", "dart"])
+def test_checkpoints_compute_the_same_gradients(name: str, method: str) -> None:
+    tiny = Tiny(name)
+    model, inputs = tiny.model.train(), tiny.inputs("one")
+    labels = inputs["input_ids"].clone()
+    labels[:, :-3] = -100
+    found = []
+    for checkpoints in (False, True):
+        if checkpoints:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad(set_to_none=True)
+        with tiny.attach(method):
+            model(**inputs, labels=labels, use_cache=False).loss.backward()
+        found.append([one.grad.clone() for one in model.model.language_model.parameters() if one.grad is not None])
+    assert found[0] and all(map(torch.allclose, *found))
+
+
+@torch.no_grad()
+def test_a_placeholder_outside_the_vocabulary() -> None:
+    """As Gemma 3 has it, which reads another word in its place."""
+    tiny = Tiny("gemma3")
+    inputs = tiny.inputs("one")
+    expected: list[Tensor] = []
+    for number in (500, 600):
+        tiny.model.config.image_token_id = tiny.model.model.config.image_token_id = number
+        ids = inputs["input_ids"].masked_fill(inputs["input_ids"] == 500, number)
+        with tiny.attach("consensusdrop"):
+            expected.append(generate(tiny.model, {**inputs, "input_ids": ids}).logits[0])
+    assert close(*expected)
+
+
+def test_an_attached_model_says_that_it_cannot_be_pickled() -> None:
+    tiny = Tiny("llava")  # transformers leaves hooks on a model that has run, which cannot be pickled either
+    with tiny.attach("consensusdrop") as attached:
+        with pytest.raises(OptionError, match="detach first"):
+            pickle.dumps(tiny.model)
+        assert kept(copy.deepcopy(attached)) == []
+    assert pickle.dumps(tiny.model)
+
+
+def test_wrappers_are_refused_by_the_name_of_the_inner_model(llava: Tiny) -> None:
+    class Adapted(torch.nn.Module):
+        """As PEFT wraps a model."""
+
+        def get_base_model(self) -> Any:
+            return llava.model
+
+    with pytest.raises(OptionError, match=r"Adapted.*attach to.*model\.get_base_model\(\)"):
+        attach(Adapted(), "consensusdrop", 5)
+    wrapper, inputs = torch.nn.DataParallel(llava.model), llava.inputs("one")
+    with pytest.raises(OptionError, match=r"DataParallel.*attach to.*model\.module"):
+        attach(wrapper, "consensusdrop", 5)
+    with attach(wrapper.module, "consensusdrop", 5) as attached:
+        assert wrapper(**inputs).logits.shape[1] < inputs["input_ids"].shape[1]
+        assert kept(attached) == [(16, 5)]
