@@ -118,9 +118,10 @@ class Layout:
         """The same prompts with so many rows of words after them, which ask nothing."""
         if not rows:
             return self
-        padded = {name: pad(getattr(self.kinds, name), (0, rows), value=-1) for name in ("picture", "tile", "token")}
-        kinds = self.kinds._replace(real=pad(self.real, (0, rows), value=True), answer=None, **padded)
-        return replace(self, kinds=kinds, asked=pad(self.asked, (0, rows), value=False))
+        real, asked = pad(self.real, (0, rows), value=True), pad(self.asked, (0, rows), value=False)
+        picture, tile, token = (pad(values, (0, rows), value=-1) for values in self.kinds[1:4])
+        kinds = RowKinds(real, picture, tile, token, None, self.kinds.videos)
+        return replace(self, kinds=kinds, asked=asked)
 
     def reduced(self) -> list[Unit]:
         """Units with more tokens than their budget; the others pass through untouched."""

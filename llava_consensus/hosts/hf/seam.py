@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import transformers
@@ -248,11 +248,11 @@ def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[st
     """The arguments of a forward in the words of reduced prompts, and what is known of prompts that it reads, for the
     cache it leaves.
     """
-    call = attachment.current(fresh=False)
+    call, view = attachment.current(fresh=False), cast("HfModel", attachment.here)
     generating, cache = call.state.get(UNDER_WAY), inputs.get("past_key_values")
     cached = cached_rows(cache)
     if cached:
-        if generating is None and attachment.method.reduces and attachment.here.encoder_inputs(inputs):
+        if generating is None and attachment.method.reduces and view.encoder_inputs(inputs):
             raise OptionError(FILLED)
         return going_on(inputs, cached, counted=generating is not None), None
     if generating is not None:
@@ -271,7 +271,8 @@ def _generated(
     where there is no cache or where they are only guessed; or it is one of a processor, such as that of guidance.
     """
     first, generating.started = not generating.started, True
-    if not (first or inputs.get("mm_encoder_outputs") or attachment.here.encoder_inputs(inputs)):
+    view = cast("HfModel", attachment.here)
+    if not (first or inputs.get("mm_encoder_outputs") or view.encoder_inputs(inputs)):
         return inputs
     ids = inputs.get("input_ids")
     read = inputs["inputs_embeds"] if ids is None else ids
@@ -323,7 +324,7 @@ def _later_turn(attachment: "Attachment", kwargs: dict[str, Any], prompt: Shorte
     """
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
     cached = cached_rows(kwargs["past_key_values"])
-    mask = unpadded(attachment.here, ids).long() if mask is None else mask
+    mask = unpadded(cast("HfModel", attachment.here), ids).long() if mask is None else mask
     new = ids.shape[1]
     if mask.shape[1] == new:
         new -= prompt.size - prompt.left + cached
@@ -461,7 +462,9 @@ def assembled(
     view: "HfModel", inputs: dict[str, Any], ids: Tensor, real: Tensor, features: dict[str, "Features"]
 ) -> Sequence:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
-    words = ids.masked_fill(sum(ids == view.placeholder(modality) for modality in features).bool(), 0)
+    words = ids
+    for modality in features:
+        words = words.masked_fill(ids == view.placeholder(modality), 0)
     embeds = view.module.get_input_embeddings()(words)  # a placeholder may have no place in the vocabulary
     planes: list[Tensor] = []
     for modality, modality_features in features.items():
