@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.models import Host
-    from llava_consensus.evaluation.runs.batches import HostLoader
+    from llava_consensus.evaluation.runs.loop import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.examples import Choice
     from llava_consensus.paper.ledger import Cost
