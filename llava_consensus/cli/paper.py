@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TABLES = "tables"  # folder in that of results
 STUDY = {  # what the paper's controlled study asks
     "bench": "pope mme mmbench mmbench_cn textvqa gqa",
-    "retention": "0.25 0.5",
+    "retention": "0.25 0.5 0.12 0.06 0.03",
     "rates": "0.1 0.3 0.5",
     "layer": None,
     "scap_bench": "gqa",
