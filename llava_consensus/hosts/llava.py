@@ -144,7 +144,7 @@ class LlavaModel:
         return {
             PREPARE: partial(prepare, attachment),
             "generate": wraps(model_class.generate)(partial(generate, attachment)),
-            "forward": wraps(model_class.forward)(partial(forward, attachment)),
+            "forward": wraps(model_class.forward)(partial(forward, attachment, vars(self.module).get("forward"))),
             **counting,
         }
 
@@ -238,16 +238,17 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
         state.pop(MORE, None)
 
 
-def forward(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
-    """`forward` as the class has it, from the cache of a reduced prompt at the rows that follow it."""
+def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
+    """`forward` as it was, from the cache of a reduced prompt at the rows that follow it."""
     model = attachment.here.module
     inputs = named(type(model).forward, args, kwargs)
+    run = plain or partial(type(model).forward, model)
     state, cache = attachment.current(fresh=False).state, inputs.get("past_key_values")
     cached = cached_rows(cache)
     if cached:
-        return type(model).forward(model, **going_on(inputs, cached, UNDER_WAY in state))
+        return run(**going_on(inputs, cached, UNDER_WAY in state))
     remember(cache, None)  # of a prompt before, where the cache was emptied
-    output = type(model).forward(model, **inputs)
+    output = run(**inputs)
     remember(cache_of(output), attachment.current(fresh=False).state.pop(PROMPT, None))
     return output
 
