@@ -1,5 +1,6 @@
 """How much of the maths and of the sequence code the tests hold: mutants of it, made by cosmic-ray, one change each,
-and tried in turn by the tests that belong to the file. `make mutate SAMPLE=100` prints those that survive and the score.
+and tried in turn by the tests that belong to the file. `make mutate SAMPLE=100` prints those that survive and how many
+do not.
 
     python tests/mutants.py list 100 > mutants.json   # where cosmic-ray is installed
     python tests/mutants.py try mutants.json          # where the tests run
