@@ -36,7 +36,7 @@ PYTEST := -m pytest -n auto --dist worksteal
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -167,6 +167,14 @@ style: $(DEV_READY)  ## ruff and mypy
 
 test: $(DEV_READY) data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) $(ARGS)
+
+SAMPLE ?= 100
+MUTANTS := .venv-mutants
+
+mutate: $(DEV_READY) data  ## mutants of the maths and the sequence code, and which of them no test sees: make mutate SAMPLE=100
+	test -x $(MUTANTS)/bin/cosmic-ray || { $(PYTHON3) -m venv $(MUTANTS) && $(MUTANTS)/bin/pip install -q cosmic-ray==8.7.0; }
+	$(MUTANTS)/bin/python tests/mutants.py list $(SAMPLE) > $(MUTANTS)/mutants.json
+	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json
 
 fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
 	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/evaluation/test_fuzz.py $(ARGS)

@@ -124,7 +124,7 @@ def comes_to(method: "type[Method]") -> str:
 
 def _matrix() -> Iterator[str]:
     """A line for each method, a column for each host; why a host refuses stands in numbered notes."""
-    from llava_consensus.hosts.matrix import cells
+    from llava_consensus.hosts.matrix import cells, keeping
 
     refusals = cells()
     notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
@@ -137,6 +137,7 @@ def _matrix() -> Iterator[str]:
         marks = (f"  {numbers.get(refusals[host][method], WORKS):{width}}" for host, width in widths.items())
         yield f"{method:{first}}" + "".join(marks).rstrip()
     yield from (f"{number} {reason}" for reason, number in numbers.items())
+    yield f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
 
 
 @command(

@@ -35,6 +35,11 @@ def cells() -> dict[str, dict[str, str]]:
     return {name: refusals(name) for name in known_hosts()}
 
 
+def keeping() -> list[str]:
+    """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
+    return [name for name, entry in known_hosts().items() if getattr(load_place(entry.view), "keeps_positions", False)]
+
+
 @cache
 def refusals(host: str) -> dict[str, str]:
     """Why the host of that name refuses each method, method and model called so; nothing where it works, and `UNTRIED`

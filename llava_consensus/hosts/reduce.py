@@ -50,6 +50,7 @@ from llava_consensus.reduction.tokens import (
     WholePictures,
 )
 
+KEPT = "positions of three axes are kept"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
 MOST_TILES = 1 << 20  # of a picture
 
@@ -105,7 +106,8 @@ def reduce(
         with watch.time("splice"):
             out, outcomes = put_in(full, layout, groups, method, limit)
     no_text = Need.PROBE in method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
-    return out, Report(outcomes, (NO_TEXT,) if no_text else (), watch)
+    kept = full.positions.ndim > 2 and method.positions == "renumber"
+    return out, Report(outcomes, (NO_TEXT,) * no_text + (KEPT,) * kept, watch)
 
 
 def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:

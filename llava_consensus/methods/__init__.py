@@ -193,4 +193,5 @@ def make(name: str, **options: Any) -> "Method":
         method: Method = method_type(**options)
     except TypeError as error:
         raise OptionError(f"options of method {name!r}: {error}") from error
+    object.__setattr__(method, "asked", frozenset(options))
     return method

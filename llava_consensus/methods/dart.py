@@ -82,13 +82,15 @@ class Dart(InDecoder):
             of_image = norms.gather(1, view.columns)
             of_text = norms.gather(1, view.probe.rows).masked_fill(~view.probe.row_mask, -1.0)
             image = rank(ensure_finite("DART's key norms", of_image))[:, : min(PIVOTS, kept)]
-            text = rank(of_text)[:, :PIVOTS]  # places that are no real row are replaced by the first
+            text = rank(ensure_finite("DART's key norms", of_text))[
+                :, :PIVOTS
+            ]  # places that are no real row are replaced by the first
             text = torch.where(view.probe.row_mask.gather(1, text), text, text[:, :1])
             text = torch.cat((text, text[:, :1].expand(-1, PIVOTS - text.shape[1])), dim=1)
             states = torch.nn.functional.normalize(view.norm(view.hidden).float(), dim=-1)  # [P, v, D]
             text_states = torch.nn.functional.normalize(view.norm(view.asked).float(), dim=-1)  # [P, L, D]
             pivots = torch.cat((pick(states, image), pick(text_states, text)), dim=1)
-            unlike = -(pivots @ states.transpose(1, 2))  # [P, pivots, v]
+            unlike = -ensure_finite("DART's cosines", pivots @ states.transpose(1, 2))  # [P, pivots, v]
         with watch.time("selection"):
             chosen = torch.zeros_like(of_image).scatter(1, image, 1.0)
             for number, size in enumerate(self.rounds(kept)[-unlike.shape[1] :]):

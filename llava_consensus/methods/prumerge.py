@@ -100,9 +100,11 @@ class PruMerge(ReadsTower):
             merged = weights @ features  # [B, K + 1, D_v]
             merged = torch.cat((merged[:, :-1] + pick(features, kept), merged[:, -1:]), dim=1)
         out = tokens.needed(Need.PROJECTOR)(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
-        extra_token = Folded(out[:, kept.shape[1] :], pruned.argmax(1, keepdim=True), rest, torch.zeros_like(rest))
-        count = kept.shape[1]
-        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra_token if rest.shape[1] else None)
+        count, extra = kept.shape[1], None
+        if rest.shape[1]:  # the extra token stands for the most attended of those pruned
+            anchor = rest.gather(1, saliency.gather(1, rest).argmax(1, keepdim=True))
+            extra = Folded(out[:, count:], anchor, rest, torch.zeros_like(rest))
+        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra)
         zone = torch.full_like(result.source, AHEAD) if self.order == "official" else None
         return result._replace(vision=saliency, zone=zone)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError, choose, within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
+from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.selection import pick, rank
@@ -131,7 +132,8 @@ class SparseVLM(InDecoder):
             chosen = order[:, count : count + candidates]
             states = pick(view.hidden, chosen)
             group, centres = cluster(states.detach(), clusters)
-            return Chosen(kept, average(states, group, clusters), chosen.gather(1, centres))
+            merged = ensure_finite("SparseVLM's merged tokens", group_means(states, group, clusters))
+            return Chosen(kept, merged, chosen.gather(1, centres))
 
     def count_by_rank(self, tokens: int, attention: Tensor, is_rater: Tensor) -> int:
         """Version 1.0's number of kept tokens of one picture. Waits for the device: the number is a result."""
@@ -165,7 +167,7 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
         [P, L] bool.
     """
     logits = (visual.float() @ text.float().transpose(1, 2)).masked_fill(~mask[:, None], float("-inf"))
-    share = torch.softmax(logits, dim=-1).mean(1)  # [P, L]
+    share = ensure_finite("SparseVLM's raters", torch.softmax(logits, dim=-1).mean(1))  # [P, L]
     above = (share > share.sum(1, keepdim=True) / mask.sum(1, keepdim=True)) & mask
     return torch.where(above.any(1, keepdim=True), above, mask)
 
@@ -210,9 +212,3 @@ def cluster(states: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def densities(distance: Tensor, count: int) -> Tensor:
     """How near the `count` nearest states, itself included, are to each: [P, m, m] -> [P, m]."""
     return torch.exp(-distance.topk(count, dim=-1, largest=False).values.square().mean(-1))
-
-
-def average(states: Tensor, group: Tensor, count: int) -> Tensor:
-    """Mean of every cluster: [P, m, D] -> [P, count, D]."""
-    share = torch.nn.functional.one_hot(group, count).transpose(1, 2).to(states.dtype)
-    return (share @ states) / share.sum(-1, keepdim=True)

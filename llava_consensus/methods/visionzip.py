@@ -78,7 +78,8 @@ class VisionZip(ReadsTower):
             rest = left_over(kept, size)
             targets, group, contextual = self._merge(tokens, rest, merged)
             leading = tokens.needed(Need.CLASS_FEATURE)[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
-        projected = tokens.needed(Need.PROJECTOR)(torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype))
+        before = torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype)
+        projected = ensure_finite("reduced tokens", tokens.needed(Need.PROJECTOR)(before))
         folded = Folded(projected[:, first:], targets, rest, group) if merged else None
         result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
         return self._with_class(result._replace(vision=saliency), projected[:, :first])

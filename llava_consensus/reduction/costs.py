@@ -29,7 +29,7 @@ MATCHES = ("kept", "entering", "average", "flops")
 # and openai/clip-vit-large-patch14-336. 66 rows of text: what the paper's KV column means (docs/accounting.md), 35 of
 # them before the picture with `vicuna_v1`. LLaVA-NeXT: the paper's fixed layout of 2 x 2 tiles and the base view,
 # without newlines.
-_CLIP: dict[str, int] = dict(
+_CLIP: dict[str, Any] = dict(
     blocks=24,
     feature_blocks=23,
     vision_width=1024,
@@ -108,14 +108,15 @@ def llm_flops(shape: Shape, entering: Sequence[int]) -> float:
 
 
 def vision_flops(shape: Shape, per_block: Sequence[int]) -> float:
-    """FLOPs of tower and projector for all pictures when `per_block[b]` patches of each tile enter block b.
+    """FLOPs of tower and projector for all pictures when the patches of `per_block[b]` tokens of each tile enter block
+    b. Every block attends to its whole tile and has an MLP of two layers: windows cost less, gated MLPs more.
 
     A method that merges patches inside a block does so between its attention and its MLP, as ToMe does.
     """
     width = shape.vision_width
-    total = per_block[0] * shape.patch_values * width + per_block[-1] * shape.projector
+    total = per_block[0] * shape.merged * shape.patch_values * width + per_block[-1] * shape.projector
     for patches, following in zip(per_block, [*per_block[1:], per_block[-1]], strict=True):
-        count, left = patches + shape.classes, following + shape.classes
+        count, left = patches * shape.merged + shape.classes, following * shape.merged + shape.classes
         total += 4 * count * width * width + 2 * count * count * width + 2 * left * width * shape.vision_inner
     return 2.0 * total * shape.tiles * shape.pictures
 

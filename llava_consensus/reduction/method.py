@@ -37,7 +37,7 @@ class Shape(NamedTuple):
     vision_width: int  # D_v
     vision_heads: int
     vision_inner: int
-    patches: int  # of one tile
+    patches: int  # visual tokens of one tile, each one patch of the tower unless `merged` says more
     patch_values: int  # numbers in the pixels of one patch
     text: int  # rows that are not visual tokens
     question: int | None = None  # of these, rows after the last picture; None where it is not known
@@ -48,6 +48,8 @@ class Shape(NamedTuple):
     number_bytes: int = 2  # of one number in the cache
     feature_blocks: int = 0  # vision blocks up to the one that feeds the projector; 0: all but the last, as in LLaVA
     joint: int = 768  # width of the space that CLIP's pictures and texts share; of ViT-L, as the next
+    merged: int = 1  # patches of the tower that make one visual token
+    varies: bool = False  # whether a picture has as many tokens as its size asks for; `patches` are then the most
     text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for one segment of a question
 
     @property
@@ -80,6 +82,7 @@ class Method:
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()
     reduces: ClassVar[bool] = True
+    asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
 
     @property

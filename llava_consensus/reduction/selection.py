@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
-from llava_consensus.reduction.tokens import Reduction
+from llava_consensus.reduction.tokens import Reduction, ensure_finite
 
 
 def rank(saliency: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def diverse(saliency: Tensor, features: Tensor, count: int, quality: float) -> T
     Returns:
         [B, K] ascending. Ties go to the lower index.
     """
-    points = normalize(features.float(), dim=-1)
+    points = normalize(ensure_finite("features of the vision tower", features.float()), dim=-1)
     weight = saliency.clamp_min(torch.finfo(torch.float32).tiny).log() * quality  # [B, N]
     distance = points.new_full(saliency.shape, 2.0)
     chosen = torch.empty(len(points), count, dtype=torch.long, device=points.device)
@@ -169,10 +169,13 @@ def arrange(
         order: `raster` sorts by place; any other leaves kept tokens as given, and merged ones after them.
         folded: None where nothing was merged.
         ascending: whether `kept` is known to ascend.
+    Raises:
+        NonFiniteError: for tokens that are NaN or infinite, as where float16 overflows.
     """
     count, tokens, source = kept.shape[1], kept_tokens, kept
     if folded is not None:
         tokens, source = torch.cat((kept_tokens, folded.tokens), dim=1), torch.cat((kept, folded.anchors), dim=1)
+    ensure_finite("reduced tokens", tokens)
     if order == "raster":
         source, place = source.sort(dim=1)
         tokens, slots = pick(tokens, place), place.argsort(dim=1)  # slots of the kept, then of the anchors

@@ -16,6 +16,7 @@ from fakes import Fake, config, make_data
 from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, checkpoint, host_of
 from hf_models import CASES, IMAGE
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 
 import llava_consensus
 from llava_consensus import attach, make
@@ -24,6 +25,7 @@ from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.budget import Budget
 
@@ -106,6 +108,22 @@ def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, 
     assert bare.before == 0 and bare.text == users_own(host, [{"type": "text", "text": TEXTS[1]}])
 
 
+@torch.no_grad()
+def test_costs_are_those_of_the_pictures_that_were_shown(loaded: tuple[str, Any]) -> None:
+    """The tower against a count of the matrix products of the model's own encoder, where a picture's size decides."""
+    name, host = loaded
+    costs = AnswerCosts(make("full"), Budget(10**9), host.shape())
+    for image in pictures()[:2]:
+        with FlopCounterMode(display=False) as counter:
+            (one,) = host.encode([image])
+        counted = sum(counter.get_flop_counts()["Global"].values())
+        (answer,) = host.answer([[one]], [Prompt(TEXTS[0], max_new_tokens=1)])
+        found = costs.of(answer.prefill, 1, (), answer.outcomes)["account"]["flops"]["vision"]
+        if host.shape().varies:
+            assert found == pytest.approx(counted, rel=0.5 if name == "qwen2_5_vl" else 0.15)  # windows, a gated MLP
+    assert not costs.of(answer.prefill, 1) if host.shape().varies else costs.of(answer.prefill, 1)
+
+
 def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(loaded: tuple[str, Any]) -> None:
     _, host = loaded
     encoded = host.encode(pictures()[:1])
@@ -164,6 +182,16 @@ def test_pictures_and_clips_are_asked_about_together(filming: tuple[str, Any]) -
         together = host.answer([[clip], [picture]], prompts)
         alone = [host.answer([[one]], [prompt])[0] for one, prompt in zip((clip, picture), prompts, strict=True)]
     assert [answer.text for answer in together] == [answer.text for answer in alone]
+
+
+@pytest.mark.parametrize("name", ["internvl", "qwen2_5_vl", "qwen3_vl"])
+def test_a_run_counts_what_its_pictures_cost(name: str, tmp_path: Path) -> None:
+    data, model = make_data(tmp_path / "data", pictures=2, each=2), tmp_path / "model"
+    CASES[name].build().save_pretrained(model)
+    asked = config(data, model, tokens=20, max_new_tokens=3)
+    done = loop.run(asked, tmp_path / "out", Execution(progress=False), lambda *_: host_of(name, model))
+    lines = [json.loads(line)["metadata"] for line in (done.path / "answers.jsonl").read_text().splitlines()]
+    assert len(lines) == 4 and all(1e5 < one["account"]["flops"]["vision"] < 1e9 for one in lines)
 
 
 class Films(Fake):

@@ -346,7 +346,7 @@ def test_decoding_equals_a_forward_over_the_reduced_sequence(tiny: Tiny, positio
     from llava_consensus.hosts.hf import reduce
 
     inputs = prompts(*tiny.rows()[:2])
-    with tiny.attach(positions=positions):
+    with tiny.attach(**{} if positions == "renumber" else {"positions": positions}):  # renumber is the default
         found = generate(tiny.model, inputs, return_dict_in_generate=True, output_logits=True)
         reduced = reduce(tiny.model, **inputs)
         new = found.sequences[:, -NEW:]

@@ -16,7 +16,13 @@ from prompts import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.hosts.layout import RowKinds, Sharing, read_layout
 from llava_consensus.hosts.llava import PREPARE
+from llava_consensus.hosts.reduce import _zones
+from llava_consensus.hosts.sequence import ROW
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND
 
 FIXED = {"layout": "2880"}
 NEEDS_HF = pytest.mark.skipif(
@@ -96,3 +102,28 @@ def test_models_without_tiles_are_refused_before_weights(tower_folder: Path, tmp
         models.check(str(tmp_path), host_options={"layout": "2881"})
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"image_aspect_ratio": "anyres"}))
     assert models.check(str(tmp_path), host_options=FIXED)["host_options"] == FIXED
+
+
+def test_what_stands_alone_has_a_place_of_its_own_and_what_is_mixed_has_none() -> None:
+    """A base tile in one piece, then two tiles side by side: rows of two tokens each, with a newline after each row."""
+    tile = torch.tensor([[-1, 0, 0, 0, 0, 1, 1, 2, 2, -1, 1, 1, 2, 2, -1, -1]])
+    token = torch.tensor([[-1, 0, 1, 2, 3, 0, 1, 0, 1, -1, 2, 3, 2, 3, -1, -1]])
+    picture = torch.tensor([[-1, *[0] * 14, -1]])
+    kinds = RowKinds(torch.ones(1, 16, dtype=torch.bool), picture, tile, token)
+    layout = read_layout(kinds, Sharing(make("divprune"), Budget(6), 4, 3))
+    base, left, right = (_zones(layout, unit) for unit in layout.units)
+    end = layout.pictures[0].end
+    assert end == 14 and [len(unit.places) for unit in layout.units] == [4, 4, 4]
+    assert 0 < base[AHEAD] < 1 * ROW and 4 * ROW < base[AFTER] < 5 * ROW and base[BEHIND] > end * ROW
+    for mixed in (left, right):
+        assert all(end * ROW < mixed[zone] < (end + 1) * ROW for zone in (AHEAD, AFTER, BEHIND))
+        assert mixed[AHEAD] < mixed[AFTER] == mixed[BEHIND]
+    assert left[AHEAD] < right[AHEAD] and left[BEHIND] < right[BEHIND]
+    whole = read_layout(kinds, Sharing(make("divprune", tile_budget="global"), Budget(6), 4, 3))
+    (ranked,) = (_zones(whole, unit) for unit in whole.units)
+    assert ranked[AHEAD] < 1 * ROW and ranked[AFTER] > 13 * ROW
+
+
+def test_a_budget_of_all_tokens_reads_no_prompt() -> None:
+    sharing = Sharing(make("random"), Budget(11), 4, 3)
+    assert sharing.reads_prompts and not Sharing(make("random"), Budget(12), 4, 3).reads_prompts

@@ -113,3 +113,18 @@ def test_costs_of_tome_at_any_depth(tokens: int, blocks: int) -> None:
     sizes = 2 * 2 * 288 * 576  # the sums of sizes, at most, which the formula leaves out
     own = make("tome").flops(shape, Budget(tokens))
     assert counter.get_total_flops() - sizes <= own <= counter.get_total_flops()
+
+
+def test_costs_where_the_counter_sees_one_tile() -> None:
+    """By hand: of five tiles, each with its own class row, and of a tower whose feature block nobody names."""
+    five, budget = SEVEN._replace(tiles=5), Budget(640, 0)
+    length = 5 * 576 + five.text
+    probe = length * 4096 * 4096 + 31 * 4096 * (4096 + length)
+    assert make("consensusdrop").flops(five, budget) == 2.0 * (probe + 5 * 577 * 1024)
+    received = make("consensusdrop", vision_score="tokens").flops(five, budget)
+    assert received == 2.0 * (probe + 5 * 576 * 577 * 1024)
+    tome, unnamed = make("tome"), SEVEN._replace(feature_blocks=0)
+    assert tome.flops(unnamed, Budget(64)) == tome.flops(SEVEN, Budget(64))
+    assert tome.vision_tokens(Budget(64), unnamed) == tome.vision_tokens(Budget(64), SEVEN)
+    kernel = 2.0 * 576 * (768 * 1025 + 576 * 4096)
+    assert make("cdpruner").flops(SEVEN, Budget(3)) == SEVEN.text_tower + kernel + 3 * 2 * 576

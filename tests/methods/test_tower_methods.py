@@ -83,7 +83,7 @@ def test_vispruner_example() -> None:
     left = thin(rest @ rest.transpose(1, 2), 4)
     assert [order[6:][place] for place in left[0]] == [10, 5, 1, 3]
     weights = torch.linspace(12, 1, 12)[torch.tensor(order).argsort()] / 78
-    tokens = seen(weights.tolist(), None, list(range(12)))._replace(features=direction)
+    tokens = seen(weights.tolist(), None, list(map(float, range(12))))._replace(features=direction)
     kept = make("vispruner", ratio=0.6).reduce(tokens, Budget(10)).kept[0].tolist()
     assert kept == [0, 1, 2, 3, 4, 5, 7, 9, 10, 11]
     assert make("vispruner", ratio=1).reduce(tokens, Budget(3)).kept.tolist() == [[0, 4, 7]]

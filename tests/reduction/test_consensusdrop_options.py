@@ -44,3 +44,9 @@ def test_diverse_selection_keeps_the_contract() -> None:
 def test_options_that_helped_nowhere_are_gone(option: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         make("consensusdrop", **option)
+
+
+@pytest.mark.parametrize("name", ["tau_vision", "tau_cross"])
+def test_a_temperature_is_above_zero(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}=0.0 must be a number above 0"):
+        make("consensusdrop", **{name: 0.0})

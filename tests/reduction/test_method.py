@@ -406,6 +406,9 @@ def test_bad_options_name_argument_value_and_bound(options: dict, says: str) -> 
         ((8, -1), "merged=-1"),
         ((6.5,), "tokens=6.5"),
         ((True,), "tokens=True"),
+        ((None,), "tokens=None must be a whole number"),
+        ((8, True), "merged=True must be a whole number"),
+        ((8, 1.0), "merged=1.0 must be a whole number"),
     ],
 )
 def test_bad_budgets(arguments: tuple, says: str) -> None:
@@ -464,3 +467,5 @@ def test_aggregates_by_hand(aggregate: str) -> None:
     }
     found = saliency.cross_saliency(rows, mask, torch.arange(3)[None], aggregate)
     assert torch.allclose(found, torch.tensor([expected[aggregate]]), atol=1e-4)
+    alone = saliency.cross_saliency(rows[:, :2], None, torch.arange(3)[None], aggregate)  # without padding
+    assert torch.allclose(alone, torch.tensor([expected[aggregate]]), atol=1e-4)

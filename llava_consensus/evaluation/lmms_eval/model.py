@@ -119,7 +119,8 @@ class ReducedModel(lmms):
         results = []
         for question, answer in zip(asked, answers, strict=True):
             text = question.cut(answer.text)
-            account = self._costs.of(answer.prefill, len(question.pictures)).get("account", {})
+            told = answer.prefill, len(question.pictures), (), answer.outcomes
+            account = self._costs.of(*told).get("account", {})
             output_tokens = len(self.host.tokenizer(text, add_special_tokens=False).input_ids)
             results.append(GenerationResult(text, counts(answer, account, output_tokens, first_ms)))
         return results

@@ -2,6 +2,7 @@
 comes out. Each kind of model is a file beside this one; `loading.py` chooses among them.
 """
 
+import math
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -338,7 +339,9 @@ def shape_of(view: Any, language: Any, vision: Any, projector: Any, text: int, *
         projector: module between them; None where it has no linear layers of its own.
         more: what else is known, by the names of `Shape`.
     """
-    tower, heads = view.tower, language.num_attention_heads
+    tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size
+    members = getattr(tower, "members", None)
+    sides = (size, size) if isinstance(size, int) else size
     linear = [] if projector is None else [one for one in projector.modules() if isinstance(one, nn.Linear)]
     return Shape(
         layers=language.num_hidden_layers,
@@ -353,12 +356,14 @@ def shape_of(view: Any, language: Any, vision: Any, projector: Any, text: int, *
         vision_heads=getattr(vision, "num_attention_heads", None) or vision.num_heads,
         vision_inner=vision.intermediate_size,
         patches=tower.tokens,
-        patch_values=getattr(vision, "num_channels", 3) * vision.patch_size**2,
+        patch_values=getattr(vision, "num_channels", 3) * math.prod(sides) * getattr(vision, "temporal_patch_size", 1),
         text=text,
         tiles=view.most_tiles,
         classes=tower.classes,
         projector=sum(module.in_features * module.out_features for module in linear),
         number_bytes=view.module.dtype.itemsize,
         feature_blocks=tower.feature_block + 1,
+        merged=getattr(tower, "merged", 1) if members is None else members.shape[1],
+        varies=getattr(tower, "varies", False),
         **more,
     )

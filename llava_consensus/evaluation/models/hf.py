@@ -7,6 +7,7 @@ prompt about the picture then holds it.
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,10 @@ class HfHost(Host):
 
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
-        config, projector = self.model.config, getattr(self.view.inner, "multi_modal_projector", None)
+        config, inner = self.model.config, self.view.inner
+        names = ("multi_modal_projector", "connector", "visual.merger")
+        found = (attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0]))
+        projector = next(found, None)
         return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text)
 
     def grid_columns(self, size: tuple[int, int]) -> int:

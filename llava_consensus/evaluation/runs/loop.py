@@ -266,7 +266,7 @@ class Asker:
                 **_measures(answer),
                 "notes": list(answer.notes),
                 **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
-                **self._costs.of(answer.prefill, plan.shown(question), budgets),
+                **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
                 **(of_pictures(plan.pictures(question)) if plan.content is None else {}),
             },
         }

@@ -22,6 +22,7 @@ from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.store import Run
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, match
 from llava_consensus.reduction.method import Method, Shape
@@ -103,28 +104,48 @@ class AnswerCosts:
     """Counts what answers cost that one model gives with one method and budget.
 
     A picture of fewer tiles than the model allows has fewer tokens than the formulas say: they are about the largest.
+    Where a picture has as many tokens as its size asks for, they are about those that the pictures of the prompt have.
     """
 
     method: Method
     budget: Budget | Share  # that the method is given
     shape: Shape
 
-    def of(self, prefill: Prefill | None, pictures: int, tokens: Sequence[int] = ()) -> Record:
+    def of(
+        self,
+        prefill: Prefill | None,
+        pictures: int,
+        tokens: Sequence[int] = (),
+        outcomes: Sequence[PictureOutcome] = (),
+    ) -> Record:
         """The entry `account` of an answer's metadata; nothing where the host does not tell what it read.
 
         Args:
             prefill: what was read.
             pictures: of the prompt.
             tokens: what a share comes to for each picture; their mean is what the formulas are given.
+            outcomes: of the pictures.
         """
         if prefill is None or not prefill.entering:
             return {}
-        budget = Budget(round(sum(tokens) / len(tokens))) if tokens else self.budget.of(self.shape.available)
-        analytic = _analytic(self.method, budget, self.shape, prefill.text, prefill.question, pictures)
+        shape = seen(self.shape, outcomes)
+        budget = Budget(round(sum(tokens) / len(tokens))) if tokens else self.budget.of(shape.available)
+        if shape.varies and not outcomes:
+            return {}
+        analytic = _analytic(self.method, budget, shape, prefill.text, prefill.question, pictures)
         average = sum(prefill.entering) / len(prefill.entering)
         measured = dict(zip(COUNTS, (prefill.entering[0], prefill.entering[-1], average), strict=True))
         rows = {"tokens": budget.tokens, "text": prefill.text, "question": prefill.question}
         return {"account": {**rows, **analytic, "measured": {**measured, "kv_bytes": list(prefill.kv_bytes)}}}
+
+
+def seen(shape: Shape, outcomes: Sequence[PictureOutcome]) -> Shape:
+    """The shape with the tokens and tiles that pictures had, in the mean, where both follow from their size."""
+    if not shape.varies or not outcomes:
+        return shape
+    tiles = [1 if one.origin is None else int(one.origin[0].max()) + 1 for one in outcomes]
+    patches = sum(one.before for one in outcomes) / sum(tiles)
+    return shape._replace(patches=round(patches), tiles=round(sum(tiles) / len(tiles)))
 
 
 @lru_cache(maxsize=4096)

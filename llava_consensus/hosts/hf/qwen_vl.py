@@ -19,6 +19,7 @@ from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.towers import fingerprint
+from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
@@ -28,7 +29,7 @@ MERGED = 4  # patches of a token, in a row
 class QwenTower:
     """The blocks of the tower; where the patches of a picture stand is known picture by picture."""
 
-    classes, side, offers = 0, 0, PATCHES
+    classes, side, offers, merged, varies = 0, 0, PATCHES, MERGED, True
     members: Tensor | None = None
 
     def __init__(self, visual: Any, most: int) -> None:
@@ -86,6 +87,15 @@ class QwenVL(HfModel):
     def decoder(self) -> MRopeDecoder:
         """The language side."""
         return MRopeDecoder(self.inner.language_model)
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for new positions that somebody asks for. A default of a method means one axis."""
+        super().check(method)
+        if "positions" in method.asked and method.positions == "renumber":
+            raise OptionError(
+                f"positions=renumber: {type(self.module).__name__} has positions of three axes (time, row, column), "
+                "which are kept. Leave it out, or take positions=keep"
+            )
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A tile for each temporal patch."""
