@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
-from llava_consensus.errors import DataError, missing_extra, unknown_name
+from llava_consensus.errors import ConsensusError, DataError, missing_extra, unknown_name
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
@@ -30,6 +30,12 @@ log = logging.getLogger(__name__)
 LINEUP = "consensusdrop consensusdrop:alpha=1.0 consensusdrop:alpha=0.0 consensusdrop:fuser=recovery random"
 PROJECT = "llava-consensus"  # what trackers file the runs under
 LOG = arg("--log", metavar="TRACKER", help="also tell a tracker of experiments: wandb, mlflow, tensorboard")
+
+
+class TrackerError(ConsensusError):
+    """A tracker of experiments could not be told about a run, which is kept."""
+
+    exit_code = 5
 
 
 @command(
@@ -55,7 +61,6 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
-    _track(given.log, result)
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = full_score(given.out, stored)
@@ -64,8 +69,15 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
         log.warning("another run is damaged, so it is not compared with: %s", error)
     if given.json:
         yield json.dumps({**result.metrics, "all_tokens": full, "run": str(result.path)}, indent=1)
-        return
-    yield from _summary(result, given.name, full)
+    else:
+        yield from _summary(result, given.name, full)
+    _track(given.log, result)
+    if missing := result.metrics["errors"]:  # the last line, whatever was printed
+        said = f"{missing} of {result.metrics['questions']} questions have no answer: errors.jsonl there says why"
+        if given.json:
+            log.warning("%s: %s", result.path, said)
+        else:
+            yield said
 
 
 @command(
@@ -92,17 +104,24 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)
     done: list[Cell] = []
+    untold: list[TrackerError] = []
     begun = time.monotonic()
     for line, cell in carry_out(grid, given):
         yield line
         done.append(cell)
-        if cell.result:
+        try:
             _track(given.log, cell.result)
+        except TrackerError as error:  # told at the end: the other runs are worth more
+            untold.append(error)
         if len(done) < len(grid):
             log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
     yield terminal.drawn(_table(done))
-    yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete: {given.out}"
+    missing = sum(cell.result.metrics["errors"] for cell in done if cell.result)
+    more = f", with {missing} questions without an answer in them (errors.jsonl)" if missing else ""
+    yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
     folders(done)
+    if untold:
+        raise untold[0]
 
 
 def carry_out(
@@ -122,6 +141,8 @@ def carry_out(
     for number, cell in enumerate(cells, 1):
         score = cell.result.metrics["score"] if cell.result else None
         became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
+        missing = cell.result.metrics["errors"] if cell.result else 0
+        became += f", {missing} questions without an answer" if missing else ""
         yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
 
 
@@ -214,11 +235,22 @@ def _check_tracker(name: str | None) -> None:
         raise missing_extra(f"--log {name}", name)
 
 
-def _track(name: str | None, result: "RunResult") -> None:
-    """Tells the tracker about a run, if there is one to tell."""
-    if name is not None:
-        config = json.loads((result.path / "config.json").read_bytes())
+def _track(name: str | None, result: "RunResult | None") -> None:
+    """Tells the tracker about a run, if there is one to tell.
+
+    Raises:
+        TrackerError: the tracker fails, in whichever way.
+    """
+    if name is None or result is None:
+        return
+    config = json.loads((result.path / "config.json").read_bytes())
+    try:
         TRACKERS[name](result.path, config, _numbers(result.metrics))
+    except Exception as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise TrackerError(
+            f"--log {name}: {said}. The run is complete and kept in {result.path}; the same command tells it again"
+        ) from error
 
 
 def _numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

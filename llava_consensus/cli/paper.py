@@ -226,6 +226,18 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str],
     return cells
 
 
+def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
+    """Raises OptionError for a layer that the model does not have, as far as its configuration says."""
+    from llava_consensus.evaluation.files import read_json
+    from llava_consensus.evaluation.models import find
+
+    config = read_json(find(model, revision).folder / "config.json", "Fetch the checkpoint again", dict)
+    inner = config.get("text_config")
+    layers = (inner if isinstance(inner, dict) else config).get("num_hidden_layers")
+    if layer is not None and isinstance(layers, int) and not 1 <= layer < layers:
+        raise OptionError(f"--layer {layer}: must be in 1..{layers - 1}, {model} has {layers} decoder layers")
+
+
 @command(
     "paper study",
     "selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts",
@@ -253,6 +265,7 @@ def study(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.paper.study import tables as report
 
     retentions, rates = _shares(given.retention), _rates(given.rates)
+    _check_layer(given.layer, given.model, given.revision)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in given.bench.split()]
     cells, probed = results.grid(full, retentions, rates, given.layer), []
     if given.scap_bench != "none":

@@ -88,7 +88,7 @@ def _plain(value: Any) -> str:
 def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     """Writes a submission; says what is missing, there twice, or no question of the benchmark."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.benchmarks.base import first_ids
+    from llava_consensus.evaluation.benchmarks.base import audit, first_ids, join, refuse_missing, some
 
     if benchmark.export is None:
         able = ", ".join(name for name, one in benchmarks.BENCHMARKS.items() if one.export is not None)
@@ -99,7 +99,12 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     if not target.parent.is_dir():
         raise DataError(f"--export {target}: no folder {target.parent}")
     with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
-        found = benchmark.export(benchmark.read(given.answers, given.data), given.data, target)
+        records = some(benchmark.read(given.answers, given.data), given.answers)
+        if benchmark.whole:
+            questions = benchmark.load(given.data)
+            join(records, questions)  # stops where the answers are no answers or those of another benchmark
+            refuse_missing(audit(records, questions), benchmark.whole)
+        found = benchmark.export(records, given.data, target)
     yield str(target)
     for name, value in found.items():
         if isinstance(value, list):

@@ -22,6 +22,7 @@ from llava_consensus.errors import BusyError, ConsensusError, DataError
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
 CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
+DIGESTS = "sha256"  # in metrics.json: of the files it was made from, and of itself
 ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, whoever wrote it
 FETCH = "It is damaged or cut off: fetch it again"
 ROOM = "Make room, or see to the folder; the same command goes on from here"
@@ -82,7 +83,7 @@ def whole_lines(path: Path) -> tuple[list[bytes], int | None]:
     if not path.exists():
         path.touch()
         sync_folder(path.parent)
-    data = path.read_bytes()
+    data = read_bytes(path)
     end = data.rfind(b"\n") + 1
     whole = data[:end].split(b"\n")[:-1]
     if whole and end == len(data) and not _is_json(whole[-1]):
@@ -146,7 +147,7 @@ def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Rec
     Raises:
         DataError: the file cannot be read, or a line is none; see `parse`.
     """
-    return list(parse_lines(path, _read(path).splitlines(), keys, remedy))
+    return list(parse_lines(path, read_bytes(path).splitlines(), keys, remedy))
 
 
 def read_answers(path: Path) -> list[Record]:
@@ -180,7 +181,7 @@ def _without_nan(value: Any) -> Any:
 def read_text(path: Path) -> str:
     """A file as UTF-8 text, or a DataError that names it."""
     try:
-        return _read(path).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
 
@@ -198,7 +199,7 @@ def read_json(
         DataError: the file cannot be read, is not JSON, or holds another kind of value.
     """
     try:
-        value = _loads(_read(path), of_object)
+        value = _loads(read_bytes(path), of_object)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}). {remedy}") from None
     except (ValueError, RecursionError) as error:
@@ -308,7 +309,8 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """A file's content. DataError where it cannot be read, or is a pipe."""
     with _reading(path):
         return path.read_bytes()
 

@@ -235,7 +235,7 @@ class ClipText:
 
     def __init__(self, name: str, device: torch.device) -> None:
         try:
-            config = transformers.AutoConfig.from_pretrained(name)
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its configuration cannot be read: {error}") from error
         if not hasattr(config, "text_config"):
@@ -248,7 +248,7 @@ class ClipText:
             with without_unused_report():
                 self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval()
                 clip_model: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
-                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
         self._text.to(device)

@@ -79,15 +79,38 @@ def test_export_writes_what_the_official_side_takes(
     assert cli.main([*command, "--force"]) == 0
 
 
-def test_export_lists_what_is_missing_twice_or_unknown(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["vqav2", "mmbench", "mmvet"])
+def test_a_submission_with_holes_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    rows = [{"question_id": key, "prompt": "", "text": "x"} for key in (5, 5, 6, 77)]
-    write_lines(tmp_path / "a.jsonl", rows)
+    make_mmvet(data)
+    answers = answer_file(tmp_path / "a.jsonl", name, data)
+    answers.write_text("".join(f"{line}\n" for line in answers.read_text().splitlines()[:-1]))
+    command = ["score", name, "--answers", str(answers), "--data", str(data), "--export", str(tmp_path / "o")]
+    assert cli.main(command) == 3 and "1 questions have no answer, and" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("export", [[], ["--export", "o"]])
+def test_an_answer_file_without_answers_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, export: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_mmvet(data)
+    (tmp_path / "a.jsonl").touch()
+    for name in ("gqa", "vqav2", "mmbench", "mmvet", "mme")[(1 if export else 0) :]:
+        command = ["score", name, "--answers", str(tmp_path / "a.jsonl"), "--data", str(data), *export]
+        assert cli.main(command) == 3 and "no answers in it" in capsys.readouterr().err, name
+    assert not (tmp_path / "o").exists()
+
+
+def test_export_lists_what_is_twice_or_unknown(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = (5, 5, 6, 77, 1000005, 2000005, 1000006)
+    write_lines(tmp_path / "a.jsonl", [{"question_id": key, "prompt": "", "text": "x"} for key in ids])
     command = ["score", "mmbench", "--answers", str(tmp_path / "a.jsonl"), "--data", str(data)]
     assert cli.main([*command, "--export", str(tmp_path / "o.xlsx")]) == 0
     out = capsys.readouterr().out
-    assert "answers: 4\nmissing: 3: 1000005, 2000005, 1000006\nduplicate: 1: 5\nunknown: 1: 77\nwritten: 5\n" in out
+    assert "answers: 7\nmissing: 0\nduplicate: 1: 5\nunknown: 1: 77\nwritten: 5\n" in out
     assert len(pandas.read_excel(tmp_path / "o.xlsx")) == 5
     assert cli.main([*command, "--export", str(tmp_path / "no" / "o.xlsx")]) == 3
     assert "no folder" in capsys.readouterr().err

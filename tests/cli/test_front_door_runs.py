@@ -93,6 +93,13 @@ def test_trackers_are_told_of_finished_runs(
     assert cli.main(["eval", "fake", *place, "--log", "mlflow"]) == 0
     sweep = ["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place]
     assert cli.main([*sweep, "--log", "wandb"]) == 0
+    with monkeypatch.context() as broken:
+        broken.setitem(evaluate.TRACKERS, "wandb", lambda *_: (_ for _ in ()).throw(OSError("no network\nat all")))
+        capsys.readouterr()
+        assert cli.main([*sweep, "--log", "wandb"]) == 5
+        said = capsys.readouterr()
+        last = said.err.splitlines()[-1]
+        assert "runs are complete" in said.out and last.startswith("error: --log wandb: no network at all. The run is")
     assert [name for name, *_ in told] == ["mlflow", "wandb", "wandb"]
     _, path, run, values = told[0]
     assert path.is_dir() and run["benchmark"] == "fake" and values["tokens/after"] == 64.0 and "score" in values

@@ -6,29 +6,42 @@ A few seconds in CI; `make fuzz` (or `FUZZ=5000 pytest tests/evaluation/test_fuz
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
+import threading
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_data
+import torch
 from fakes import FakeHost, config, make_place
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from judged_data import make_mmvet, make_msvd
+from PIL import Image
 from run_folders import store
+from safetensors.torch import save_file
 
 from llava_consensus import cli, methods
 from llava_consensus.cli import arguments
-from llava_consensus.errors import ConsensusError
+from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.data.transfer import fetch
+from llava_consensus.evaluation.data.unpack import unpack
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.training.plan import read
 
 CASES = int(os.environ.get("FUZZ", "25"))
 fuzzed = settings(
@@ -40,6 +53,8 @@ fuzzed = settings(
     print_blob=True,
 )
 CODES = {0, 2, 3, 4, 5, 6}
+FORK = multiprocessing.get_context("fork")
+MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
 DATA: dict[str, Callable[[Path], Path]] = {
     "gqa": tiny_data.make_gqa,
     "pope": tiny_data.make_pope,
@@ -52,12 +67,15 @@ DATA: dict[str, Callable[[Path], Path]] = {
     "mmvet": make_mmvet,
     "msvd": make_msvd,
 }
-ODD_TEXTS = ["", "\x1b[2J", "\ud800", "x" * 300, "a\0b", "../..", "=1+1", "NaN", "é", "\n", "0", "-1", "1" * 5000]
+TERMINAL = ["\x1b[2J", "\ud800", "a\0b", "é", "\n"]
+ODD_TEXTS = ["", *TERMINAL, "x" * 300, "../..", "=1+1", "NaN", "1e400", "$x$", "<image>", "0", "-1", "1" * 5000]
 scalars = (
     st.none()
     | st.booleans()
     | st.integers(-(2**70), 2**70)
     | st.floats()
+    | st.just([1, 2])
+    | st.just({"total": 1})
     | st.text(max_size=8)
     | st.sampled_from(ODD_TEXTS)
 )
@@ -90,12 +108,12 @@ def damage(draw: Any, path: Path) -> None:
     """One change of a file: of its bytes, of a value in it, of what it is."""
     content = path.read_bytes()
     kind = draw(
-        st.sampled_from(("value", "value", "value", "value", "bytes", "cut", "deep", "gone", "folder", "twice"))
+        st.sampled_from(("value", "value", "value", "value", "bytes", "cut", "deep", "gone", "folder", "pipe", "twice"))
     )
-    if kind in ("gone", "folder"):
+    if kind in ("gone", "folder", "pipe"):
         path.unlink()
-        if kind == "folder":
-            path.mkdir()
+        if kind != "gone":
+            (path.mkdir if kind == "folder" else partial(os.mkfifo, path))()
         return
     if kind == "value" and path.suffix in (".json", ".jsonl"):
         content = change_value(draw, path.suffix == ".jsonl" or content.count(b"\n{") > 0, content)
@@ -282,3 +300,194 @@ def test_options_of_a_judge(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as out:
         option = f"{name}={data.draw(JUDGE[name])}"
         ends_in_order(*start, "--judge-url", "http://127.0.0.1:9/v1", option, "--judge-dry-run", "--out", out)
+
+
+def inside(folder: Path) -> set[str]:
+    """Everything in a folder, by name, so that what was written elsewhere is seen."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+OUTSIDE = ("../x", "/tmp/fuzz-x", "\\tmp\\fuzz-x", "C:/x", "..\\x", "a/../../x")
+NAMES = st.sampled_from((*OUTSIDE, "a", "a/b", "./a", "a//b", "é", "x" * 300, " "))
+KINDS = st.sampled_from((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+
+
+@fuzzed
+@given(data=st.data())
+def test_archives(data: st.DataObject) -> None:
+    members = data.draw(st.lists(st.tuples(NAMES, st.binary(max_size=300)), min_size=1, max_size=4))
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name)
+        with warnings.catch_warnings(), zipfile.ZipFile(folder / "a.zip", "w", data.draw(KINDS)) as archive:
+            warnings.simplefilter("ignore")
+            for member, content in members:
+                archive.writestr(member, content)
+        whole = (folder / "a.zip").read_bytes()
+        if data.draw(st.booleans()):
+            damage(data.draw, folder / "a.zip")
+        intact = (folder / "a.zip").is_file() and (folder / "a.zip").read_bytes() == whole
+        with contextlib.suppress(ConsensusError):
+            unpack(folder / "a.zip", folder / "out", without=data.draw(st.sampled_from(("", "a/"))))
+            if intact:
+                written = {path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+                assert written <= {content for _, content in members}
+        assert {path.split("/")[0] for path in inside(folder)} <= {"a.zip", "out"}
+        assert not Path("/tmp/fuzz-x").exists() and not any(path.endswith(".unpacking") for path in inside(folder))
+
+
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "Content-Length": st.sampled_from(("0", "5", "100", "99999", "-1", "x", "1e400")),
+        "Content-Range": st.sampled_from(
+            ("bytes 0-99/100", "bytes 40-99/100", "bytes */100", "bytes */40", "x", "bytes 40-99/*")
+        ),
+        "Content-Encoding": st.sampled_from(("identity", "gzip", "x")),
+        "Content-Type": st.sampled_from(("text/html", "application/zip")),
+        "Transfer-Encoding": st.sampled_from(("chunked", "x")),
+        "Location": st.sampled_from(("/", "file:///etc/passwd", "http://[", "")),
+    },
+)
+STATUS = st.sampled_from((200, 206, 206, 204, 302, 304, 403, 404, 416, 429, 500, 999))
+FILE = bytes(range(100))
+
+
+@contextlib.contextmanager
+def serving(answers: list[tuple[int, dict[str, str], bytes]]) -> Iterator[str]:
+    """The address of a server that gives these answers, then nothing."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.close_connection = True
+            if answers:
+                status, headers, body = answers.pop(0)
+                lines = [f"HTTP/1.1 {status} so", *(f"{key}: {value}" for key, value in headers.items())]
+                self.wfile.write("\r\n".join([*lines, "", ""]).encode() + body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/a"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@fuzzed
+@given(data=st.data())
+def test_servers(data: st.DataObject) -> None:
+    """What is taken for whole is as long as the server says; else a line, and what was there stays a part."""
+    bodies = st.sampled_from((b"", FILE, FILE[:40], FILE[40:], b"<html>no", b"5\r\nabcde\r\n0\r\n\r\n", b"ffff\r\nab"))
+    answers = data.draw(st.lists(st.tuples(STATUS, HEADERS, bodies), min_size=1, max_size=3))
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name, serving(list(answers)) as url:
+        folder = Path(name)
+        if data.draw(st.booleans()):
+            (folder / "a.part").write_bytes(FILE[:40])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("time.sleep", lambda _: None)
+            patch.setenv("NO_PROXY", "127.0.0.1")
+            with contextlib.suppress(ConsensusError):
+                fetch(url, folder / "a")
+        assert inside(folder) <= {"a", "a.part"}
+        if (folder / "a").exists():
+            content, said = (folder / "a").read_bytes(), [head.get("Content-Length", "") for _, head, _ in answers]
+            ranges = [head.get("Content-Range", "").rpartition("/")[2] for _, head, _ in answers]
+            chunked = any(head.get("Transfer-Encoding") == "chunked" for _, head, _ in answers)
+            assert chunked or str(len(content)) in (*said, *ranges)
+            assert b"<html" not in content
+
+
+@fuzzed
+@given(data=st.data())
+def test_pictures(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        path = Path(name) / "a.png"
+        kind, mode = (
+            data.draw(st.sampled_from(("PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP"))),
+            data.draw(st.sampled_from(("RGB", "L", "1"))),
+        )
+        Image.new(mode, data.draw(st.sampled_from(((1, 1), (9, 4), (8193, 1), (300, 200))))).save(path, kind)
+        damage(data.draw, path)
+        with contextlib.suppress(ImageError):
+            assert open_image(path, upright=data.draw(st.booleans())).mode == "RGB"
+
+
+@fuzzed
+@given(data=st.data())
+def test_conversations_to_train_on(data: st.DataObject) -> None:
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a dog"}]
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name)
+        Image.new("RGB", (4, 4)).save(folder / "a.png")
+        (folder / "c.json").write_text(json.dumps([{"id": "1", "image": "a.png", "conversations": turns}] * 2))
+        damage(data.draw, data.draw(st.sampled_from((folder / "c.json", folder / "c.json", folder / "a.png"))))
+        with contextlib.suppress(ConsensusError):
+            read(folder / "c.json", folder)
+
+
+@fuzzed
+@given(data=st.data())
+def test_checkpoints_to_convert(data: st.DataObject) -> None:
+    """Without weights of any size: what is whole is refused for want of them, after everything else."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder, source = Path(name), Path(name) / "llava-x"
+        for path in MINI.rglob("*"):
+            if path.suffix in (".json", ".model"):
+                (source / path.relative_to(MINI)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, source / path.relative_to(MINI))
+        for place in (source, source / "vision_tower"):
+            save_file({"model.norm.weight": torch.zeros(2)}, place / "model.safetensors")
+        if data.draw(st.booleans()):
+            towers = st.sampled_from(
+                ("..", "a/../..", "", "/", ".", "vision_tower/..", "official", None, 3, [], "x" * 300)
+            )
+            config = json.loads((source / "config.json").read_text())
+            (source / "config.json").write_text(json.dumps(config | {"mm_vision_tower": data.draw(towers)}))
+        else:
+            damage(data.draw, data.draw(st.sampled_from(sorted(path for path in source.rglob("*") if path.is_file()))))
+        before = inside(folder)
+        ends_in_order("model", "convert", str(source), str(folder / "out"))
+        assert {path for path in inside(folder) - before if path.split("/")[0] != "out"} == set()
+
+
+class Killed(FakeHost):
+    """Is killed at the question with a number."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def answer(self, encoded: Any, prompts: Any) -> Any:
+        if len(self.asked) >= self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().answer(encoded, prompts)
+
+
+@cache
+def undisturbed() -> tuple[Path, dict[str, bytes]]:
+    folder = make_place(Path(tempfile.mkdtemp(prefix="fuzz-")), pictures=2, each=4)
+    return folder, asked(folder, folder / "out", 3, FakeHost())
+
+
+def asked(folder: Path, out: Path, batch: int, host: Any) -> dict[str, bytes]:
+    path = loop.run(config(folder, folder / "model"), out, Execution(batch, progress=False), lambda *_: host).path
+    return {name: (path / name).read_bytes() for name in ("answers.jsonl", "errors.jsonl", "scores.jsonl")}
+
+
+@fuzzed
+@given(data=st.data())
+def test_kills(data: st.DataObject) -> None:
+    """However often a run is killed, wherever: it ends as an undisturbed one."""
+    folder, expected = undisturbed()
+    kills = data.draw(st.lists(st.tuples(st.integers(0, 8), st.sampled_from((1, 3, 9))), min_size=1, max_size=6))
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as out:
+        for at, batch in kills:
+            process = multiprocessing.get_context("fork").Process(
+                target=asked, args=(folder, Path(out), batch, Killed(at))
+            )
+            process.start()
+            process.join()
+        assert asked(folder, Path(out), 3, FakeHost()) == expected

@@ -82,6 +82,7 @@ class Benchmark(ABC):
 
     # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
     export: ClassVar[Callable[..., Record] | None] = None
+    whole: ClassVar[str] = ""  # why the command exports nothing where a question has no answer; empty: it does
     # (DATA, name) -> the content of a picture that is no file of its own
     picture: ClassVar[Callable[..., bytes] | None] = None
 
@@ -156,8 +157,10 @@ class Benchmark(ABC):
         return read_answers(path)
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
-        """`score` of a file; where that holds finished grades of a judge, what they come to."""
-        return self.score(self.read(path, data), data)
+        """`score` of a file; where that holds finished grades of a judge, what they come to. DataError for an empty
+        one.
+        """
+        return self.score(some(self.read(path, data), path), data)
 
     def scored_by(self, data: Path) -> str | None:
         """Who scores it where `score` alone cannot; None where it can, once its files are there."""
@@ -193,6 +196,13 @@ class Joined(NamedTuple):
 
     answers: dict[int, Record]
     counts: dict[str, int]
+
+
+def some(records: list[Record], path: Path) -> list[Record]:
+    """The answers of a file. DataError where there are none."""
+    if not records:
+        raise DataError(f"{path}: no answers in it")
+    return records
 
 
 def require(folder: Path, files: Sequence[DataFile]) -> None:
@@ -289,7 +299,10 @@ def first_ids(ids: Sequence[Any]) -> str:
 def refuse_missing(result: Mapping[str, Any], why: str) -> None:
     """Stops an export that needs every answer; `why` names the official tool's rule."""
     if result["missing"]:
-        raise DataError(f"{len(result['missing'])} questions have no answer, and {why}: {first_ids(result['missing'])}")
+        raise DataError(
+            f"{len(result['missing'])} questions have no answer, and {why}: {first_ids(result['missing'])}. The same "
+            "eval command asks them"
+        )
 
 
 def percent(value: float | None) -> float | None:

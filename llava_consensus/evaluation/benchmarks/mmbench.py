@@ -58,6 +58,7 @@ class MMBench(Benchmark):
     judge = "llava_consensus.evaluation.judge.mmbench:MMBenchGrader"
     max_new_tokens = 1024
     licence = "Apache-2.0; pictures of many origins"
+    whole = "its server would count each as wrong"
 
     suffix: ClassVar[str] = base.LETTER  # asks for a letter
     tables: ClassVar[Mapping[str, str]] = {"dev": "mmbench_dev_20230712.tsv", "test": "mmbench_test_20230712.tsv"}

@@ -44,6 +44,7 @@ class MMVet(Benchmark):
     paper = 31.1
     count = 218
     max_new_tokens = 1024
+    whole = "the official evaluator stops at the first of them"
     licence = "CC BY-NC 4.0; pictures from the web"
 
     def read(self, path: Path, data: Path) -> list[Record]:

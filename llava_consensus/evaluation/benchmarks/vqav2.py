@@ -71,6 +71,7 @@ class VQAv2(Benchmark):
     column = "vqav2"
     max_new_tokens = 128
     licence = "CC BY 4.0 (annotations); COCO pictures"
+    whole = "EvalAI would count each as wrong"
 
     split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
     rules: str = option(*scorer.RULES, line="of the official evaluation since 2021, or of 2017")

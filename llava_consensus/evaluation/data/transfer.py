@@ -45,6 +45,7 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
     if target.exists():
         return
     import requests
+    from urllib3.exceptions import HTTPError  # some of which requests lets through
 
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + SUFFIX)
@@ -54,7 +55,7 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
         try:
             _receive(requests.get, url, part, target)
             whole = True
-        except (requests.RequestException, _Broken) as error:
+        except (requests.RequestException, HTTPError, ValueError, _Broken) as error:
             failed = 0 if _size(part) >= before + AT_ONCE else failed + 1
             if failed == TRIES or isinstance(error, _Refused | ValueError):  # ValueError: no address
                 raise TransferError(f"{url}: {error}. The same command goes on from {_size(part):,} bytes") from error
@@ -79,7 +80,8 @@ def _receive(get: Any, url: str, part: Path, target: Path) -> None:
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={here}-"} if here else {})}
     with get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
         begin, length = _place(answer, here)
-        if begin == length:
+        if begin == length == here:
+            part.touch()  # of an empty file there is none yet
             return
         if begin > here:
             part.unlink(missing_ok=True)
@@ -99,6 +101,7 @@ def _receive(get: Any, url: str, part: Path, target: Path) -> None:
                 file.write(piece)
                 file.truncate()
                 bar.update(len(piece))
+            file.truncate(bar.n)
     if length is not None and _size(part) != length:
         raise _Broken(f"the connection ended after {_size(part):,} of {length:,} bytes")
 

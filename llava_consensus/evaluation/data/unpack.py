@@ -30,6 +30,8 @@ def unpack(archive: Path, folder: Path, only: str = "", without: str = "") -> in
         DataError: no zip, a damaged or encrypted one, a member that leads out of the folder, that is a folder too or
             whose name no file can have, or none that matches.
     """
+    if not archive.is_file():
+        raise DataError(f"{archive}: no such file, or no regular one")
     try:
         content = zipfile.ZipFile(archive)
     except Exception as error:  # a damaged directory breaks it in many ways

@@ -40,10 +40,13 @@ class Checkpoint(NamedTuple):
         """What can change answers, downloaded where it is not here; a vision tower in a folder below included.
 
         Raises:
-            DataError: for a model of the hub whose weights cannot be had, or not all of them.
+            DataError: for a model of the hub whose weights cannot be had, or not all of them; for a pipe in a folder.
         """
         if self.commit is None:
             found = (*self.folder.glob("[!.]*"), *self.folder.glob("[!.]*/[!.]*"))
+            pipes = [path for path in found if path.is_fifo()]
+            if pipes:
+                raise DataError(f"{pipes[0]}: is a pipe, and a checkpoint is made of files. Fetch the checkpoint again")
             return sorted(path for path in found if path.suffix in SUFFIXES)
         from huggingface_hub import snapshot_download
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
+from llava_consensus.evaluation.models.checkpoint import Checkpoint
 from llava_consensus.evaluation.models.llava_loading import CONVERSATION, FLAG
 
 MEND = "Fetch the checkpoint again"
@@ -59,6 +60,7 @@ def convert(source: Path, out: Path) -> str:
     file = source / "config.json"
     if not file.is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
+    Checkpoint(str(source), source).files()  # or there is a pipe among them
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
     fresh = out.with_name(f".{out.name}{FRESH}")

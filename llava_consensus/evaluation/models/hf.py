@@ -6,6 +6,10 @@ tags of tiles, line breaks or times of frames between them. It makes that text o
 prompt about the picture then holds it.
 """
 
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -31,6 +35,8 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.method import Shape
+
+PATIENCE = 10.0  # seconds for one prompt by a chat template
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,9 +188,11 @@ class HfHost(Host):
         """Tries a picture of one colour.
 
         Raises:
-            OptionError: where the processor makes another prompt of it than this host does.
+            OptionError: where the processor makes another prompt of it than this host does, or its template does not
+                come to an end.
         """
-        image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
+        with _ending(PATIENCE):
+            image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
         picture = self.processed(image, {})
         if not torch.equal(self.ids_of(text, [(picture.modality, picture.text)]), expected.input_ids[0]):
@@ -247,6 +255,23 @@ class HfHost(Host):
         """Whether the tokenizer adds a mark of the beginning, which some templates have in them."""
         mark = self.tokenizer.bos_token
         return {"add_special_tokens": mark is None or not text.startswith(mark)}
+
+
+@contextmanager
+def _ending(seconds: float) -> Iterator[None]:
+    """Raises OptionError in the block, line by line of Python as a template is, once it has run for so long."""
+    end, before = time.monotonic() + seconds, sys.gettrace()
+
+    def trace(*_: Any) -> Any:
+        if time.monotonic() > end:
+            raise OptionError(f"it has run for {seconds:g} seconds without an end")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _shapes(processed: Processed) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
@@ -122,8 +123,7 @@ class Loading:
             told["device_map"] = self.device_map
         if self.attention != "auto":
             told["attn_implementation"] = self.attention
-        if self.trust_remote_code:
-            told["trust_remote_code"] = True
+        told["trust_remote_code"] = self.trust_remote_code  # where nothing is said, transformers asks standard input
         if self.bits is not None:
             told["quantization_config"] = self._quantisation()
             told.setdefault("device_map", {"": self.device})
@@ -180,8 +180,24 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     options = chosen(entry, model, host_options)
     checkpoint.files()
     keep_freed_memory()
-    host: Host = _of_kind(entry, "load")(str(checkpoint.folder), loading, entry.view, options)
+    with _nobody_is_asked():
+        host: Host = _of_kind(entry, "load")(str(checkpoint.folder), loading, entry.view, options)
     return host
+
+
+@contextmanager
+def _nobody_is_asked() -> Iterator[None]:
+    """While a model loads, transformers does not ask standard input whether a checkpoint's code may run, which loaders
+    of other packages leave to it: it refuses.
+    """
+    from transformers import dynamic_module_utils
+
+    before = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+    try:
+        yield
+    finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = before
 
 
 def pinned(model: str, loading: Loading) -> Loading:
@@ -303,7 +319,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
     from llava_consensus.evaluation.models.hf import HfHost
 
     check_version(transformers.__version__)
-    code = {"trust_remote_code": True} if loading.trust_remote_code else {}
+    code = {"trust_remote_code": loading.trust_remote_code}
     try:
         processor = _processor(path, code)
         config = transformers.AutoConfig.from_pretrained(path, **code)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LONGEST = 16_384  # characters of a question: attention to more may need more memory than there is
 IN_A_ROW = 64  # questions the model fails at with none answered between: not the questions' fault
+DEATH = "death"  # cause of a record: processes die of the question
 QUOTED = 300  # characters of what was raised
 
 
@@ -116,7 +117,7 @@ def describe(error: Exception) -> str:
 
 
 def error_record(question: "Question", error: str, cause: str | None = None) -> Record:
-    """A line of errors.jsonl. `cause` is `model`, `death` or `length`; None for a picture that cannot be read."""
+    """A line of errors.jsonl. `cause`: `model`, DEATH, `length`, `question`; None for a picture that cannot be read."""
     image = question.images[0] if question.images else None
     record = {"index": question.index, "question_id": question.question_id, "image": image, "error": error}
     return record | ({"cause": cause} if cause else {})
@@ -125,4 +126,4 @@ def error_record(question: "Question", error: str, cause: str | None = None) -> 
 def death_records(questions: Sequence["Question"], reason: str) -> list[Record]:
     """Lines of errors.jsonl for questions of which processes die that ask them alone."""
     said = f"processes that ask it alone die ({reason})"[:QUOTED]
-    return [error_record(question, said, "death") for question in questions]
+    return [error_record(question, said, DEATH) for question in questions]

@@ -12,7 +12,7 @@ workers as it is told, asks nothing twice and ends with the metrics of an undist
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import shortuuid
 from tqdm import tqdm
 
-from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError
+from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError, QuestionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, check_shape
@@ -28,6 +28,7 @@ from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Load
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, changed_pictures, of_pictures, prepare
 from llava_consensus.evaluation.runs.execution import (
+    DEATH,
     LONGEST,
     Execution,
     Result,
@@ -38,9 +39,9 @@ from llava_consensus.evaluation.runs.execution import (
     raise_if_device_failed,
 )
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
-from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, reader
+from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, ModelFailed, reader
 from llava_consensus.evaluation.runs.store import AGAIN, Deaths, Run, open_run, problems, run_name
-from llava_consensus.evaluation.runs.workers import Died, Shard, conduct
+from llava_consensus.evaluation.runs.workers import Died, Shard, conduct, portable
 from llava_consensus.reduction.budget import Budget, Share
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def run(
         config: what is measured.
         out: folder of all runs; this one gets a folder of its own in it.
         execution: how it is carried out.
-        host_loader: instead of `models.load`; with several workers it must be importable from their processes.
+        host_loader: instead of `models.load`; with several workers, and to find a question of which processes die, it
+            must be importable from other processes.
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
@@ -90,8 +92,8 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
-        _forget(plan, folder, execution)
-        done = folder.done
+        again = _again(plan, folder, execution)
+        done = folder.done - again
         pending = [question for question in plan.questions if question.index not in done]
         stored = folder.metrics()
         if stored is not None and not pending:
@@ -101,7 +103,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
             if done:
                 log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
             try:
-                seconds = _ask(plan, folder, pending, execution, host_loader)
+                seconds = _ask(plan, folder, pending, again, execution, host_loader)
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
                 raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
@@ -114,9 +116,16 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
 
 
-def _forget(plan: RunPlan, folder: Run, execution: Execution) -> None:
-    """Leaves to be asked again what failed, if that is wished, and what was asked about pictures since changed."""
-    failed = list(folder.errors) if execution.retry_errors else []
+def _again(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
+    """Indexes of questions that are asked again: those whose pictures were changed since or can be read now, those that
+    killed a process, and, if that is wished, those the model failed at.
+    """
+    failed = {
+        question.index
+        for question in plan.questions
+        if (error := folder.errors.get(question.index)) is not None
+        and (execution.retry_errors or error.get("cause") == DEATH or ("cause" not in error and _opens(plan, question)))
+    }
     answered = (question for question in plan.questions if question.index in folder.answers)
     pictures = {question.index: plan.pictures(question) for question in answered}
     changed = changed_pictures((folder.path / ANSWERS).stat().st_mtime_ns, pictures, folder.answers)
@@ -124,8 +133,17 @@ def _forget(plan: RunPlan, folder: Run, execution: Execution) -> None:
         log.warning(
             "%s: the pictures of %d questions were changed since; they are asked again", folder.path, len(changed)
         )
-    if failed or changed:
-        folder.forget([*failed, *changed])
+    return {*failed, *changed}
+
+
+def _opens(plan: RunPlan, question: Question) -> bool:
+    """Whether the pictures of a question can be read."""
+    try:
+        for path in plan.pictures(question):
+            reader(plan)(path)
+    except ImageError:
+        return False
+    return True
 
 
 def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) -> RunResult:
@@ -142,34 +160,52 @@ def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) 
     return RunResult(folder.path, folder.metrics() or {}, 0)
 
 
-def _ask(plan: RunPlan, folder: Run, pending: list[Question], execution: Execution, load: HostLoader) -> float:
+def _ask(
+    plan: RunPlan, folder: Run, pending: list[Question], again: set[int], execution: Execution, load: HostLoader
+) -> float:
     """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
     several workers load at different times.
+
+    Args:
+        plan, folder, pending, execution, load: see `evaluate`.
+        again: questions of which the folder has a record, which goes when the first new one comes.
     """
-    if execution.workers == 1:
-        host = load(plan.model, plan.loading, plan.host_options)
-        results = _alone(Asker(plan, host, metrics.budget_of(plan, host)), folder, pending, execution.batch)
-    else:
-        results = _together(plan, pending, execution, load)
-    done, total, row = len(folder.done), len(plan.questions), 0
+    deaths = Deaths(folder.path)
+    deadly = [one for one in pending if folder.errors.get(one.index, {}).get("cause") == DEATH] + deaths.apart(pending)
+    deadly = deadly if portable(load) else []
     start = time.perf_counter()
+    if execution.workers > 1:
+        _store(plan, folder, _together(plan, pending, execution, load), again, execution)
+    else:
+        if deadly:
+            _store(plan, folder, _together(plan, deadly, replace(execution, batch=1), load, 1), again, execution)
+        host = load(plan.model, plan.loading, plan.host_options)
+        start = time.perf_counter()
+        asker = Asker(plan, host, metrics.budget_of(plan, host))
+        left = [question for question in pending if question not in deadly]
+        _store(plan, folder, _alone(asker, deaths, left, execution.batch), again, execution)
+    deaths.forget()
+    return time.perf_counter() - start
+
+
+def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], execution: Execution) -> None:
+    """Writes results down as they come."""
+    done, total, row = len(folder.done - again), len(plan.questions), 0
     with tqdm(total=total, initial=done, unit="q", desc=plan.benchmark.name, disable=not execution.progress) as bar:
         for result in results:
+            if again:
+                folder.forget(again)
+                again.clear()
             folder.add(*result)
             row = check_progress(row, result)
             execution.check_errors(len(folder.errors), total)
             bar.update(len(result.answers) + len(result.errors))
-    Deaths(folder.path).forget()
-    return time.perf_counter() - start
 
 
-def _alone(asker: "Asker", folder: Run, pending: list[Question], batch: int) -> Iterator[Result]:
-    """In this process, in file order. What a former process died of comes first, each question alone."""
-    deaths = Deaths(folder.path)
-    fatal, suspects = deaths.fatal(pending), deaths.suspects(pending)
-    if fatal:
-        yield Result([], death_records(fatal, "see the log of the system"))
-    others = [question for question in pending if question not in (*fatal, *suspects)]
+def _alone(asker: "Asker", deaths: Deaths, pending: list[Question], batch: int) -> Iterator[Result]:
+    """In this process, in file order. What was being asked when a former process died comes first, each alone."""
+    suspects = deaths.suspects(pending)
+    others = [question for question in pending if question not in suspects]
     for questions, size in ((suspects, 1), (others, batch)):
         results = asker.batches(questions, size)
         for first in range(0, len(questions), size):
@@ -178,9 +214,11 @@ def _alone(asker: "Asker", folder: Run, pending: list[Question], batch: int) -> 
                 yield result  # it is written down while the note still stands
 
 
-def _together(plan: RunPlan, pending: list[Question], execution: Execution, load: HostLoader) -> Iterator[Result]:
-    """By several workers, as their shards are done."""
-    size = BATCHES * execution.batch
+def _together(
+    plan: RunPlan, pending: list[Question], execution: Execution, load: HostLoader, batches: int = BATCHES
+) -> Iterator[Result]:
+    """By workers, as their shards of so many batches are done."""
+    size = batches * execution.batch
     shards = [
         tuple(question.index for question in pending[first : first + size]) for first in range(0, len(pending), size)
     ]
@@ -215,7 +253,7 @@ class Asker:
         errors, asked = [], []
         for question, own in zip(questions, encodings, strict=True):
             if isinstance(own, ImageError):
-                errors.append(error_record(question, str(own)))
+                errors.append(error_record(question, str(own), "model" if isinstance(own, ModelFailed) else None))
             elif len(question.text) > LONGEST:
                 said = f"the question has {len(question.text):,} characters, and at most {LONGEST:,} are asked"
                 errors.append(error_record(question, said, "length"))
@@ -223,20 +261,25 @@ class Asker:
                 asked.append((question, own))
         try:
             return Result(self._answer(asked), errors)
+        except QuestionError:
+            pass
         except ConsensusError:
             raise
         except Exception:  # one of them, or all together, is more than the model can do
             log.info("a batch of %d questions failed; each is asked alone", len(asked))
-        answers = []
-        for question, own in asked:
-            try:
-                answers += self._answer([(question, own)])
-            except ConsensusError:
-                raise
-            except Exception as error:  # anything a model can raise about one question
-                raise_if_device_failed(error, f"question {question.index}")
-                errors.append(error_record(question, describe(error), "model"))
-        return Result(answers, errors)
+        return _joined([Result([], errors), *(self._one(question, own) for question, own in asked)])
+
+    def _one(self, question: Question, own: list[Encoded]) -> Result:
+        """The answer to one question, or the record of why there is none."""
+        try:
+            return Result(self._answer([(question, own)]), [])
+        except QuestionError as error:
+            return Result([], [error_record(question, str(error), "question")])
+        except ConsensusError:
+            raise
+        except Exception as error:  # anything a model can raise about one question
+            raise_if_device_failed(error, f"question {question.index}")
+            return Result([], [error_record(question, describe(error), "model")])
 
     def _answer(self, asked: Sequence[tuple[Question, list[Encoded]]]) -> list[Record]:
         if not asked:
@@ -280,6 +323,12 @@ class Asker:
         return AnswerCosts(self.plan.method, self.budget, shape_of(self.plan, self.host))
 
 
+def _joined(results: Iterable[Result]) -> Result:
+    """Several results as one."""
+    parts = list(results)
+    return Result([one for part in parts for one in part.answers], [one for part in parts for one in part.errors])
+
+
 def _measures(answer: Answer) -> Record:
     """What the method says of its choices, picture by picture; nothing for a method that says nothing."""
     told = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
@@ -314,7 +363,6 @@ class WorkerFactory:
         questions = {question.index: question for question in plan.questions}
 
         def work(shard: Shard) -> Result:
-            results = list(asker.batches([questions[index] for index in shard], self.batch))
-            return Result([one for part in results for one in part.answers], [one for p in results for one in p.errors])
+            return _joined(asker.batches([questions[index] for index in shard], self.batch))
 
         return work

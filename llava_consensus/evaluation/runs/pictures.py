@@ -253,6 +253,11 @@ def _decode(container: Any) -> Iterator[Any]:
 AT_ONCE = 1 << 26  # pixels that are opened and not yet encoded: 0.2 GB
 CAPACITY = 256  # pictures that are kept encoded at once; each frame of a video counts
 
+
+class ModelFailed(ImageError):
+    """A picture that can be read, at which the model fails."""
+
+
 Reader = Callable[[Path], list[Image.Image | Clip]]
 
 
@@ -325,7 +330,7 @@ class EncodingCache:
             raise_if_device_failed(error, str(next(iter(fresh))))
             if len(fresh) == 1:
                 path = next(iter(fresh))
-                return {path: ImageError(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
+                return {path: ModelFailed(f"{path}: the model fails at it ({type(error).__name__}: {reason(error)})")}
         return {path: found for one, images in fresh.items() for path, found in self._encode({one: images}).items()}
 
 

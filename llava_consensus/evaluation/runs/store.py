@@ -32,8 +32,10 @@ from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
+    DIGESTS,
     METRICS,
     SCORES,
+    WRONG,
     Record,
     append,
     canonical,
@@ -59,9 +61,8 @@ AGAIN = "Delete it; the same command makes it again"
 MEND = "Remove the line; the same command asks that question again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
-SUM, DIGESTS = "sum", "sha256"  # names of the checksum in the metadata of an answer, and of the digests in metrics.json
+SUM = "sum"  # name of the checksum in the metadata of an answer
 PASSING = ("timing", "environment", DIGESTS)  # of metrics.json, not part of its own digest
-MOST_DEATHS = 2  # of processes at one question that was asked alone
 
 
 def run_name(config: Mapping[str, object]) -> str:
@@ -259,7 +260,8 @@ def _intact(line: bytes) -> bool:
 def digests(folder: Path, metrics: Mapping[str, object]) -> Record:
     """What metrics.json says of the files it was made from, and of itself."""
     steady = {name: value for name, value in metrics.items() if name not in PASSING}
-    found: Record = {name: digest(folder / name) if (folder / name).is_file() else None for name in (ANSWERS, SCORES)}
+    files = (CONFIG, ANSWERS, SCORES)
+    found: Record = {name: digest(folder / name) if (folder / name).is_file() else None for name in files}
     return {**found, METRICS: hashlib.sha256(canonical(steady).encode()).hexdigest()}
 
 
@@ -291,17 +293,22 @@ def problems(folder: Path) -> list[str]:
         now, stored = digests(folder, metrics), metrics.get(DIGESTS)
     except (DataError, ValueError) as error:
         return [*found, str(error)]
+    if isinstance(stored, dict) and CONFIG not in stored:
+        del now[CONFIG]  # of a run that was finished before it was told
     changed = [name for name in now if not isinstance(stored, dict) or stored.get(name) != now[name]]
-    said = f"changed since the run was finished. Delete {METRICS} to score the answers again"
-    return [*found, *(f"{folder / name}: {said}" for name in changed)]
+    remedies = {CONFIG: "Move the folder away: its answers are those of another configuration"}
+    usual = f"Delete {METRICS} to score the answers again"
+    said = (f"{folder / name}: changed since the run was finished. {remedies.get(name, usual)}" for name in changed)
+    return [*found, *said]
 
 
 class Deaths:
-    """What former processes of a run died of, and the note of what this one asks: the file asking.json.
+    """What was being asked when former processes of a run died, and the note of what this one asks: asking.json.
 
-    A crash in native code, the system's memory killer or a device that no longer answers end the whole process. The
-    next process finds in the note what was being asked, and asks each of these questions alone; one that then kills
-    two processes more is given up. A process that stops in order leaves an empty note.
+    A crash in native code, the system's memory killer or a device that no longer answers end the whole process, and so
+    does anybody who kills it. The next process finds in the note what was being asked, and asks each of these questions
+    alone. One at which it dies again is asked by a process apart: if that dies too while this one lives, the question
+    kills. A process that stops in order leaves a note of suspects alone.
 
     Args:
         folder: of the run.
@@ -309,23 +316,23 @@ class Deaths:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / ASKING
-        self._alone: dict[int, int] = {}  # processes that died at a question that was asked alone, by its index
+        self._suspects: set[int] = set()  # to be asked alone
+        self._apart: set[int] = set()  # and by a process apart
         try:
             note = read_json(self._path, kind=dict)
-            asking = [int(index) for index in note["asking"]]
-            self._alone = {int(index): int(count) for index, count in note["alone"].items()}
-        except (DataError, KeyError, TypeError, ValueError, AttributeError):  # none, or cut: nobody died of anything
-            asking = []
-        for index in asking:
-            self._alone[index] = self._alone.get(index, 0) + (len(asking) == 1)
+            asking, suspects, apart = (set(map(int, note[name])) for name in ("asking", "suspects", "apart"))
+        except (DataError, *WRONG):  # none, or cut: nobody died of anything
+            return
+        self._apart = apart | (asking & suspects if len(asking) == 1 else set())
+        self._suspects = (suspects | asking) - self._apart
 
     def suspects(self, questions: Sequence[Question]) -> list[Question]:
         """Those that were being asked when a process died, to be asked alone."""
-        return [question for question in questions if self._alone.get(question.index, MOST_DEATHS) < MOST_DEATHS]
+        return [question for question in questions if question.index in self._suspects | self._apart]
 
-    def fatal(self, questions: Sequence[Question]) -> list[Question]:
-        """Those that are not to be asked again."""
-        return [question for question in questions if self._alone.get(question.index, 0) >= MOST_DEATHS]
+    def apart(self, questions: Sequence[Question]) -> list[Question]:
+        """Those at which another process died that asked them alone."""
+        return [question for question in questions if question.index in self._apart]
 
     @contextlib.contextmanager
     def asking(self, questions: Sequence[Question]) -> Iterator[None]:
@@ -338,8 +345,8 @@ class Deaths:
         except BaseException:
             self._write([])
             raise
-        for question in questions:
-            self._alone.pop(question.index, None)
+        for known in (self._suspects, self._apart):
+            known.difference_update(question.index for question in questions)
 
     def forget(self) -> None:
         """Removes the note: everything was asked."""
@@ -348,5 +355,6 @@ class Deaths:
 
     def _write(self, asking: Sequence[int]) -> None:
         """In place and not synced: it is for a process that dies, not for a machine that does."""
+        note = {"asking": asking, "suspects": sorted(self._suspects), "apart": sorted(self._apart)}
         with contextlib.suppress(OSError):  # a run can do without
-            self._path.write_text(json.dumps({"asking": asking, "alone": self._alone}))
+            self._path.write_text(json.dumps(note))

@@ -89,6 +89,10 @@ class LoadedOnce:
         self._key: tuple[str, Loading, Mapping[str, str]] | None = None
         self._host: Host
 
+    def __reduce__(self) -> tuple[type, tuple[HostLoader]]:
+        """For another process, which loads a host of its own."""
+        return LoadedOnce, (self._loader,)
+
     def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Host:
         key = model, loading, host_options
         if self._key != key:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -42,6 +42,15 @@ class Died(NamedTuple):
     reason: str
 
 
+def portable(function: Any) -> bool:
+    """Whether a function can be given to another process."""
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
 def conduct(start_worker: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result | Died]]:
     """Every shard with its result as they are done; Died for one question of which workers die.
 
@@ -58,6 +67,7 @@ def conduct(start_worker: StartWorker, workers: int, shards: Sequence[Shard]) ->
     processes: dict[Connection, BaseProcess] = {}
     busy: dict[Connection, Shard] = {}
     idle: list[Connection] = []
+    loaded: set[Connection] = set()
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
@@ -67,9 +77,11 @@ def conduct(start_worker: StartWorker, workers: int, shards: Sequence[Shard]) ->
                     pipe.send(busy[pipe])
             done = wait(list(busy))
             for pipe in [one for one in busy if one in done]:
-                shard, outcome = busy.pop(pipe), _receive(pipe, processes)
-                if isinstance(outcome, Exception):
-                    raise outcome
+                outcome = _receive(pipe, processes)
+                if outcome is None:
+                    loaded.add(pipe)
+                    continue
+                shard = busy.pop(pipe)
                 if isinstance(outcome, Result):
                     idle.append(pipe)
                     row = 0 if outcome.answers else row
@@ -81,9 +93,9 @@ def conduct(start_worker: StartWorker, workers: int, shards: Sequence[Shard]) ->
                         f"{row} workers died one after another, the last at questions {shard[0]}..{shard[-1]} "
                         f"({outcome.reason}). Too little memory? Take fewer --workers or a smaller --batch"
                     )
-                deaths[shard] += 1
+                deaths[shard] += pipe in loaded  # else it is not the questions' fault
                 waiting.extendleft(reversed(_left(shard, deaths[shard])))
-                if len(shard) == 1 and deaths[shard] == MOST_DEATHS:
+                if len(shard) == 1 and deaths[shard] >= MOST_DEATHS:
                     yield shard, outcome
     finally:
         for pipe, process in processes.items():
@@ -109,15 +121,17 @@ def _start(made: bytes, number: int, processes: dict[Connection, BaseProcess]) -
     return here
 
 
-def _receive(pipe: Connection, processes: dict[Connection, BaseProcess]) -> Result | Died | Exception:
-    """What a worker says. One that has died says nothing, and one whose device failed ends by itself: a new one has the
-    device anew.
+def _receive(pipe: Connection, processes: dict[Connection, BaseProcess]) -> Result | Died | None:
+    """What a worker says, None once its model is loaded. One that has died says nothing, and one whose device failed
+    ends by itself: a new one has the device anew.
     """
     try:
-        outcome: Result | Exception = pipe.recv()
+        outcome: Result | Exception | None = pipe.recv()
     except (EOFError, OSError, pickle.UnpicklingError):
         outcome = EOFError()
-    if not isinstance(outcome, DeviceFailed | EOFError):
+    if isinstance(outcome, Exception) and not isinstance(outcome, DeviceFailed | EOFError):
+        raise outcome
+    if not isinstance(outcome, Exception):
         return outcome
     process = processes.pop(pipe)
     process.join(5)
@@ -135,6 +149,7 @@ def _serve(made: bytes, number: int, pipe: Connection) -> None:
     try:
         start_worker: StartWorker = pickle.loads(made)
         work = start_worker(number)
+        pipe.send(None)
         while True:
             pipe.send(work(pipe.recv()))
     except (EOFError, BrokenPipeError):

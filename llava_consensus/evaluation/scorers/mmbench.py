@@ -35,16 +35,15 @@ Row = Mapping[str, Any]  # index, answer, prediction, options (letter -> text)
 
 def read(answer: str, options: Mapping[str, Any]) -> str | None:
     """The letter an answer states (Z: none of them), or None where the rules cannot decide."""
-    if FAILED in answer:
-        return None
-    if any(sentence in answer for sentence in REFUSALS):
-        return NONE
-    pieces = set(answer.translate(MARKS).split())
-    letters = [letter for letter in options if letter in pieces]
-    if len(letters) == 1:
-        return letters[0]
-    if not letters and NONE in pieces:
-        return NONE
+    if FAILED not in answer:
+        if any(sentence in answer for sentence in REFUSALS):
+            return NONE
+        pieces = set(answer.translate(MARKS).split())
+        letters = [letter for letter in options if letter in pieces]
+        if len(letters) == 1:
+            return letters[0]
+        if not letters and NONE in pieces:
+            return NONE
     named = [letter for letter, text in options.items() if str(text).lower() in answer.lower()]
     return named[0] if len(named) == 1 else None
 

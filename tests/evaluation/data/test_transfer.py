@@ -203,7 +203,7 @@ def test_another_content_than_is_known_is_refused(server: Server, target: Path, 
     assert not target.exists() and not part.exists()
 
 
-@pytest.mark.parametrize("url", ["nonsense", "http://", "file:///etc/passwd", "http://127.0.0.1:1/a"])
+@pytest.mark.parametrize("url", ["nonsense", "http://", "http://[", "file:///etc/passwd", "http://127.0.0.1:1/a"])
 def test_an_address_that_leads_nowhere_is_a_line(server: Server, target: Path, url: str) -> None:
     with pytest.raises(TransferError, match="goes on from 0 bytes"):
         fetch(url, target)

@@ -3,6 +3,7 @@
 Run: `pytest tests/evaluation/data/test_unpack.py`.
 """
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path, members: dict[st
     with pytest.raises(DataError, match=why):
         unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.unpacking"))
+
+
+def test_a_pipe_is_a_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.zip")
+    with pytest.raises(DataError, match="no regular one"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
 
 
 def test_a_name_that_is_no_text_is_a_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 with random numbers. Run: `pytest tests/evaluation/models/test_damaged_checkpoints.py`.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.models import Loading, check
+from llava_consensus.evaluation.models import Loading, check, load
 from llava_consensus.evaluation.models.checkpoint import refuse_not_finite
 from llava_consensus.evaluation.models.llava_loading import check_sizes, load_official
 
@@ -130,3 +131,28 @@ def test_loading_leaves_transformers_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         load_official(str(folder), Loading("cpu"))
     assert PreTrainedModel.__dict__["from_pretrained"] is before
+
+
+@pytest.mark.parametrize("kind", ["official", "transformers"])
+def test_code_of_a_checkpoint_runs_at_no_word_from_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "transformers":
+        pytest.importorskip("transformers", "5")
+        from hf_checkpoints import checkpoint
+
+        folder = checkpoint("llava", tmp_path / "llava-hf")
+    else:
+        folder = copy_of_mini(tmp_path)
+    marker = tmp_path / "ran"
+    (folder / "evil.py").write_text(f"from pathlib import Path; Path({str(marker)!r}).touch()\nclass Evil: pass\n")
+    names = {"AutoConfig": "evil.Evil", "AutoProcessor": "evil.Evil", "AutoTokenizer": ["evil.Evil", None]}
+    for name in ("config.json", "tokenizer_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            known = json.loads((folder / name).read_text())
+            kinds = {"processor_class": "Evil", "tokenizer_class": "Evil"} if name != "config.json" else {}
+            (folder / name).write_text(json.dumps(known | kinds | {"auto_map": names}))
+    monkeypatch.setattr("builtins.input", lambda *_: "yes")
+    with contextlib.suppress(DataError):  # it loads without that code, or is refused
+        load(str(folder), Loading("cpu"))
+    assert not marker.exists()

@@ -265,6 +265,30 @@ def test_a_number_changed_by_hand_is_told(
     assert go(data, tmp_path).metrics["score"] == result.metrics["score"]
 
 
+def test_an_edited_configuration_is_told_by_verify_and_by_tables(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = go(data, tmp_path / "out").path / "config.json"
+    write_json(path, read_json(path) | {"tokens": 32})
+    assert cli.main(["report", "verify", str(path.parent)]) == 3
+    assert "config.json: changed since" in capsys.readouterr().out
+    assert cli.main(["report", "--out", str(tmp_path / "out")]) == 3
+    assert "config.json: changed since" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "errors.jsonl", "scores.jsonl", "metrics.json", "config.json"])
+def test_a_pipe_in_place_of_a_file_is_a_line(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = go(data, tmp_path / "out").path / name
+    path.unlink()
+    os.mkfifo(path)
+    codes = [cli.main(["report", "verify", str(path.parent)]), cli.main(["report", "--out", str(tmp_path / "out")])]
+    assert set(codes) <= {0, 3} and "Traceback" not in capsys.readouterr().err
+    with pytest.raises(DataError):
+        go(data, tmp_path / "out")
+
+
 def test_changed_scores_are_told_and_timing_is_nobodys_business(data: Path, tmp_path: Path) -> None:
     result = go(data, tmp_path)
     path = result.path / "metrics.json"

@@ -134,6 +134,12 @@ def test_seed_golden_cases(tmp_path: Path) -> None:
     compare("seed_bench", check)
 
 
+def test_mmbench_reads_an_option_beside_the_words_of_a_failed_call() -> None:
+    options = {"A": "a cat", "B": "a dog"}
+    assert mmbench.read(f"{mmbench.FAILED}. It was a dog", options) == "B"
+    assert mmbench.read(f"{mmbench.FAILED} B", options) is None, "letters are not looked for"
+
+
 def test_mmbench_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         if inputs["kind"] == "can_infer":
