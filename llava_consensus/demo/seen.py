@@ -30,22 +30,14 @@ NOT_DRAWN = (
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture patch by patch.
+    """A picture patch by patch."""
 
-    Args:
-        views: one for each grid of patches that lies over it.
-        titles: of the views; empty where there is one.
-        patches: kept, merged and dropped ones with their saliencies, numbered through all views.
-        before, after: visual tokens the language model would have received, and those it received.
-        structural: newline tokens among neither.
-    """
-
-    views: tuple[View, ...]
-    titles: tuple[str, ...]
-    patches: Patches
-    before: int
+    views: tuple[View, ...]  # one for each grid of patches that lies over it
+    titles: tuple[str, ...]  # of the views; empty where there is one
+    patches: Patches  # kept, merged and dropped ones with their saliencies, numbered through all views
+    before: int  # visual tokens the language model would have received, and below those it received
     after: int
-    structural: int = 0
+    structural: int = 0  # newline tokens among neither
 
     @property
     def fates(self) -> Fates:

@@ -37,29 +37,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, a question and what was kept.
+    """A picture, a question and what was kept."""
 
-    Args:
-        image: as the model's processor saw it.
-        side: patches in a row.
-        question: without instructions on the form of the answer.
-        truth: the right answer; empty where it is not known.
-        full: the answer with all tokens.
-        vision, cross, fused: saliencies of the patches; None where a method has none.
-        selections: by label, most tokens first.
-        disagreement: 1 less the overlap of the two sides' best K.
-    """
-
-    image: Image.Image
-    side: int
-    question: str
-    truth: str = ""
-    full: str = ""
-    vision: Sequence[float] | None = None
+    image: Image.Image  # as the model's processor saw it
+    side: int  # patches in a row
+    question: str  # without instructions on the form of the answer
+    truth: str = ""  # the right answer; empty where it is not known
+    full: str = ""  # the answer with all tokens
+    vision: Sequence[float] | None = None  # saliencies of the patches; None where a method has none
     cross: Sequence[float] | None = None
     fused: Sequence[float] | None = None
-    selections: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
-    disagreement: float | None = None
+    selections: Mapping[str, Sequence[Choice]] = field(default_factory=dict)  # by label, most tokens first
+    disagreement: float | None = None  # 1 less the overlap of the two sides' best K
 
 
 def whole(example: Example, tokens: int) -> Any:

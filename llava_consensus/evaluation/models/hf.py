@@ -6,9 +6,10 @@ tags of tiles, line breaks or times of frames between them. It makes that text o
 prompt about the picture then holds it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from PIL.Image import Image
@@ -30,6 +31,9 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.method import Shape
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +64,7 @@ class HfHost(Host):
         processor: of the same checkpoint.
     """
 
-    def __init__(self, view: HfModel, processor: Any) -> None:
+    def __init__(self, view: HfModel, processor: "ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor
         view.image_processor = processor.image_processor
@@ -136,7 +140,7 @@ class HfHost(Host):
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
 
-    def _placed(self, inputs: Any) -> dict[str, Tensor]:
+    def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Tensors where the model stands, in its dtype where they are no whole numbers."""
         device, dtype = self.model.device, self.model.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
