@@ -7,7 +7,6 @@ and a grid of tiles (LLaVA-NeXT), or one grid for each frame of a clip.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Image, Resampling
 
@@ -103,7 +102,7 @@ def _stretched(image: Image, grid: tuple[int, int]) -> Image:
     return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
 
 
-def _fit(host: Any) -> str:
+def _fit(host: Host) -> str:
     """How the model's processor brings a picture to the shape of its tower: `pad`, `crop` or `stretch`."""
     if getattr(getattr(host.model, "config", None), "image_aspect_ratio", None) == "pad":
         return "pad"
