@@ -254,6 +254,8 @@ def test_pages_refuse_grids_that_are_not_complete(tmp_path: Path, capsys: pytest
     out.mkdir()
     command = ["report", "--out", str(out), "--complete", "--write", str(page)]
     assert cli.main(command) == 3 and "there are no runs" in capsys.readouterr().err
+    assert cli.main([*command[:3], "--write", str(tmp_path / "none.md")]) == 3
+    assert "no such file. It needs the two lines" in capsys.readouterr().err
     store(out, [1, 0, 1], limit=None)
     assert cli.main([*command, "--markdown", str(tmp_path / "tables.md")]) == 0
     written = page.read_text()

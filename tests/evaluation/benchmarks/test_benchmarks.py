@@ -234,6 +234,15 @@ def test_pope_labels_of_another_version_are_refused(data: Path, change: Change, 
     assert "coco_pope_random.json" in str(caught.value)
 
 
+def test_pope_perfect_and_constant_answers(data: Path) -> None:
+    questions = make("pope").load(data)
+    labels = ["yes" if one.index % 2 == 0 else "no" for one in questions]
+    perfect = [{"question_id": one.question_id, "text": label} for one, label in zip(questions, labels, strict=True)]
+    assert make("pope").score(perfect, data)["f1"] == 100.0
+    never = make("pope").score([{**one, "text": "no"} for one in perfect], data)
+    assert never["f1"] == 0.0 and never["precision"] is None and never["yes_ratio"] == 0.0
+
+
 # TextVQA
 
 

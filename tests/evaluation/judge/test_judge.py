@@ -130,6 +130,12 @@ def test_partial_answers_are_judged_and_marked(tmp_path: Path, good: Server) -> 
     assert set(metrics["capability"]) == {"rec", "spat"}
 
 
+def test_official_files_are_judged_too(tmp_path: Path, good: Server) -> None:
+    wanted = judge_config(tmp_path, good.url)
+    (tmp_path / "model.json").write_text(json.dumps({f"v1_{number}": f"answer {number}" for number in range(5)}))
+    assert judge(replace(wanted, answers=tmp_path / "model.json"))["counts"]["graded"] == 5
+
+
 def test_no_answers_no_grades(tmp_path: Path, good: Server) -> None:
     wanted = judge_config(tmp_path, good.url)
     write_answers(wanted.answers, {})
@@ -481,6 +487,11 @@ def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
     assert "dollars" in output.out and good.total == 0
+    for limit in (["--max-judge-tokens", "1"], ["--max-requests", "0"], ["--max-cost", "0", "--judge-price", "1", "1"]):
+        assert cli.main([*asked, *limit]) == 5 and "the limit is reached" in capsys.readouterr().err
+    for wrong in (["--judge-timeout", "0"], ["--judge-tries", "0"], ["--concurrency", "0"], ["--runs", "0"]):
+        assert cli.main([*asked, *wrong]) == 2 and f"{wrong[0]} 0" in capsys.readouterr().err
+    assert good.total == 0
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")

@@ -134,6 +134,25 @@ def test_video_qa_golden_readings_are_what_was_saved() -> None:
     assert cases and all(parsed([case["inputs"]["reply"]]) == [case["parsed"]] for case in cases)
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("0.5", (0.5, "0.5")),
+        ("1 because", (1.0, "1")),
+        ("\n0.3", (0.3, "0.3")),
+        (" 0.3", None),
+        ("0.3|", None),
+        ("1.01", None),
+        ("-0.1", None),
+        ("", None),
+        (None, None),
+        ("inf", None),
+    ],
+)
+def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
+    assert mm_vet.read(reply) == expected
+
+
 def test_mm_vet_rounds_as_numpy_does() -> None:
     score = mm_vet.evaluate({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
     assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
