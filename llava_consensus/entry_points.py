@@ -2,7 +2,8 @@
 its methods and benchmarks known wherever both are installed (docs/adding.md).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -14,7 +15,7 @@ def load_place(place: str) -> Any:
     return EntryPoint("", place, "").load()
 
 
-class Registry(MutableMapping[str, Any]):
+class Registry(UserDict[str, Any]):
     """Classes of this package by name, each imported when it is used.
 
     Args:
@@ -23,26 +24,11 @@ class Registry(MutableMapping[str, Any]):
     """
 
     def __init__(self, package: str, places: Mapping[str, str]) -> None:
-        self.places: dict[str, Any] = {name: f"{package}.{place}" for name, place in places.items()}
+        super().__init__({name: f"{package}.{place}" for name, place in places.items()})
 
     def __getitem__(self, name: str) -> Any:
-        place = self.places[name]
-        return load_place(place) if isinstance(place, str) else place
-
-    def __setitem__(self, name: str, found: Any) -> None:
-        self.places[name] = found
-
-    def __delitem__(self, name: str) -> None:
-        del self.places[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
+        found = self.data[name]  # a place, or a class that somebody has put in
+        return load_place(found) if isinstance(found, str) else found
 
 
 def registered(group: str) -> dict[str, str]:

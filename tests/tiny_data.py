@@ -50,9 +50,7 @@ def make_pope(data: Path) -> Path:
             image = f"COCO_val2014_{number // 6:012}.jpg"
             text = f"Is there a {category} thing number {number} in the imange?"
             labels.append({"question_id": number + 1, "image": image, "text": text, "label": ("yes", "no")[number % 2]})
-            asked.append(
-                {"question_id": start + number, "image": image, "text": text + SUFFIX, "category": category}
-            )  # fmt: skip
+            asked.append({"question_id": start + number, "image": image, "text": text + SUFFIX, "category": category})
         write_lines(data / f"eval/pope/coco/coco_pope_{category}.json", labels)
     write_lines(data / "eval/pope/llava_pope_test.jsonl", asked)
     return data
@@ -69,9 +67,7 @@ def make_textvqa(data: Path) -> Path:
         ):
             prompt = f"{text}\nReference OCR token: A, B{SUFFIX}"
             asked.append({"question_id": picture, "image": f"{picture}.jpg", "text": prompt, "category": "default"})
-            gold.append(
-                {"question_id": len(gold), "image_id": picture, "question": text.lower(), "answers": answers}
-            )  # fmt: skip
+            gold.append({"question_id": len(gold), "image_id": picture, "question": text.lower(), "answers": answers})
     write_lines(data / "eval/textvqa/llava_textvqa_val_v051_ocr.jsonl", asked)
     (data / "eval/textvqa/TextVQA_0.5.1_val.json").write_text(json.dumps({"data": gold}))
     return data
@@ -105,9 +101,7 @@ def make_vqav2(data: Path, annotated: bool = True) -> Path:
     ):
         asked.append({"question_id": 10 + number, "image": "COCO_test2015_1.jpg", "text": text + SUFFIX})
         people = [{"answer": answer if n < 8 else "a Cat.", "answer_id": n + 1} for n in range(10)]
-        gold.append(
-            {"question_id": 10 + number, "question_type": "what", "answer_type": kind, "answers": people}
-        )  # fmt: skip
+        gold.append({"question_id": 10 + number, "question_type": "what", "answer_type": kind, "answers": people})
     folder = data / "eval/vqav2"
     asked = [{**one, "category": "default"} for one in asked]
     write_lines(folder / "llava_vqav2_mscoco_test-dev2015.jsonl", asked)
@@ -127,7 +121,7 @@ def make_seed(data: Path) -> Path:
         text = f"Which thing is {key}?{options}\nAnswer with the option's letter from the given choices directly."
         asked.append(
             {"question_id": key, "image": f"SEED-Bench-image/{key}", "text": text, "category": "Scene Understanding"}
-        )  # fmt: skip
+        )
         gold.append(
             {"question_id": str(key), "question_type_id": 10 if kind == "video" else 1, "data_type": kind}
             | {"answer": answer, "question": f"Which thing is {key}?", "data_id": str(number)}
@@ -186,6 +180,18 @@ def make_sqa(data: Path) -> Path:
     (folder / "problems.json").write_text(json.dumps(problems | {"1": {"choices": ["a"], "answer": 0}}))
     (folder / "pid_splits.json").write_text(json.dumps({"test": list(problems), "train": ["1"]}))
     return data
+
+
+MADE = {
+    "gqa": make_gqa,
+    "mmbench": make_mmbench,
+    "mme": make_mme,
+    "pope": make_pope,
+    "seed": make_seed,
+    "sqa": make_sqa,
+    "textvqa": make_textvqa,
+    "vqav2": make_vqav2,
+}
 
 
 def write_mp4(path: Path, count: int, size: tuple[int, int] = (64, 48), codec: str = "mpeg4") -> Path:

@@ -53,7 +53,7 @@ MOVED = {  # commands of versions before this one
         for name in ("table", "ablation", "study", "positions", "figures", "claims", "examples", "gallery", "ledger")
     },
 }
-SHOWN = ("ask", "eval", "list")  # commands whose first example the general help shows
+INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="llava-consensus",
         description="Fewer visual tokens for vision-language models, measured.",
-        epilog=_examples([COMMANDS[name].examples[0] for name in SHOWN if name in COMMANDS]),
+        epilog=_examples([COMMANDS[name].examples[0] for name in INTRODUCED if name in COMMANDS]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action=_Version)

@@ -79,8 +79,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     yield times
     yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
-        drawn = _drawn(host, shown, encoded, answer, given, times)
-        write_out(given.overlay, _encoded(drawn, given.overlay.suffix))
+        write_out(given.overlay, _drawn(host, shown, encoded, answer, given, times))
         yield f"kept, merged and dropped: {given.overlay}"
 
 
@@ -103,23 +102,18 @@ def _drawn(
     answer: "Answer",
     given: argparse.Namespace,
     times: str,
-) -> "Image":
-    """The sheet about an answer."""
+) -> bytes:
+    """The sheet about an answer, as the content of the file that it is written to."""
+    from PIL.Image import registered_extensions
+
     from llava_consensus.demo.seen import card, counted, seen_by
 
     seen = seen_by(host, shown, encoded, answer)
     truth = f"    truth: {given.truth}" if given.truth else ""
     tokens = "" if given.method == "full" else f" at {given.tokens} tokens"
     lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
-    return card(seen, given.question, lines)
-
-
-def _encoded(image: "Image", suffix: str) -> bytes:
-    """A picture as the content of a file of that kind."""
-    from PIL.Image import registered_extensions
-
     content = io.BytesIO()
-    image.save(content, registered_extensions()[suffix.lower()])
+    card(seen, given.question, lines).save(content, registered_extensions()[given.overlay.suffix.lower()])
     return content.getvalue()
 
 
@@ -145,13 +139,13 @@ def _check(given: argparse.Namespace) -> None:
     "a page in the browser: two methods or two questions side by side",
     *arguments.LOADED,
     arguments.DATA_DIR,
-    arg("--port", type=int, help="(the first free one from 7860 on)"),
+    arg("--port", type=int, help="port of the page (the first free one from 7860 on)"),
     arg(
         "--address",
         default=LOCAL,
         help="who may open the page: 127.0.0.1 is this machine alone, 0.0.0.0 everybody who reaches it (%(default)s)",
     ),
-    arg("--max-upload", default=20.0, type=float, metavar="MB", help="of a picture (%(default)s)"),
+    arg("--max-upload", default=20.0, type=float, metavar="MB", help="largest picture that is taken (%(default)s)"),
     examples=("demo", "demo --model llava-hf/llava-1.5-7b-hf --port 8000"),
 )
 def demo(given: argparse.Namespace) -> Iterator[str]:

@@ -23,7 +23,8 @@ from llava_consensus.evaluation.runs import DATA, OUT
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.evaluation.models import Loading
+    from llava_consensus.evaluation.models import Host, Loading
+    from llava_consensus.reduction.method import Method
 
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
 TOKENS = "432 288 144 57 28"
@@ -54,7 +55,7 @@ PROCESSORS = Path("/proc/cpuinfo")
         help="written after every round; the same command goes on where it stopped (%(default)s)",
     ),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
-    arg("--format", default="markdown", choices=terminal.FORMATS, help="of what is printed (%(default)s)"),
+    arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
     arg(
         "--growth",
         action="store_true",
@@ -118,7 +119,7 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
     return [Image.frombytes("RGB", (SIDE, SIDE), noise.randbytes(3 * SIDE * SIDE)) for _ in range(given.pictures)]
 
 
-def _host(given: argparse.Namespace, loading: "Loading") -> Any:
+def _host(given: argparse.Namespace, loading: "Loading") -> "Host":
     """The checkpoint, or random weights where they fit."""
     if given.shape is None:
         return arguments.load(given)
@@ -130,7 +131,7 @@ def _host(given: argparse.Namespace, loading: "Loading") -> Any:
     return planned.host()
 
 
-def _description(given: argparse.Namespace, loading: "Loading", host: Any) -> dict[str, Any]:
+def _description(given: argparse.Namespace, loading: "Loading", host: "Host") -> dict[str, Any]:
     """Model, machine and versions."""
     import torch
 
@@ -161,7 +162,7 @@ def _processor() -> str:
     return found[1] if found else platform.processor()
 
 
-def _growth(given: argparse.Namespace, made: "dict[str, Any]", device: str) -> Iterator[str]:
+def _growth(given: argparse.Namespace, made: "dict[str, Method]", device: str) -> Iterator[str]:
     """A line for each point of the curves; the file is written after each."""
     import torch
 

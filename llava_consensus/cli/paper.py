@@ -6,11 +6,11 @@ runs a grid goes on where it was stopped.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.models import Host
+    from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.examples import Choice
@@ -47,7 +48,7 @@ CAUTION = (
     "The embedded llava-mini looked: its tower was trained on drawn scenes of emoji and signs alone and has never "
     "seen a photograph, so this shows where methods look through its eyes, not what a real model would keep."
 )
-FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="of what is printed (%(default)s)")
+FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)")
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 
 
@@ -242,8 +243,8 @@ def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
     "paper study",
     "selection inside the language model by vision, by the question, by both; the model's decoder must allow cuts",
     arg("--bench", default=STUDY["bench"], metavar="NAMES", help="benchmarks (%(default)s)"),
-    arg("--retention", default=STUDY["retention"], metavar="SHARES", help="of the tokens (%(default)s)"),
-    arg("--rates", default=STUDY["rates"], metavar="RATES", help="of recovery (%(default)s)"),
+    arg("--retention", default=STUDY["retention"], metavar="SHARES", help="shares of tokens kept (%(default)s)"),
+    arg("--rates", default=STUDY["rates"], metavar="SHARES", help="what recovery adds of the other side (%(default)s)"),
     arg("--layer", type=int, help="decoder layers that see everything (2, less in shallow models)"),
     arg(
         "--scap-bench",
@@ -258,8 +259,6 @@ def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
 def study(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables; `paper/study/results.py` says what is in the files it leaves."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
     from llava_consensus.paper.study import tables as report
@@ -272,24 +271,39 @@ def study(given: argparse.Namespace) -> Iterator[str]:
         config = arguments.config(given, benchmarks.make(given.scap_bench), make("full"))
         probed = [results.probing(config, retentions[0])]
     reduced = [cell for cell in cells if cell.plan.method.reduces]
-    loader, done = loaded_once(given), []
-    groups = ([cell for cell in cells if cell not in reduced], given.out), (reduced + probed, given.out / results.RUNS)
-    for group, out in groups:
-        for line, cell in carry_out(group, given, out, loader):
-            yield line
-            done.append(cell)
-    found = folders(done)
+    whole = [cell for cell in cells if cell not in reduced]
+    groups = (whole, given.out), (reduced + probed, given.out / results.RUNS)
+    found = yield from _all_run(groups, given, loaded_once(given))
     content = results.study(found[: len(cells)])
-    write_json(given.out / results.STUDY, content)
-    tables = report.study_tables(content)
-    write(given.out, "study", tables, report.study_csv(content))
+    yield from _left(given.out / results.STUDY, content, report.study_tables(content), report.study_csv(content))
     if probed:
         scap = results.scap(found[-1])
-        write_json(given.out / results.SCAP, scap)
-        write(given.out, "scap", report.scap_tables(scap), scap["layers"])
-        tables = [*tables, *report.scap_tables(scap)]
+        yield from _left(given.out / results.SCAP, scap, report.scap_tables(scap), scap["layers"])
+
+
+def _all_run(
+    groups: "Iterable[tuple[Sequence[Cell], Path]]", given: argparse.Namespace, load: "HostLoader | None"
+) -> Generator[str, None, list[Path]]:
+    """Runs groups of cells, each into a folder of its own; a line for each, and their folders at the end."""
+    done = []
+    for group, out in groups:
+        for line, cell in carry_out(group, given, out, load):
+            yield line
+            done.append(cell)
+    return folders(done)
+
+
+def _left(
+    file: Path, content: Mapping[str, Any], tables: "Sequence[Table]", rows: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Writes what was found, and its tables beside it under the same name; prints the tables."""
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.report.table import write
+
+    write_json(file, content)
+    write(file.parent, file.stem, tables, rows)
     yield from terminal.written("markdown", tables, [])
-    yield f"written: {given.out / results.STUDY}" + (f", {given.out / results.SCAP}" if probed else "")
+    yield f"written: {file}"
 
 
 def _shares(text: str) -> "list[Share]":
@@ -321,8 +335,6 @@ def _rates(text: str) -> list[float]:
 def positions(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables. The grid of policies and methods is `paper table positions`."""
     from llava_consensus.evaluation import benchmarks
-    from llava_consensus.evaluation.files import write_json
-    from llava_consensus.evaluation.report.table import write
     from llava_consensus.methods import make
     from llava_consensus.paper.study import results
     from llava_consensus.paper.study import tables as report
@@ -336,19 +348,12 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     assert loader is not None
     host = loader(full.plan.model, full.plan.loading, full.plan.host_options)
     cells = results.closing_grid(config, tokens, host.shape().layers)
-    done = []
-    for group, out in ((cells[:1], given.out), (cells[1:], given.out / results.RUNS)):
-        for line, cell in carry_out(group, given, out, loader):
-            yield line
-            done.append(cell)
-    found = folders(done)
+    found = yield from _all_run(((cells[:1], given.out), (cells[1:], given.out / results.RUNS)), given, loader)
     count = min(given.look, len(full.plan.questions))
     content = results.positions(found, given.tokens, results.attention(host, full.plan, given.tokens, count), count)
-    write_json(given.out / results.POSITIONS, content)
-    tables = report.positions_tables(content)
-    write(given.out, "positions", tables, report.positions_csv(content))
-    yield from terminal.written("markdown", tables, [])
-    yield f"written: {given.out / results.POSITIONS}"
+    yield from _left(
+        given.out / results.POSITIONS, content, report.positions_tables(content), report.positions_csv(content)
+    )
 
 
 @command(
@@ -450,7 +455,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
     ),
     arg("--count", default=4, type=int, help="pictures (%(default)s)"),
     arg("--tokens", default=128, type=int, help="budget of the comparison (%(default)s)"),
-    arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="of the last part of a drawing (%(default)s)"),
+    arg("--budgets", default=BUDGETS, metavar="NUMBERS", help="budgets in the last part of a drawing (%(default)s)"),
     arg("--limit", default=200, type=int, help="search the first questions only (%(default)s)"),
     arg("--to", type=Path, metavar="FOLDER", help="where they are written (DIR/examples)"),
     *arguments.LOADED,
@@ -503,11 +508,11 @@ def examples(given: argparse.Namespace) -> Iterator[str]:
 @command(
     "paper gallery",
     "what methods keep of a folder of photographs",
-    arg("folder", type=Path, metavar="FOLDER", help="of photographs"),
+    arg("folder", type=Path, metavar="FOLDER", help="photographs"),
     arg("--question", default="What is in the picture?", help="asked about each (%(default)s)"),
     arg("--methods", default=GALLERY, metavar="NAMES", help="each NAME or NAME:key=value,... (%(default)s)"),
     arg("--tokens", default=64, type=int, help="budget of every method (%(default)s)"),
-    arg("--to", type=Path, default=Path("results/gallery"), metavar="FOLDER", help="(%(default)s)"),
+    arg("--to", type=Path, default=Path("results/gallery"), metavar="DIR", help="folder of the sheets (%(default)s)"),
     *arguments.LOADED,
     examples=("paper gallery photographs --tokens 64",),
 )
@@ -518,6 +523,8 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
         DataError: no folder, no picture in it, or at the end pictures that cannot be read.
         OptionError: sheets would lie among the photographs.
     """
+    from llava_consensus.evaluation.report.rows import Catalogue, Row
+    from llava_consensus.evaluation.runs.configuration import describe_reduction
     from llava_consensus.paper import examples as drawings
     from llava_consensus.paper.figures import style
     from llava_consensus.reduction.budget import Budget
@@ -529,13 +536,15 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"{given.folder}: no .png, .jpg or .webp in it")
     if given.to.resolve() == given.folder.resolve():
         raise OptionError(f"--to {given.to}: is the folder of the photographs. Give another")
-    budget = Budget(given.tokens)
-    methods = {word: arguments.one_word_method(word) for word in given.methods.split()}
+    budget, methods = Budget(given.tokens), {}
+    for method in map(arguments.one_word_method, given.methods.split()):
+        config = describe_reduction(method, budget)
+        titles = Catalogue({config["method"]: method.title or config["method"]})
+        methods[Row(config, None, 0, Path(), titles).label.split(" (alpha")[0]] = method
     with style.sheet():
         folder = _made(given.to)
     host = arguments.load(given)
     caution = CAUTION if Path(given.model).resolve() == Path(MODEL).resolve() else f"Looked at by {given.model}."
-    words = f"Asked: {given.question} {caution}"
     unread = []
     for path in paths:
         try:
@@ -545,8 +554,8 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
             continue
         name = f"{path.stem}-{path.suffix[1:]}"  # a.jpg and a.png have a sheet each
         with style.sheet():
-            figure = drawings.methods(image, round(host.visual_tokens**0.5), chosen, words)
-            style.save_all(figure, folder, name)
+            side, words = round(host.visual_tokens**0.5), f"Asked: {given.question} {caution}"
+            style.save_all(drawings.methods(image, side, chosen, words), folder, name)
         yield f"{path.name}: {folder / name}.png"
     if unread:
         raise DataError(f"{len(unread)} of {len(paths)} pictures have no sheet: {'; '.join(unread)}")
@@ -555,7 +564,7 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
 def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
 ) -> "tuple[Image, dict[str, Choice]]":
-    """One photograph, and what each method keeps of it."""
+    """One photograph, and what each method, by its title, keeps of it."""
     from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.runs.pictures import open_image
     from llava_consensus.paper.example_search import selection
@@ -565,20 +574,8 @@ def _look(
         raise OptionError("gallery: a picture in tiles is drawn by `llava-consensus ask --overlay`")
     prompt = replace(Prompt(question), max_new_tokens=1)
     chosen = {}
-    for word, method in methods.items():
+    for title, method in methods.items():
         with host.attach(method, budget):
             (answer,) = host.answer([host.encode([image])], [prompt])
-        chosen[_title(word, method)] = replace(selection(host, answer, budget.tokens), answer="")
+        chosen[title] = replace(selection(host, answer, budget.tokens), answer="")
     return image, chosen
-
-
-def _title(word: str, method: "Method") -> str:
-    """What a method of one word is called in pictures."""
-    from llava_consensus.evaluation.report.rows import LINEUP
-
-    name, _, rest = word.partition(":")
-    options = arguments.options(filter(None, rest.split(",")))
-    known = {(one.method, tuple(one.options.items())): one.label for one in LINEUP}
-    label = known.get((name, tuple(options.items())))
-    title = getattr(type(method), "title", None) or name
-    return (label or ", ".join([title, *filter(None, [rest])])).split(" (alpha")[0]

@@ -25,7 +25,7 @@ FORMATS = ("table", "markdown", "csv", "latex", "brief")
     "report",
     "tables of all results: Markdown, CSV, LaTeX",
     arguments.OUT_DIR,
-    arg("--format", choices=FORMATS, help="of what is printed (table in a terminal, else markdown)"),
+    arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="into this page, between its markers"),
     arg("--summary", type=Path, metavar="FILE", help="into this page, between its markers, the scores alone"),
     arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),

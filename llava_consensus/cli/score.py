@@ -119,21 +119,21 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     arguments.DATA_DIR,
     arg("name", metavar="BENCHMARK", help="one that has a judge; a wrong name lists them"),
     ANSWERS,
-    arg("--judge-model", required=True, metavar="M", help="as its server calls it"),
+    arg("--judge-model", required=True, metavar="M", help="the judge, as its server calls it"),
     arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),
-    arg("--judge-prompt-from", type=Path, metavar="F", help="official script to read the prompt from"),
-    arg("--judge-option", action="append", default=[], metavar="KEY=VALUE", help="of the request"),
+    arg("--judge-prompt-from", type=Path, metavar="F", help="official script that the prompt is read from"),
+    arg("--judge-option", action="append", default=[], metavar="KEY=VALUE", help="field of every request"),
     arg("--judge-price", nargs=2, type=float, metavar=("IN", "OUT"), help="dollars per million tokens, for estimates"),
-    arg("--max-cost", type=float, metavar="DOLLARS", help="that this call may spend, at --judge-price"),
-    arg("--max-judge-tokens", type=int, metavar="N", help="that this call may spend"),
-    arg("--max-requests", type=int, metavar="N", help="that this call may send"),
+    arg("--max-cost", type=float, metavar="DOLLARS", help="spend at most this, at --judge-price"),
+    arg("--max-judge-tokens", type=int, metavar="N", help="spend at most so many tokens"),
+    arg("--max-requests", type=int, metavar="N", help="send at most so many requests"),
     arg("--judge-dry-run", action="store_true", help="say what it would cost, send nothing"),
     arg("--judge-timeout", type=float, default=60.0, help="seconds for one try (%(default)s)"),
-    arg("--judge-tries", type=int, default=8, help="of one request (%(default)s)"),
+    arg("--judge-tries", type=int, default=8, help="tries of one request (%(default)s)"),
     arg("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)"),
     arg("--runs", type=int, default=1, help="how often every answer is judged (%(default)s)"),
-    arg("--full-answers", type=Path, metavar="FILE", help="of the model with all tokens, for the agreement with it"),
-    arg("--out", type=Path, default=Path("results/judge"), metavar="DIR", help="(%(default)s)"),
+    arg("--full-answers", type=Path, metavar="FILE", help="answers with all tokens, to tell how often both agree"),
+    arg("--out", type=Path, default=Path("results/judge"), metavar="DIR", help="folder of judged runs (%(default)s)"),
     arguments.NO_PROGRESS,
     examples=("judge mmvet --answers answers.jsonl --judge-model gpt-4-0613",),
 )
@@ -142,25 +142,11 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation.judge.client import JudgeConfig, JudgeError
     from llava_consensus.evaluation.judge.run import lines, run
 
-    config = JudgeConfig(
-        benchmark=given.name,
-        answers=given.answers,
-        data=given.data,
-        model=given.judge_model,
-        url=given.judge_url,
-        prompt_from=given.judge_prompt_from,
-        runs=given.runs,
-        options=arguments.options(given.judge_option),
-        full_answers=given.full_answers,
-        out=given.out,
-        concurrency=given.concurrency,
-        timeout=given.judge_timeout,
-        tries=given.judge_tries,
-        price=tuple(given.judge_price) if given.judge_price else None,
-        max_requests=given.max_requests,
-        max_tokens=given.max_judge_tokens,
-        max_dollars=given.max_cost,
-    )
+    own = {name.removeprefix("judge_"): value for name, value in vars(given).items()}
+    own |= {"benchmark": given.name, "options": arguments.options(given.judge_option)}
+    own |= {"max_dollars": given.max_cost, "max_tokens": given.max_judge_tokens}
+    own["price"] = tuple(given.judge_price) if given.judge_price else None
+    config = JudgeConfig(**{name: own[name] for name in JudgeConfig.__dataclass_fields__})
     judged = run(config, given.judge_dry_run, not given.no_progress)
     if judged.metrics is None:
         yield f"{given.name}: nothing was sent. To be sent, by estimate: {judged.expected}"

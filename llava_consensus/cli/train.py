@@ -9,14 +9,10 @@ What comes after `--` goes to LLaVA's own parser (docs/training.md).
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.evaluation.runs import MODEL
-
-if TYPE_CHECKING:
-    from llava_consensus.training.plan import TrainingPlan
 
 
 @command(
@@ -25,13 +21,7 @@ if TYPE_CHECKING:
     arg("--model", default=MODEL, help="checkpoint that is adapted (%(default)s)"),
     arg("--data-path", type=Path, required=True, metavar="FILE", help="conversations, LLaVA's format"),
     arg("--images", type=Path, required=True, metavar="DIR", help="folder of their pictures"),
-    arg(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the adapted checkpoint; the same command goes on from what is there",
-    ),
+    arg("--out", type=Path, required=True, metavar="DIR", help="the adapted checkpoint; given again, it goes on there"),
     arg("--method", default="consensusdrop", help="attached in every step; full for none (%(default)s)"),
     arg("--tokens", default="64", help="budgets, one of which is drawn for each step (%(default)s)"),
     arguments.OPTION,
@@ -39,8 +29,8 @@ if TYPE_CHECKING:
     arg("--steps", type=int, default=100, help="optimiser steps (%(default)s)"),
     arg("--batch", type=int, default=8, help="conversations of a process in one pass (%(default)s)"),
     arg("--accumulate", type=int, default=1, help="passes of a step (%(default)s)"),
-    arg("--learning-rate", type=float, help="(LLaVA's own for what is tuned)"),
-    arg("--seed", type=int, default=0, help="of data, budgets and dropout (%(default)s)"),
+    arg("--learning-rate", type=float, help="peak of the schedule (LLaVA's own for what is tuned)"),
+    arg("--seed", type=int, default=0, help="seed of data, budgets and dropout (%(default)s)"),
     arg("--save-every", type=int, default=50, help="steps between states to go on from (%(default)s)"),
     arg("--dtype", default="float32", help="float32, bfloat16, float16 (%(default)s)"),
     arg("--checkpointing", action="store_true", help="compute layers again in the backward pass"),
@@ -53,49 +43,26 @@ if TYPE_CHECKING:
 )
 def train(given: argparse.Namespace) -> Iterator[str]:
     """Says what was trained and where it is."""
-    plan = _plan(given)
-    from llava_consensus.training.run import train as run
-
-    result = run(plan, given.method)
-    losses = result["losses"]
-    tail = losses[-10:]
-    yield f"{plan.out}: {result['steps_done']} steps, loss {sum(tail) / max(1, len(tail)):.4f} at the end"
-    tokens = f" --tokens {given.tokens.split()[0]}" if plan.budgets else ""
-    yield f"measure it: llava-consensus eval gqa --model {plan.out} --method {given.method}{tokens}"
-
-
-def _plan(given: argparse.Namespace) -> "TrainingPlan":
-    """What is trained."""
+    from llava_consensus.evaluation.models import Loading
     from llava_consensus.methods import make
     from llava_consensus.training.plan import TrainingPlan
 
     method = make(given.method, **arguments.options(given.option))
-    return TrainingPlan(
-        given.model,
-        given.data_path,
-        given.images,
-        given.out,
-        method if method.reduces else None,
-        tuple(arguments.budgets(given.tokens)) if method.reduces else (),
-        given.tune,
-        given.steps,
-        given.batch,
-        given.accumulate,
-        given.learning_rate,
-        given.seed,
-        given.save_every,
-        given.dtype,
-        given.checkpointing,
-        given.attn,
-        _device(given.device),
-        given.deepspeed,
-        given.conversation,
-        tuple(given.more),
-    )
+    own = {name: value for name, value in vars(given).items() if name in TrainingPlan.__dataclass_fields__}
+    own |= {
+        "conversations": given.data_path,
+        "method": method if method.reduces else None,
+        "budgets": tuple(arguments.budgets(given.tokens)) if method.reduces else (),
+        "device": Loading(given.device).resolved().device,
+        "precision": given.dtype,
+        "attention": given.attn,
+        "arguments": tuple(given.more),
+    }
+    plan = TrainingPlan(**own)
+    from llava_consensus.training.run import train as run
 
-
-def _device(name: str) -> str:
-    """`auto` as what this machine has."""
-    from llava_consensus.evaluation.models import Loading
-
-    return Loading(name).resolved().device
+    result = run(plan, given.method)
+    tail = result["losses"][-10:]
+    yield f"{plan.out}: {result['steps_done']} steps, loss {sum(tail) / max(1, len(tail)):.4f} at the end"
+    tokens = f" --tokens {given.tokens.split()[0]}" if plan.budgets else ""
+    yield f"measure it: llava-consensus eval gqa --model {plan.out} --method {given.method}{tokens}"

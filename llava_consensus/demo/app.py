@@ -12,7 +12,8 @@ from html import escape
 from importlib import resources
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from PIL.Image import Image
@@ -22,6 +23,10 @@ from llava_consensus.demo.desk import Desk, Form, Sample, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.runs.pictures import open_image
+
+if TYPE_CHECKING:
+    from gradio import Blocks, Dropdown
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 REFUSED = b"This page answers to the address that it was started with, and to no other page.\n"
 MEGABYTES = 20  # of an upload at most
@@ -42,7 +47,7 @@ its anchor, a ring one outside the picture</span>
 </p>"""
 
 
-def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = MEGABYTES) -> Any:
+def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = MEGABYTES) -> "Blocks":
     """The page about one model, ready to be launched.
 
     Args:
@@ -61,7 +66,7 @@ def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = 
     return blocks
 
 
-def launch(blocks: Any, address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
+def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
     """Serves a page in threads of its own; returns its address.
 
     Raises:
@@ -103,12 +108,12 @@ class Guard:
         name: by which this machine is served, if it is no number.
     """
 
-    def __init__(self, app: Any, name: str = "") -> None:
+    def __init__(self, app: "ASGIApp", name: str = "") -> None:
         own = socket.gethostname().lower()
         self.app, self.names = app, {"localhost", own, f"{own}.local", name.lower()}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def tell(message: Any) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        async def tell(message: "Message") -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
             await send(message)
@@ -138,7 +143,7 @@ class Guard:
 class _Page:
     """The widgets, and what happens when they are used."""
 
-    def __init__(self, gradio: Any, host: Host, samples: Sequence[Sample], megabytes: float) -> None:
+    def __init__(self, gradio: ModuleType, host: Host, samples: Sequence[Sample], megabytes: float) -> None:
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(host)
         self.picture, self.told = gradio.State(None), gradio.State(())
         with gradio.Row():
@@ -210,7 +215,7 @@ class _Page:
             self.short,
         ]
 
-    def wire(self, blocks: Any) -> None:
+    def wire(self, blocks: "Blocks") -> None:
         """What happens when a widget is used."""
         shown = [self.told, self.results, self.message]
         chosen = [self.picture, self.thumbnail, self.first, self.second]
@@ -266,11 +271,11 @@ class _Page:
         return picture, markup.thumbnail(open_image(picture, upright=True)), same, same, ""
 
 
-def _asked(gradio: Any, label: str, name: str) -> Any:
+def _asked(gradio: ModuleType, label: str, name: str) -> "Dropdown":
     return gradio.Dropdown([], value="", label=label, allow_custom_value=True, elem_id=name, min_width=240)
 
 
-def _choice(gradio: Any, methods: list[tuple[str, str]], value: str, label: str, name: str) -> Any:
+def _choice(gradio: ModuleType, methods: list[tuple[str, str]], value: str, label: str, name: str) -> "Dropdown":
     return gradio.Dropdown(methods, value=value, label=label, elem_id=name, min_width=240)
 
 
@@ -284,7 +289,7 @@ def _text(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _gradio() -> Any:
+def _gradio() -> ModuleType:
     """Gradio, silent; MissingDependency with the line to type where it is not there."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try:

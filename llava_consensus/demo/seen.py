@@ -7,7 +7,6 @@ and a grid of tiles (LLaVA-NeXT), or one grid for each frame of a clip.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from PIL.Image import Image, Resampling
 
@@ -30,22 +29,14 @@ NOT_DRAWN = (
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture patch by patch.
+    """A picture patch by patch."""
 
-    Args:
-        views: one for each grid of patches that lies over it.
-        titles: of the views; empty where there is one.
-        patches: kept, merged and dropped ones with their saliencies, numbered through all views.
-        before, after: visual tokens the language model would have received, and those it received.
-        structural: newline tokens among neither.
-    """
-
-    views: tuple[View, ...]
-    titles: tuple[str, ...]
-    patches: Patches
-    before: int
+    views: tuple[View, ...]  # one for each grid of patches that lies over it
+    titles: tuple[str, ...]  # of the views; empty where there is one
+    patches: Patches  # kept, merged and dropped ones with their saliencies, numbered through all views
+    before: int  # visual tokens the language model would have received, and below those it received
     after: int
-    structural: int = 0
+    structural: int = 0  # newline tokens among neither
 
     @property
     def fates(self) -> Fates:
@@ -111,7 +102,7 @@ def _stretched(image: Image, grid: tuple[int, int]) -> Image:
     return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
 
 
-def _fit(host: Any) -> str:
+def _fit(host: Host) -> str:
     """How the model's processor brings a picture to the shape of its tower: `pad`, `crop` or `stretch`."""
     if getattr(getattr(host.model, "config", None), "image_aspect_ratio", None) == "pad":
         return "pad"

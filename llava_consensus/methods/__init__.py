@@ -97,7 +97,7 @@ class Methods(Registry):
 
     def _class(self, name: str) -> ast.ClassDef:
         """The class of a method as its file has it."""
-        module, class_name = self.places[name].split(":")
+        module, class_name = self.data[name].split(":")
         spec = find_spec(module)
         assert spec is not None and spec.origin is not None
         nodes = ast.parse(Path(spec.origin).read_text("utf-8")).body

@@ -31,19 +31,13 @@ Setting = tuple[Any, ...]  # values of an ablation's options, in their order
 
 @dataclass(frozen=True)
 class Ablation:
-    """One of the paper's ablations.
+    """One of the paper's ablations."""
 
-    Args:
-        title: for figures.
-        options: of the method, in which its runs differ; a setting holds their values in this order.
-        printed: the paper's scores in percent, by setting and our name of the benchmark.
-        fuser: of all its runs.
-    """
-
-    title: str
-    options: tuple[str, ...]
+    title: str  # for figures
+    options: tuple[str, ...]  # of the method, in which its runs differ; a setting holds their values in this order
+    # the paper's scores in percent, by setting and our name of the benchmark
     printed: Mapping[Setting, Mapping[str, float]]
-    fuser: str
+    fuser: str  # of all its runs
 
     def setting(self, row: Row) -> Setting | None:
         """The values of a run's options; None for a run of another experiment."""

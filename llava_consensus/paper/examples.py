@@ -8,13 +8,17 @@ questions), `methods` what every method keeps (the gallery). Needs the extra `pl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.paper.figures import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 VISION, CROSS, BOTH = "vision-only", "cross-only", "ConsensusDrop"
 COLOURS = {VISION: "#009E73", CROSS: "#0072B2", BOTH: "#CC79A7"}  # green, blue, magenta, as in the paper
@@ -37,32 +41,21 @@ class Choice:
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, a question and what was kept.
+    """A picture, a question and what was kept."""
 
-    Args:
-        image: as the model's processor saw it.
-        side: patches in a row.
-        question: without instructions on the form of the answer.
-        truth: the right answer; empty where it is not known.
-        full: the answer with all tokens.
-        vision, cross, fused: saliencies of the patches; None where a method has none.
-        selections: by label, most tokens first.
-        disagreement: 1 less the overlap of the two sides' best K.
-    """
-
-    image: Image.Image
-    side: int
-    question: str
-    truth: str = ""
-    full: str = ""
-    vision: Sequence[float] | None = None
+    image: Image.Image  # as the model's processor saw it
+    side: int  # patches in a row
+    question: str  # without instructions on the form of the answer
+    truth: str = ""  # the right answer; empty where it is not known
+    full: str = ""  # the answer with all tokens
+    vision: Sequence[float] | None = None  # saliencies of the patches; None where a method has none
     cross: Sequence[float] | None = None
     fused: Sequence[float] | None = None
-    selections: Mapping[str, Sequence[Choice]] = field(default_factory=dict)
-    disagreement: float | None = None
+    selections: Mapping[str, Sequence[Choice]] = field(default_factory=dict)  # by label, most tokens first
+    disagreement: float | None = None  # 1 less the overlap of the two sides' best K
 
 
-def whole(example: Example, tokens: int) -> Any:
+def whole(example: Example, tokens: int) -> "Figure":
     """One example in four parts."""
     budgets = [one.tokens for one in example.selections[BOTH]]
     figure, panels = _grid(2 + len(COLOURS), max(4, len(budgets)), example)
@@ -78,7 +71,7 @@ def whole(example: Example, tokens: int) -> Any:
     return _literal(figure)
 
 
-def rows(examples: Sequence[Example], tokens: int) -> Any:
+def rows(examples: Sequence[Example], tokens: int) -> "Figure":
     """Several examples, a row each: original, vision-only, cross-only, consensus."""
     figure, panels = _grid(len(examples), 4, examples[0], words=0.85)
     for row, example in zip(panels, examples, strict=True):
@@ -88,7 +81,7 @@ def rows(examples: Sequence[Example], tokens: int) -> Any:
     return _literal(figure)
 
 
-def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: str) -> Any:
+def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: str) -> "Figure":
     """A picture and what every method keeps of it, under words that say which model looked."""
     figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
     seen = _view(image, side)
@@ -104,7 +97,7 @@ def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: 
     return _literal(figure)
 
 
-def _literal(figure: Any) -> Any:
+def _literal(figure: "Figure") -> Any:
     """The figure with every text as it is: in a question or an answer a $ is no beginning of a formula."""
     from matplotlib.text import Text
 
@@ -160,7 +153,7 @@ def _view(image: Image.Image, side: int) -> overlay.View:
     return overlay.view(image, (side, side), side=PIXELS)
 
 
-def _selection(panel: Any, seen: overlay.View, chosen: Choice, colour: str) -> None:
+def _selection(panel: "Axes", seen: overlay.View, chosen: Choice, colour: str) -> None:
     """What was kept and merged, outlined in a method's colour; merged tokens are not told apart."""
     owner = np.full(seen.rows * seen.columns, -1)
     owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
@@ -168,7 +161,7 @@ def _selection(panel: Any, seen: overlay.View, chosen: Choice, colour: str) -> N
     _show(panel, overlay.selection(seen, known, outline=_rgb(colour), apart=False))
 
 
-def _show(panel: Any, drawn: Image.Image) -> None:
+def _show(panel: "Axes", drawn: Image.Image) -> None:
     panel.imshow(np.asarray(drawn))
 
 
@@ -187,7 +180,7 @@ def _with(selections: Sequence[Choice], tokens: int) -> Choice:
     return next(one for one in selections if one.tokens == tokens)
 
 
-def _answer(panel: Any, chosen: Choice) -> None:
+def _answer(panel: "Axes", chosen: Choice) -> None:
     """The answer, and whether it is right."""
     mark = {True: "right", False: "wrong", None: ""}[chosen.right]
     words = f"{chosen.answer} ({mark})" if mark else chosen.answer
@@ -205,11 +198,11 @@ def _asked(example: Example) -> str:
     return f"{example.question}{truth}{full}"
 
 
-def _foot(figure: Any, example: Example) -> None:
+def _foot(figure: "Figure", example: Example) -> None:
     _legend(figure, fill(_asked(example), 110))
 
 
-def _legend(figure: Any, words: str = "", sides: bool = True) -> None:
+def _legend(figure: "Figure", words: str = "", sides: bool = True) -> None:
     """What the colours mean, and a line of words below."""
     from matplotlib.patches import Patch
 

@@ -44,21 +44,15 @@ Price = Callable[[str, Sequence[int]], Cost]  # model, visual tokens that enter 
 
 @dataclass(frozen=True)
 class Entry:
-    """One published result.
-
-    Args:
-        tokens: the budget as its paper names it.
-        stages: how it is spent; None where that is not published.
-        results: as printed; `relative` is the percentage of the full model over the benchmarks of its own table.
-        source: paper and table.
-    """
+    """One published result."""
 
     method: str
     model: str
-    tokens: int
-    stages: tuple[Stage, ...] | None
+    tokens: int  # the budget as its paper names it
+    stages: tuple[Stage, ...] | None  # how it is spent; None where that is not published
+    # as printed; `relative` is the percentage of the full model over the benchmarks of its own table
     results: Mapping[str, float]
-    source: str
+    source: str  # paper and table
     note: str
 
     def layers(self, depth: int, place: float = 0.5) -> list[int] | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models.hf import HfHost
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import LABELS, UNLABELLED, Reduced, settings
@@ -53,7 +54,8 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     """
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision
-    host: Any = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
+    host = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
+    assert isinstance(host, HfHost)  # `run.py` has refused others
     padding = host.tokenizer.pad_token_id or 0
     trainer = ReducedTrainer(
         plan,
@@ -66,7 +68,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     return trainer
 
 
-def tuned(model: Any, plan: TrainingPlan) -> Any:
+def tuned(model: transformers.PreTrainedModel, plan: TrainingPlan) -> nn.Module:
     """The model with the parameters of a plan to be trained, and adapters where it asks for them.
 
     Raises:
@@ -106,7 +108,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         host: whose processor reads them.
     """
 
-    def __init__(self, data: Conversations, images: Path, host: Any) -> None:
+    def __init__(self, data: Conversations, images: Path, host: HfHost) -> None:
         self.data, self.images, self.host = data, images, host
 
     def __len__(self) -> int:

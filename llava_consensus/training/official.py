@@ -19,6 +19,7 @@ from unittest.mock import patch  # names of a module are others for a while, and
 import torch
 import transformers
 from PIL import Image
+from torch import nn
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
@@ -90,7 +91,7 @@ def _tower(folder: Path) -> Path:
     return Path(beside or read_json(folder / "config.json", MEND, dict)["mm_vision_tower"])
 
 
-def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> Any:
+def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> transformers.Trainer:
     """Trains, as LLaVA's scripts do; returns the Trainer.
 
     Args:
@@ -103,7 +104,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         OptionError: for an argument after the `--` that LLaVA's parser does not take.
     """
     training = _module()
-    trainers: list[Any] = []
+    trainers: list[transformers.Trainer] = []
     if plan.deepspeed is not None and "RANK" in os.environ:
         import deepspeed  # whose stage 3 cuts weights while they load, and must know of the other processes by then
 
@@ -127,10 +128,12 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     return trainers[0]
 
 
-def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[Any]) -> dict[str, Any]:
+def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[transformers.Trainer]) -> dict[str, Any]:
     """Names of LLaVA's module as they are while a plan is trained; the Trainer is put into `trainers`."""
 
-    def made(model: Any, tokenizer: Any, args: Any, **data: Any) -> Any:
+    def made(
+        model: nn.Module, tokenizer: Any, args: transformers.TrainingArguments, **data: Any
+    ) -> transformers.Trainer:
         if not hasattr(tokenizer, "legacy"):  # read by LLaVA's templates; a tokenizer of the fast kind may not say it
             tokenizer.legacy = True
         if not (args.bf16 or args.fp16):  # LLaVA's training has rounded the tower to float16, which evaluation does not
@@ -143,16 +146,16 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[An
         trainers.append(made_of(model=model, args=args, **{name: tokenizer}, **data))
         return trainers[-1]
 
-    def from_pretrained(name: str, **options: Any) -> Any:
+    def from_pretrained(name: str, **options: Any) -> nn.Module:
         """A model that has a vision tower without weights yet, in float32 unless another type is wanted."""
         told = {"torch_dtype": torch.float32} | {key: value for key, value in options.items() if value is not None}
         return model_class.from_pretrained(name, mm_vision_tower=str(_tower(folder)), **told)
 
-    def gathered(parameter: Any, *more: Any, **options: Any) -> Any:
+    def gathered(parameter: nn.Parameter, *more: Any, **options: Any) -> Any:
         cut = hasattr(parameter, "ds_id")
         return gather(parameter, *more, **options) if cut else parameter.detach().cpu().clone()
 
-    def save(*, trainer: Any, output_dir: str) -> None:
+    def save(*, trainer: transformers.Trainer, output_dir: str) -> None:
         if plan.tune == PROJECTOR:  # LLaVA's mm_projector.bin
             save_model(trainer=trainer, output_dir=output_dir)
 

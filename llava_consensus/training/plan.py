@@ -57,52 +57,34 @@ HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two
 class TrainingPlan:
     """A training.
 
-    Args:
-        model: folder of the checkpoint that is adapted, or a name of the hub.
-        conversations: JSON file in LLaVA's data format.
-        images: folder of its pictures.
-        out: folder that becomes the adapted checkpoint. Its name must be one that LLaVA's loader understands.
-        method: the reduction that is attached; None for the full model.
-        budgets: visual tokens of a picture. One of them is drawn for each step, so that one model serves all.
-        tune: `projector` | `lora` (of the language model, and the projector) | `full` (all but the vision tower).
-        steps: optimiser steps.
-        batch: conversations of one process in one forward.
-        accumulate: forwards of a step.
-        learning_rate: None is that of LLaVA's own scripts for this `tune`.
-        seed: of the order of the data, of the budgets and of dropout.
-        save_every: steps between two states to go on from.
-        precision: of weights and sums, `float32` | `bfloat16` | `float16` (with a scaler, on a GPU).
-        checkpointing: whether the layers are computed again in the backward pass, to save memory.
-        attention: kernel of the language model, `auto` | `sdpa` | `flash_attention_2` | `eager`.
-        device: `auto` | `cpu` | `cuda`.
-        deepspeed: configuration file of DeepSpeed.
-        conversation: template of the prompts; None is that of LLaVA 1.5. A model of transformers has its own.
-        arguments: further arguments of LLaVA's own parser, such as `("--lora_r", "16")`.
     Raises:
         OptionError: for a value outside its bound, an `out` that LLaVA's loader would take for another model, or an
             argument that is given twice.
     """
 
-    model: str
-    conversations: Path
-    images: Path
-    out: Path
-    method: Method | None
+    model: str  # folder of the checkpoint that is adapted, or a name of the hub
+    conversations: Path  # JSON file in LLaVA's data format
+    images: Path  # folder of its pictures
+    out: Path  # folder that becomes the adapted checkpoint. Its name must be one that LLaVA's loader understands
+    method: Method | None  # the reduction that is attached; None for the full model
+    # visual tokens of a picture. One of them is drawn for each step, so that one model serves all
     budgets: tuple[Budget | Share, ...]
+    # `projector` | `lora` (of the language model, and the projector) | `full` (all but the vision tower)
     tune: str = PROJECTOR
-    steps: int = 100
-    batch: int = 8
-    accumulate: int = 1
-    learning_rate: float | None = None
-    seed: int = 0
-    save_every: int = 50
-    precision: str = "float32"
-    checkpointing: bool = False
-    attention: str = "auto"
-    device: str = "auto"
-    deepspeed: Path | None = None
+    steps: int = 100  # optimiser steps
+    batch: int = 8  # conversations of one process in one forward
+    accumulate: int = 1  # forwards of a step
+    learning_rate: float | None = None  # None is that of LLaVA's own scripts for this `tune`
+    seed: int = 0  # of the order of the data, of the budgets and of dropout
+    save_every: int = 50  # steps between two states to go on from
+    precision: str = "float32"  # of weights and sums, `float32` | `bfloat16` | `float16` (with a scaler, on a GPU)
+    checkpointing: bool = False  # whether the layers are computed again in the backward pass, to save memory
+    attention: str = "auto"  # kernel of the language model, `auto` | `sdpa` | `flash_attention_2` | `eager`
+    device: str = "auto"  # `auto` | `cpu` | `cuda`
+    deepspeed: Path | None = None  # configuration file of DeepSpeed
+    # template of the prompts; None is that of LLaVA 1.5. A model of transformers has its own
     conversation: str | None = None
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()  # further arguments of LLaVA's own parser, such as `("--lora_r", "16")`
 
     def __post_init__(self) -> None:
         for what, given, known in (

@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
@@ -91,7 +91,7 @@ def train(plan: TrainingPlan, name: str) -> Record:
     return result
 
 
-def _stack(host: str) -> Any:
+def _stack(host: str) -> ModuleType:
     """The module that trains models of a host."""
     return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'hf'}")
 
@@ -133,7 +133,7 @@ def _opened(out: Path, description: Record) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole(model: Any) -> Iterator[None]:
+def _whole(model: nn.Module) -> Iterator[None]:
     """Parameters in one piece in every process while the body runs, where ZeRO stage 3 has cut them."""
     cut = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
     if not cut:
@@ -145,7 +145,7 @@ def _whole(model: Any) -> Iterator[None]:
         yield
 
 
-def _export(model: Any, source: Path, out: Path) -> None:
+def _export(model: nn.Module, source: Path, out: Path) -> None:
     """Writes the checkpoint, adapters merged: every file of `source`, tensor for tensor and type for type, with the
     trained values in it.
 
@@ -178,13 +178,14 @@ def _export(model: Any, source: Path, out: Path) -> None:
             shutil.copy2(path, out)
 
 
-def merged(model: Any) -> dict[str, Tensor]:
+def merged(model: nn.Module) -> dict[str, Tensor]:
     """What was trained, by the names of the model without adapters, which are merged into the weights they change."""
     names = list(trained(model))
-    if hasattr(model, "merge_and_unload"):
+    unloaded = getattr(model, "merge_and_unload", None)  # of peft
+    if unloaded is not None:
         adapted = [re.sub(r"\.lora_.*", ".weight", name).replace(".base_layer.", ".") for name in names]
         names = [name.removeprefix("base_model.model.") for name in adapted]
-        model = model.merge_and_unload()
+        model = unloaded()
     parameters = dict(model.named_parameters())
     return {name: parameters[name].detach().cpu() for name in names}
 

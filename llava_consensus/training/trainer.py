@@ -106,7 +106,9 @@ class Reduced(_Trainer):
         """
         for budget in self.plan.budgets if self.plan.method is not None else ():
             with self._attached(budget) as attached:
-                most = attached.model.most_tiles * attached.model.tower.tokens
+                tower = attached.model.tower
+                assert tower is not None  # a method is attached to what sees pictures
+                most = attached.model.most_tiles * tower.tokens
             if isinstance(budget, Budget) and budget.tokens > most:
                 raise OptionError(
                     f"tokens={budget.tokens}: a picture of this model has {most} visual tokens. Give at most that"
@@ -128,11 +130,11 @@ class Reduced(_Trainer):
         with torch.serialization.safe_globals(kinds):
             return super().train(resume_from_checkpoint=None if last is None else str(last), **more)
 
-    def _attached(self, budget: Budget | Share) -> Any:
+    def _attached(self, budget: Budget | Share) -> Attachment:
         assert self.plan.method is not None  # else nothing is attached
         return Attachment(view_of(inner(self.model)), self.plan.method, budget)
 
-    def training_step(self, model: Any, inputs: Any, *more: Any) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *more: Any) -> Tensor:
         """One forward and backward pass with the method attached, at the budget drawn for the step.
 
         Raises:
@@ -148,7 +150,7 @@ class Reduced(_Trainer):
             loss: Tensor = super().training_step(model, inputs, *more)
         return loss
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Stores what is trained; a Trainer's own would store the whole model."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +158,7 @@ class Reduced(_Trainer):
         tensors = {name: known[name].detach().cpu().contiguous() for name in trained(self.model)}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Reads what was trained back, in place.
 
         Raises:
@@ -170,7 +172,7 @@ class Reduced(_Trainer):
             for name, parameter in parameters.items():
                 parameter.copy_(stored[name])
 
-    def _save_checkpoint(self, model: Any, trial: Any, *more: Any, **options: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any, *more: Any, **options: Any) -> None:
         """Stores a state. It counts from the moment that every process has stored its part; the one before goes then,
         unless LLaVA's parser was told how many stay.
         """

@@ -1,20 +1,21 @@
-"""The command line: numbers on standard output, `error: ...` and an exit code for what a user can mend, no traceback.
+"""The commands that run something or read runs: numbers on standard output, `error: ...` and an exit code for what a
+user can mend, no traceback.
 
 Run: `pytest tests/cli/test_cli.py`.
 """
 
 import json
-import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Fake, FakeHost, make_data, make_model
+from run_folders import store
 
-from llava_consensus import cli, make
-from llava_consensus.cli import arguments
-from llava_consensus.errors import OptionError
+from llava_consensus import cli
+from llava_consensus.cli import evaluate
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.report.table import BEGIN, END
@@ -22,39 +23,47 @@ from llava_consensus.evaluation.report.table import BEGIN, END
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments of an evaluation of the fake benchmark on a fake host."""
+    """Arguments of a run on a fake host."""
     monkeypatch.setitem(BENCHMARKS, "fake", Fake)
     monkeypatch.setattr(models, "load", lambda *_: FakeHost())
     make_model(tmp_path / "model")
     data = make_data(tmp_path / "data")
     rest = ["--model", str(tmp_path / "model"), "--data", str(data), "--device", "cpu", "--no-progress"]
-    return ["eval", "fake", *rest, "--out", str(tmp_path / "out")]
+    return [*rest, "--out", str(tmp_path / "out")]
 
 
-def test_eval_tells_score_tokens_and_speed(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*place, "--tokens", "64"]) == 0
+@pytest.fixture
+def asked(place: list[str]) -> list[str]:
+    """A run of the fake benchmark."""
+    return ["eval", "fake", *place]
+
+
+def test_eval_tells_score_tokens_and_speed_beside_all_tokens(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*asked, "--tokens", "64"]) == 0
     first = capsys.readouterr().out
     assert first.startswith("fake: accuracy ") and "on 20 of 20 questions" in first
     assert "all tokens: not measured yet" in first
     assert "visual tokens per question: 576 before, 64 after" in first and "questions/s" in first
-
-
-def test_eval_compares_with_all_tokens(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*place, "--method", "full"]) == 0
+    assert cli.main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["score"] is not None and found["all_tokens"] is None and Path(found["run"]).is_dir()
+    assert cli.main([*asked, "--method", "full"]) == 0
     assert "this run is the full model" in capsys.readouterr().out
-    assert cli.main([*place, "--tokens", "64", "--option", "alpha=1"]) == 0
+    assert cli.main([*asked, "--tokens", "64", "--option", "alpha=1"]) == 0
     assert "% of it kept)" in capsys.readouterr().out
 
 
-def test_eval_of_a_complete_run_reads_it(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(place) == cli.main(place) == 0
+def test_eval_of_a_complete_run_reads_it(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(asked) == cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.count("fake: accuracy") == 2 and "complete already" in output.err
 
 
-def test_unreadable_pictures_are_counted(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
-    assert cli.main(place) == 0
+    assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert "on 15 of 20 questions, 5 without an answer (errors.jsonl)" in output.out
     assert "5 questions have no answer" in output.err
@@ -78,60 +87,22 @@ def test_unreadable_pictures_are_counted(place: list[str], tmp_path: Path, capsy
     ],
 )
 def test_eval_with_bad_arguments(
-    place: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, why: str
+    asked: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, why: str
 ) -> None:
-    assert cli.main([*place, *arguments]) == code
+    assert cli.main([*asked, *arguments]) == code
     output = capsys.readouterr()
     assert output.err.startswith("error: ") and why in output.err and not output.out
 
 
-def test_unknown_benchmark_teaches(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["eval", "gqaa"], ["score", "gqaa", "--answers", "x"]):
-        assert cli.main(command) == 2
-        assert "Did you mean 'gqa'" in capsys.readouterr().err
-
-
-def test_tokens_must_be_a_number(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([*place, "--tokens", "many"])
-    assert caught.value.code == 2
-
-
 def test_an_interrupted_run_says_how_far_it_came(
-    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = FakeHost()
     host.interrupt_after = 16
     monkeypatch.setattr(models, "load", lambda *_: host)
-    assert cli.main(place) == 130
+    assert cli.main(asked) == 130
     output = capsys.readouterr().err
     assert "stopped after 16 of 20 questions" in output and "error:" not in output
-
-
-def test_options_are_read_as_json_or_text() -> None:
-    pairs = ["alpha=0.5", "scap_rope=false", "fuser=recovery", "vision_layer=null", "x=a=b", "n=3"]
-    expected: dict[str, Any] = {"alpha": 0.5, "scap_rope": False, "fuser": "recovery", "vision_layer": None}
-    assert arguments.options(pairs) == {**expected, "x": "a=b", "n": 3}
-
-
-def test_a_method_and_its_options_in_one_word() -> None:
-    assert arguments.one_word_method("random") == make("random")
-    found = arguments.one_word_method("consensusdrop:alpha=0.5,scap_rope=false,fuser=recovery")
-    assert found == make("consensusdrop", alpha=0.5, scap_rope=False, fuser="recovery")
-    with pytest.raises(OptionError, match="must be KEY=VALUE"):
-        arguments.one_word_method("random:seed")
-
-
-def test_sweep_tells_every_run(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["sweep", "--bench", "fake", "--methods", "consensusdrop:alpha=1.0 random", *place[2:]]
-    assert cli.main([*command, "--tokens", "32 64"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = ["full all", *(f"{name} {count}" for count in (64, 32) for name in ("consensusdrop:alpha=1.0", "random"))]
-    told = [line for line in lines if line.startswith("[")]
-    assert [line.split(":  ")[0].rpartition(": ")[0] for line in told] == [
-        f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)
-    ]
-    assert lines[-1].startswith("5 of 5 runs are complete: ")
 
 
 @pytest.mark.parametrize(
@@ -152,20 +123,20 @@ def test_a_wrong_sweep_stops_before_anything_is_loaded(
     why: str,
 ) -> None:
     monkeypatch.setattr(models, "load", lambda *_: pytest.fail("weights were loaded"))
-    assert cli.main(["sweep", "--bench", "fake", *place[2:], *arguments]) == 2
+    assert cli.main(["sweep", "--bench", "fake", *place, *arguments]) == 2
     assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tokens", [[], ["--tokens", "64"], ["--tokens", "576"]])
-def test_the_full_model_has_no_budget(place: list[str], tmp_path: Path, tokens: list[str]) -> None:
-    assert cli.main([*place, "--method", "full", *tokens]) == 0
+def test_the_full_model_has_no_budget(asked: list[str], tmp_path: Path, tokens: list[str]) -> None:
+    assert cli.main([*asked, "--method", "full", *tokens]) == 0
     (run,) = (tmp_path / "out").iterdir()
     config = json.loads((run / "config.json").read_text())
     assert run.name.startswith("fake-full-all-") and (config["tokens"], config["merged"]) == (None, None)
 
 
-def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(place) == 0
+def test_score_prints_json(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(asked) == 0
     answers = next((tmp_path / "out").glob("*/answers.jsonl"))
     capsys.readouterr()
     command = ["score", "fake", "--answers", str(answers), "--data", str(tmp_path / "data")]
@@ -173,20 +144,9 @@ def test_score_prints_json(place: list[str], tmp_path: Path, capsys: pytest.Capt
     report = json.loads(capsys.readouterr().out)
     metrics = json.loads(answers.with_name("metrics.json").read_text())
     scores = answers.with_name("scores.jsonl").read_text().splitlines()
-    assert report == metrics["report"] | {"extracted": [json.loads(line) for line in scores]}
+    rows = [{key: value for key, value in json.loads(line).items() if key != "picture"} for line in scores]
+    assert report == metrics["report"] | {"extracted": rows}, "a run adds which picture a question is about"
     assert cli.main(["score", "fake", "--answers", "nowhere", "--data", str(tmp_path / "data")]) == 3
-
-
-def test_report_writes_between_markers(place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page, out = tmp_path / "page.md", str(tmp_path / "out")
-    page.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
-    assert cli.main(place) == 0
-    assert cli.main(["report", "--out", out, "--write", str(page)]) == 0
-    assert "| ConsensusDrop |" in page.read_text() and page.read_text().startswith("before\n")
-    assert "Retain 64 tokens" in capsys.readouterr().out
-    assert cli.main(["report", "--out", out, "--write", str(tmp_path / "none.md")]) == 3
-    page.write_text("nothing")
-    assert cli.main(["report", "--out", out, "--write", str(page)]) == 3
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +158,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
-    place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = str(tmp_path / "data" / "eval" / "fake" / "images" / "3.png")
     model = ["--model", str(tmp_path / "model"), "--repeats", "2"]
@@ -222,7 +182,7 @@ def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
     ],
 )
 def test_ask_with_bad_arguments(
-    place: list[str],
+    asked: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     picture: str | None,
@@ -235,7 +195,78 @@ def test_ask_with_bad_arguments(
     assert why in capsys.readouterr().err
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from llava_consensus import cli\ntry: cli.main(['list', '--help'])\nexcept SystemExit: pass\n"
-    code += "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'llava', 'PIL', 'numpy')))"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+def test_sweep_tells_every_run_and_ends_with_a_table(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "--bench", "fake", "--methods", "consensusdrop:alpha=1.0 random", *place]
+    assert cli.main([*command, "--tokens", "32 64"]) == 0
+    shown = capsys.readouterr()
+    names = ["full all", *(f"{name} {count}" for count in (64, 32) for name in ("consensusdrop:alpha=1.0", "random"))]
+    told = [line for line in shown.out.splitlines() if line.startswith("[")]
+    assert [line.split(":  ")[0].rpartition(": ")[0] for line in told] == [
+        f"[{number}/5] fake {name}" for number, name in enumerate(names, 1)
+    ]
+    assert "64 tokens" in shown.out and "of 5 runs, about" in shown.err
+    table = [line.split()[0] for line in shown.out.splitlines() if line.strip().startswith("random")]
+    assert table == ["random"] * 2 and shown.out.splitlines()[-1].startswith("5 of 5 runs are complete: ")
+
+
+def test_trackers_are_told_of_finished_runs(
+    place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[str, Any, Any]] = []
+    for name in evaluate.TRACKERS:
+        monkeypatch.setitem(evaluate.TRACKERS, name, lambda *given, name=name: told.append((name, *given)))
+    monkeypatch.setattr(evaluate, "find_spec", lambda _: object())
+    assert cli.main(["eval", "fake", *place, "--log", "mlflow"]) == 0
+    sweep = ["sweep", "--bench", "fake", "--methods", "random", "--tokens", "64", *place]
+    assert cli.main([*sweep, "--log", "wandb"]) == 0
+    with monkeypatch.context() as broken:
+        broken.setitem(evaluate.TRACKERS, "wandb", lambda *_: (_ for _ in ()).throw(OSError("no network\nat all")))
+        capsys.readouterr()
+        assert cli.main([*sweep, "--log", "wandb"]) == 5
+        said = capsys.readouterr()
+        last = said.err.splitlines()[-1]
+        assert "runs are complete" in said.out and last.startswith("error: --log wandb: no network at all. The run is")
+    assert [name for name, *_ in told] == ["mlflow", "wandb", "wandb"]
+    _, path, run, values = told[0]
+    assert path.is_dir() and run["benchmark"] == "fake" and values["tokens/after"] == 64.0 and "score" in values
+    monkeypatch.setattr(evaluate, "find_spec", lambda _: None)
+    assert cli.main(["eval", "fake", *place, "--log", "wandb"]) == 2
+    assert "pip install 'llava-consensus[wandb]'" in capsys.readouterr().err
+
+
+def test_wandb_is_told_under_the_name_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    told = types.SimpleNamespace(log=calls.append, finish=lambda: calls.append("finish"))
+    fake = types.SimpleNamespace(init=lambda **given: calls.append(given["id"]) or told)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    evaluate.TRACKERS["wandb"](tmp_path / "gqa-random-64-abc", {"tokens": 64}, {"score": 0.5})
+    assert calls == ["gqa-random-64-abc", {"score": 0.5}, "finish"]
+
+
+def test_tensorboard_and_mlflow_take_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    evaluate.TRACKERS["tensorboard"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
+    assert list((tmp_path / "tensorboard" / "run").glob("events*"))
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    evaluate.TRACKERS["mlflow"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
+    (found,) = mlflow.search_runs(experiment_names=[evaluate.PROJECT], output_format="list")
+    assert found.data.metrics == {"score": 0.5} and found.info.run_name == "run"
+
+
+def test_pages_refuse_grids_that_are_not_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    out.mkdir()
+    command = ["report", "--out", str(out), "--complete", "--write", str(page)]
+    assert cli.main(command) == 3 and "there are no runs" in capsys.readouterr().err
+    assert cli.main([*command[:3], "--write", str(tmp_path / "none.md")]) == 3
+    assert "no such file. It needs the two lines" in capsys.readouterr().err
+    store(out, [1, 0, 1], limit=None)
+    assert cli.main([*command, "--markdown", str(tmp_path / "tables.md")]) == 0
+    written = page.read_text()
+    assert "Retain" in written and "Retain" in (tmp_path / "tables.md").read_text()
+    store(out, [1, 0], limit=2)
+    assert cli.main(command) == 3
+    assert "the first 2 questions only" in capsys.readouterr().err and page.read_text() == written

@@ -17,6 +17,7 @@ import pytest
 from llava_consensus import __version__, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
+from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, known_methods, make, options
 
@@ -26,9 +27,11 @@ LIGHT = {
     "list": 0,
     "--help": 0,
     "eval --help": 0,
+    "list --help": 0,
     "--version": 0,
     "lst": 2,
     "eval gqaa": 2,
+    "score gqaa --answers x": 2,
     "eval gqa --method randon": 2,
     "list methods": 0,
     "list randon": 2,
@@ -48,6 +51,7 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.stderr.splitlines()[-1] == f"{list(LIGHT.values())} []", done.stderr[-2000:]
+    assert done.stderr.count("Did you mean 'gqa'") == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -71,6 +75,16 @@ def test_a_method_tells_about_itself(name: str, capsys: pytest.CaptureFixture[st
     assert cli.main(["list", name]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{name}, acts here: ") and "flops: " in shown and "on llava-1.5-7b at 64 tokens: " in shown
+
+
+def test_options_are_read_as_json_or_text_and_a_method_with_them_in_one_word() -> None:
+    pairs = ["alpha=0.5", "scap_rope=false", "fuser=recovery", "vision_layer=null"]
+    expected = {"alpha": 0.5, "scap_rope": False, "fuser": "recovery", "vision_layer": None}
+    assert arguments.options([*pairs, "x=a=b", "n=3"]) == {**expected, "x": "a=b", "n": 3}
+    assert arguments.one_word_method("consensusdrop:" + ",".join(pairs)) == make("consensusdrop", **expected)
+    assert arguments.one_word_method("random") == make("random")
+    with pytest.raises(OptionError, match="must be KEY=VALUE"):
+        arguments.one_word_method("random:seed")
 
 
 def test_a_wrong_option_names_the_options_of_the_method(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
@@ -369,3 +370,14 @@ def test_recovery_has_no_fused_saliency_and_a_prompt_without_text_no_cross_one(t
 
 def test_every_place_of_action_is_held_by_the_thread_test() -> None:
     assert {METHODS[name].place for name in TOGETHER} == set(Place)
+
+
+def test_an_attachment_and_its_outcomes_print_in_a_line(llava_model: Any, prompt: SimpleNamespace) -> None:
+    with attach(llava_model, "random", tokens=6) as attached:
+        assert repr(attached) == "<Random on LlavaLlamaForCausalLM, 6 tokens, no call yet>"
+        llava_model.generate(prompt.ids, images=prompt.images, max_new_tokens=1, do_sample=False)
+        assert repr(attached).endswith("6 tokens, last call 16 -> 6 (37.5% kept)>")
+        assert repr(attached.outcomes) == "[<picture of row 0: 16 -> 6 tokens>]"
+    assert repr(attached).endswith("detached>")
+    two = PictureOutcome(1, 10, 4, 2, ((0, None), (1, None)), (), (torch.zeros(10), torch.zeros(10)))  # type: ignore[arg-type]
+    assert repr(two) == "<picture of row 1: 10 -> 4 tokens and 2 structural ones, reduced in 2 parts>"

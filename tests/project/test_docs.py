@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from units import unit
 
+from llava_consensus import __version__
 from llava_consensus.reduction.budget import Budget
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +46,13 @@ def test_budget_words_are_used_for_one_thing_each() -> None:
     for path in (path for folder in ("reduction", "methods", "hosts") for path in (package / folder).rglob("*.py")):
         words = set(re.findall(r"\b(importance|keep_rate|keep_ratio|wrapper|backend|metric)\b", path.read_text()))
         assert words == set(), f"{path.name}: {words}"
+
+
+def test_public_ci_does_what_our_own_does() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = workflow["jobs"]["run"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+    for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        assert yaml.safe_load(form.read_text())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == __version__

@@ -25,7 +25,7 @@ from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
 from llava_consensus.evaluation.runs.pictures import read_frames
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS
-from playground.mini.benchmarks.choices import WRITERS, Choice, choose
+from playground.mini.benchmarks.choices import WRITERS, choose
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.mme import SPLIT_FOLDERS, TASKS
 from playground.mini.clips import FRAMES, clip
@@ -147,12 +147,6 @@ def test_choices_are_true_of_the_scene() -> None:
             assert [name in view.names for name in other.options].count(False) == 1
         number = choose(view, "counting", random.Random(index))
         assert number and int(number.options[number.right]) in view.names.values()
-
-
-def test_rotation_is_to_the_left() -> None:
-    one = Choice("identity", "?", ("a", "b", "c"), 0)
-    assert (one.rotated(1).options, one.rotated(1).letter) == (("b", "c", "a"), "C")
-    assert one.text == "?\nA. a\nB. b\nC. c"
 
 
 def test_vqav2_files() -> None:

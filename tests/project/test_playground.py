@@ -8,7 +8,6 @@ import json
 import random
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -132,28 +131,6 @@ def test_the_last_stage_asks_as_every_benchmark_does() -> None:
     assert {qa.kind for qa in plain} == set(TRAIN_MIX), "the stages before and the tokenizer keep their mix"
 
 
-def test_the_last_stage_sees_nothing_but_all_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    class Recorder:
-        device, project = "cpu", torch.nn.Identity()
-
-        def step(self, batch: sequences.Batch, see: Any, half: bool) -> float:
-            seen.append((batch, see(batch)))
-            return 0.0
-
-    monkeypatch.setattr(full_prefix, "features", lambda _, images: torch.zeros(len(images), 576, 128))
-    for step in (1, 777):
-        full_prefix.update(Recorder(), None, step, False)
-    for batch, visual in seen:
-        assert batch.where.tolist() == [list(range(576))] * full_prefix.SIZE and visual.shape[1] == 576
-        start = batch.start
-        assert batch.position[:, : start + 576].tolist() == [list(range(start + 576))] * full_prefix.SIZE
-        questions = batch.position[:, start + 576 :][batch.segment[:, start:] > 0]
-        assert questions.min() == start + 576, "every question begins where the picture ends"
-        assert all(index >= connect.SCENES for index in batch.indices), "scenes that no stage before was shown"
-
-
 def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_prefix, "WORK", tmp_path)
     learner = connect.Learner("cpu")
@@ -161,12 +138,6 @@ def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monke
     export_language(learner.model, learner.project, tmp_path / "again", WIDTH)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "again" / name).read_bytes() == (CHECKPOINT / name).read_bytes()
-
-
-def test_the_last_stage_warms_up_and_ends_slowly() -> None:
-    rates = [full_prefix.rate(step, 1000) for step in range(1, 1001)]
-    assert rates[0] < 0.02 * max(rates) and rates[-1] <= 0.021 * max(rates) and max(rates) == full_prefix.PEAK
-    assert rates[99:650] == [full_prefix.PEAK] * 551
 
 
 def test_gqa_files(eval_folder: Path) -> None:
@@ -196,16 +167,6 @@ def test_pope_files(eval_folder: Path) -> None:
             scene_ = scene("test", int(x["image"][-16:-4]))
             shown = any(f" {item.name} " in x["text"] for item in scene_.items)
             assert shown == (x["label"] == "yes")
-
-
-def test_textvqa_files(eval_folder: Path) -> None:
-    rows = lines(eval_folder / "textvqa/llava_textvqa_val_v051_ocr.jsonl")
-    data = json.loads((eval_folder / "textvqa/TextVQA_0.5.1_val.json").read_text())["data"]
-    assert len(rows) == len(data) >= 300
-    for row, entry in zip(rows, data, strict=True):
-        assert row["text"].split("\n") == [entry["question"], "Reference OCR token: ", SHORT]
-        assert row["image"] == f"{entry['image_id']}.jpg" and row["question_id"] == entry["image_id"]
-        assert len(entry["answers"]) == 10
 
 
 def test_build_is_idempotent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,17 +42,13 @@ UNKNOWN_TOWER = "tokens of this model depend on the picture, and its tower is no
 class Protocol:
     """How is measured.
 
-    Args:
-        repeats: rounds that count, each of them every method and budget on every picture.
-        length: tokens of each answer.
-        warmup: rounds before, which do not count.
     Raises:
         OptionError: for a number below its bound.
     """
 
-    repeats: int = 5
-    length: int = 20
-    warmup: int = 1
+    repeats: int = 5  # rounds that count, each of them every method and budget on every picture
+    length: int = 20  # tokens of each answer
+    warmup: int = 1  # rounds before, which do not count
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("length", 2), ("warmup", 0)):
@@ -98,7 +94,12 @@ class Case:
 
 
 def cases_of(
-    host: Host, names: Sequence[str], budgets: Sequence[Budget | Share], shape: Shape, by: str, make_method: Any = make
+    host: Host,
+    names: Sequence[str],
+    budgets: Sequence[Budget | Share],
+    shape: Shape,
+    by: str,
+    make_method: Callable[[str], Method] = make,
 ) -> tuple[list[Case], list[Record]]:
     """The cases that this model can have, the full model first, and of the others why not.
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from PIL.Image import Image
@@ -24,6 +24,7 @@ from PIL.Image import Image
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models.base import Clip, Host, Prompt
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Stopwatch
@@ -114,7 +115,7 @@ def now(device: torch.device) -> float:
 
 
 @contextmanager
-def _token_ends(attached: Any) -> Iterator[list[float]]:
+def _token_ends(attached: Attachment) -> Iterator[list[float]]:
     """When each forward of the model inside the body was done."""
     ends: list[float] = []
     model = attached.model.module

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import Record, digest, read_answers, read_lines
 
-SHOWN = 10  # ids named in a message
+NAMED_IDS = 10  # ids named in a message
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
 SHORT = "\nAnswer the question using a single word or phrase."  # LLaVA's suffix for short answers
 LETTER = "\nAnswer with the option's letter from the given choices directly."  # and for a choice of options
@@ -292,8 +292,8 @@ def audit(
 
 def first_ids(ids: Sequence[Any]) -> str:
     """The first ids, and how many more there are."""
-    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
-    return ", ".join(map(repr, ids[:SHOWN])) + more
+    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
+    return ", ".join(map(repr, ids[:NAMED_IDS])) + more
 
 
 def refuse_missing(result: Mapping[str, Any], why: str) -> None:

@@ -6,7 +6,7 @@ model, question by question.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.evaluation.benchmarks import base
@@ -24,7 +24,7 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
         references: the right answer of each question, by its index.
         judged: the numbers a judge would give, all None.
     """
-    extracted = [
+    extracted: list[dict[str, Any]] = [
         {
             "index": index,
             "extracted": match.plain(record["text"]),
@@ -67,5 +67,5 @@ def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
     return texts
 
 
-def _share(values: Any) -> float:
-    return 100 * mean(float(value) for value in values)
+def _share(values: Iterable[bool]) -> float:
+    return 100 * mean(map(float, values))

@@ -197,7 +197,7 @@ class MMBenchCN(MMBench):
     published = (4329, 58.3)
 
 
-def _unset(value: Any) -> bool:
+def _unset(value: object) -> bool:
     """What LLaVA's script takes for no hint or no option."""
     return _empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
 
@@ -282,7 +282,7 @@ def _picture(path: Path, name: str) -> bytes:
         raise ImageError(f"{path}, index {name}: the picture is no base64 ({error})") from error
 
 
-def _empty(value: Any) -> bool:
+def _empty(value: object) -> bool:
     """Whether pandas found nothing in a cell."""
     return value is None or value != value  # NaN alone differs from itself
 

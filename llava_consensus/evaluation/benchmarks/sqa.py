@@ -9,7 +9,7 @@ Scored by LLaVA's script; the headline is accuracy over the questions asked with
 Must match: LLaVA-1.5-7B 66.8 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,9 @@ def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], 
     return problems, split
 
 
-def _evaluate(folder: Path, problems: Any, ids: Sequence[str], answers: Any) -> dict[str, Any]:
+def _evaluate(
+    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, scorer.Answer]
+) -> dict[str, Any]:
     try:
         return scorer.evaluate(problems, ids, answers)
     except ValueError as error:

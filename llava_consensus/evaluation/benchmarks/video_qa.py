@@ -223,7 +223,7 @@ def _references(path: Path, questions: Sequence[Question]) -> dict[int, str]:
     return {question.index: _answer(path, question, row) for question, row in zip(questions, rows, strict=True)}
 
 
-def _answer(path: Path, question: Question, row: Any) -> str:
+def _answer(path: Path, question: Question, row: object) -> str:
     if not isinstance(row, Mapping) or not isinstance(row.get("answer"), str | int | float):
         raise DataError(f"{path}, entry {question.index + 1}: no answer")
     expected = {"question_id": question.question_id, "question": question.text}

@@ -12,7 +12,7 @@ Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, tab
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,7 +189,7 @@ def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, A
     return annotations
 
 
-def _describe(texts: Any) -> dict[str, float | None]:
+def _describe(texts: Iterable[str]) -> dict[str, float | None]:
     """What can be said of answers without knowing the right ones."""
     answers = [vqa_text.normalise(text) for text in texts]
     kinds = {

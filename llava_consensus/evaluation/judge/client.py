@@ -58,46 +58,29 @@ class Stop(BaseException):
 class JudgeConfig:
     """What is judged, by whom, how patiently and for how much.
 
-    Args:
-        benchmark: one that has a judge.
-        answers: LLaVA's answer file, or the official one of the benchmark.
-        data: folder that holds `eval/...`.
-        model: the judge's name on its server.
-        url: base URL of an OpenAI-compatible server; None is OPENAI_BASE_URL, or OpenAI's own.
-        prompt_from: the official script, for its prompt; None is our own wording.
-        runs: how often every answer is judged.
-        options: of the request, instead of the official ones; None leaves one out.
-        full_answers: those of the unpruned model, for the agreement with them.
-        out: folder of all judged runs.
-        concurrency: requests under way at once.
-        timeout: seconds for one try, from the connection to the last byte.
-        tries: of one request, the first included; the openai package says how long it waits in between.
-        price: of tokens, for the estimate and the sum.
-        max_requests: that one call may send, tries that fail included; None is no limit, here and below.
-        max_tokens: of prompts and replies together that one call may spend.
-        max_dollars: that one call may spend, at `price`.
-
     Raises:
         OptionError: for a value out of its bounds, and for a key in a text that is recorded.
     """
 
-    benchmark: str
-    answers: Path
-    data: Path
-    model: str
-    url: str | None = None
-    prompt_from: Path | None = None
-    runs: int = 1
+    benchmark: str  # one that has a judge
+    answers: Path  # LLaVA's answer file, or the official one of the benchmark
+    data: Path  # folder that holds `eval/...`
+    model: str  # the judge's name on its server
+    url: str | None = None  # base URL of an OpenAI-compatible server; None is OPENAI_BASE_URL, or OpenAI's own
+    prompt_from: Path | None = None  # the official script, for its prompt; None is our own wording
+    runs: int = 1  # how often every answer is judged
+    # fields of every request, in place of the official ones; None leaves one out
     options: Mapping[str, Any] = field(default_factory=dict)
-    full_answers: Path | None = None
-    out: Path = Path("results/judge")
-    concurrency: int = 8
-    timeout: float = 60.0
-    tries: int = 8
-    price: Price | None = None
+    full_answers: Path | None = None  # of the unpruned model, to tell how often both agree
+    out: Path = Path("results/judge")  # folder of all judged runs
+    concurrency: int = 8  # requests under way at once
+    timeout: float = 60.0  # seconds for one try, from the connection to the last byte
+    tries: int = 8  # of one request, the first included; the openai package waits in between
+    price: Price | None = None  # for the estimate and the sum
+    # what one call may send and spend, tries that fail included; None is no limit
     max_requests: int | None = None
-    max_tokens: int | None = None
-    max_dollars: float | None = None
+    max_tokens: int | None = None  # of prompts and replies together
+    max_dollars: float | None = None  # at `price`
 
     def __post_init__(self) -> None:
         if not self.model:

@@ -10,21 +10,25 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
-from typing import Any
+from statistics import mean
+from typing import Any, NoReturn
 
-from lmms_eval.api.instance import GenerationResult
+import torch
+from lmms_eval.api.instance import GenerationResult, TokenCounts
 from lmms_eval.api.model import lmms
+from lmms_eval.models.model_utils.gen_metrics import log_metrics
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.lmms_eval import questions
-from llava_consensus.evaluation.lmms_eval.clock import first_token
-from llava_consensus.evaluation.lmms_eval.counts import AnswerCounts, counts, log_run
 from llava_consensus.evaluation.lmms_eval.encodings import Encodings
-from llava_consensus.evaluation.models import Loading
+from llava_consensus.evaluation.models import Answer, Host, Loading
 from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
@@ -32,6 +36,18 @@ from llava_consensus.reduction.budget import budget
 RUN_ID = "LMMS_CACHE_RUN_ID"
 LOADING = [field.name for field in fields(Loading)]
 OF_HOST = "host_"  # in front of the name of an option of the host
+
+
+@dataclass
+class AnswerCounts(TokenCounts):
+    """Counts of one answer: lmms-eval's own, then ours, whose names are those of docs/accounting.md."""
+
+    reduction: dict[str, float | None] = field(default_factory=dict)  # None: not known
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; lmms-eval writes them beside the answer."""
+        return {**super().to_dict(), **self.reduction, "notes": list(self.notes)}
 
 
 class ReducedModel(lmms):
@@ -73,13 +89,13 @@ class ReducedModel(lmms):
         chosen, tokens_given = make(method, **options), budget(tokens, merged)
         models.check(pretrained, conversation, loading, host_options=host_options)
         os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
-        self.host: Any = models.load(pretrained, _on_own_device(loading), host_options)
+        self.host = models.load(pretrained, _on_own_device(loading), host_options)
         self.attachment = self.host.attach(chosen, tokens_given)
         self._encodings = Encodings(self.host)
         self._costs = AnswerCosts(chosen, tokens_given, self.host.shape())
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         """Where the model is."""
         return self.host.model.device
 
@@ -103,7 +119,7 @@ class ReducedModel(lmms):
                 answered += [result.token_counts for result in results]
                 bar.update(len(batch))
                 if len(answered) == len(requests):
-                    log_run(answered, seconds)  # now: after the last answer, a generator may never be asked again
+                    _log_run(answered, seconds)  # now: after the last answer, a generator may never be asked again
                 yield from results
 
     def _answer(self, requests: list[Any]) -> list[GenerationResult]:
@@ -111,25 +127,25 @@ class ReducedModel(lmms):
         asked = [questions.read(request, self.task_dict, self.conversation) for request in requests]
         encodings = self._encodings.fetch([question.pictures for question in asked])
         tower_seconds = sum({id(one): one.seconds for own in encodings for one in own}.values())
-        with first_token(self.host.model) as first:
+        with _first_logits(self.host) as first:
             answers = self.host.answer(
                 [[one.encoded for one in own] for own in encodings], [question.prompt for question in asked]
             )
-        first_ms = None if first.seconds is None else 1e3 * (tower_seconds + first.seconds)
+        first_ms = 1e3 * (tower_seconds + first[0]) if first else None
         results = []
         for question, answer in zip(asked, answers, strict=True):
             text = question.cut(answer.text)
             told = answer.prefill, len(question.pictures), (), answer.outcomes
             account = self._costs.of(*told).get("account", {})
             output_tokens = len(self.host.tokenizer(text, add_special_tokens=False).input_ids)
-            results.append(GenerationResult(text, counts(answer, account, output_tokens, first_ms)))
+            results.append(GenerationResult(text, _counts(answer, account, output_tokens, first_ms)))
         return results
 
-    def loglikelihood(self, requests: Sequence[Any]) -> Any:
+    def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
         """Refused: hosts answer, they do not rate given answers."""
         raise OptionError(f"task {requests[0].task_name}: asks for likelihoods; hosts answer. Take a generating task")
 
-    def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
+    def generate_until_multi_round(self, requests: Sequence[Any]) -> NoReturn:
         """Refused: a host is asked one turn."""
         raise OptionError(f"task {requests[0].task_name}: asks in several rounds; a host is asked one turn of the user")
 
@@ -138,6 +154,62 @@ class ReducedModel(lmms):
         self.attachment.detach()
         del self.host, self.attachment, self._encodings
         super().clean()
+
+
+@contextmanager
+def _first_logits(host: Host) -> Iterator[list[float]]:
+    """Seconds from here to the first output of the model's head, once it is there; nothing before. The device is waited
+    for there and nowhere else.
+    """
+    seconds: list[float] = []
+    start = time.perf_counter()
+
+    def note(head: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        if not seconds:
+            if logits.is_cuda:
+                torch.cuda.synchronize(logits.device)
+            seconds.append(time.perf_counter() - start)
+
+    hook = host.model.get_output_embeddings().register_forward_hook(note)
+    try:
+        yield seconds
+    finally:
+        hook.remove()
+
+
+def _counts(answer: Answer, account: Record, output_tokens: int, first_token_ms: float | None) -> AnswerCounts:
+    """The counts of one answer.
+
+    Args:
+        answer: of a host.
+        account: what it cost as `runs/metrics.py` counts it; empty where the host does not tell what it read.
+        output_tokens: of its text.
+        first_token_ms: milliseconds from the pictures in memory to the first token of its batch, vision tower included.
+    """
+    measured, flops = account.get("measured", {}), account.get("flops", {}).get("total")
+    reduction = {
+        "visual_before": answer.before,
+        "visual_after": answer.after,
+        "visual_structural": answer.structural,
+        "visual_entering": measured.get("entering"),
+        "visual_average": measured.get("average"),
+        "gflops": None if flops is None else flops / 1e9,
+        "kv_bytes": sum(measured["kv_bytes"]) if measured else None,
+        "first_token_ms": first_token_ms,
+    }
+    read = answer.prefill.text + answer.prefill.entering[0] if measured and answer.prefill else None
+    return AnswerCounts(read, output_tokens, reduction=reduction, notes=answer.notes)
+
+
+def _log_run(answered: Sequence[AnswerCounts], seconds: float) -> None:
+    """Hands lmms-eval the means over the answers that were given; those from its cache have no counts."""
+    output = sum(one.output_tokens or 0 for one in answered)
+    means = {}
+    for name in answered[0].reduction:
+        known = [value for value in (one.reduction[name] for one in answered) if value is not None]
+        if len(known) == len(answered):
+            means[name] = mean(known)
+    log_metrics(seconds, output, output / seconds, {**means, "num_requests": len(answered)})
 
 
 def run_id(arguments: Sequence[str]) -> str:

@@ -76,7 +76,7 @@ def read(request: Any, documents: Mapping[str, Any], conversation: str | None) -
     )
 
 
-def _picture(source: Any) -> Image.Image:
+def _picture(source: Image.Image | str) -> Image.Image:
     """A picture from a file, or one that is in memory, as RGB."""
     return source.convert("RGB") if isinstance(source, Image.Image) else open_image(source)
 

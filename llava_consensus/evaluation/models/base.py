@@ -25,6 +25,9 @@ from llava_consensus.reduction.method import Method, Place, Shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from llava_consensus.hosts.base import Model
 
 COUNTS = ("before", "after", "structural")
 FULL = make("full"), Budget(1)
@@ -91,8 +94,9 @@ class Host:
         tokenizer: of the checkpoint; only questions need it.
     """
 
-    def __init__(self, view: Any, tokenizer: Any = None) -> None:
-        self.view, self.tokenizer = view, tokenizer
+    def __init__(self, view: Any, tokenizer: "PreTrainedTokenizerBase | None" = None) -> None:
+        self.view = view
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer
         self.model: Any = view.module
         self._attached: Attachment | None = None
         self._guests = 0  # callers that use the model without a method
@@ -329,7 +333,14 @@ def text_rows(ids: Tensor, placeholders: Sequence[int]) -> tuple[int, int]:
     return len(ids) - len(places), len(ids) - 1 - places[-1] if places else len(ids)
 
 
-def shape_of(view: Any, language: Any, vision: Any, projector: Any, text: int, **more: Any) -> Shape:
+def shape_of(
+    view: "Model",
+    language: "PretrainedConfig",
+    vision: "PretrainedConfig",
+    projector: nn.Module | None,
+    text: int,
+    **more: Any,
+) -> Shape:
     """Sizes that decide what a prompt of one picture of the most tiles and `text` other rows costs. Every block of the
     tower counts, whichever feeds the projector: models run them all.
 
@@ -342,6 +353,7 @@ def shape_of(view: Any, language: Any, vision: Any, projector: Any, text: int, *
     tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size
     members = getattr(tower, "members", None)
     sides = (size, size) if isinstance(size, int) else size
+    assert tower is not None  # a host shows pictures
     linear = [] if projector is None else [one for one in projector.modules() if isinstance(one, nn.Linear)]
     return Shape(
         layers=language.num_hidden_layers,

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from llava_consensus.evaluation.models.base import FULL, Answer, Prompt
+from llava_consensus.evaluation.models.base import FULL, Answer, Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AfterTower, Method
 from llava_consensus.reduction.saliency import class_saliency, text_attention
@@ -80,12 +80,14 @@ class Trial:
         folder: for pictures of models that read files.
     """
 
-    def __init__(self, host: Any, method: Method, folder: Path) -> None:
+    def __init__(self, host: Host, method: Method, folder: Path) -> None:
         self.host, self.method, self.module = host, method, host.model
         self.pictures = [_picture(size, seed) for seed, size in enumerate(SIZES)]
         self.prompts = [Prompt(text, max_new_tokens=NEW, min_new_tokens=NEW) for text in TEXTS]
         with host.attach(*FULL) as attached:
             self.view = attached.model
+        assert self.view.tower is not None  # a model that pictures can be shown to
+        self.tower = self.view.tower
         self.inputs = host.own_inputs(self.prompts[0], self.pictures[0], folder)
         self.plain, _ = self.generate(self.inputs)
         with host.attach(self.witness(), Budget(1)) as attached:
@@ -95,7 +97,7 @@ class Trial:
 
     def witness(self) -> Witness:
         """A method that remembers what this model hands to it."""
-        return TowerWitness() if Need.ATTENTION in self.view.tower.offers else Witness()
+        return TowerWitness() if Need.ATTENTION in self.tower.offers else Witness()
 
     @torch.no_grad()
     def generate(self, inputs: dict[str, Any], new: int = NEW) -> tuple[list[Tensor], Tensor]:
@@ -115,7 +117,7 @@ class Trial:
         """The last row's logits [R, V] of every forward of the model while the body runs."""
         found: list[Tensor] = []
 
-        def keep(module: Any, args: Any, output: Any) -> None:
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             found.append(output.logits[:, -1].detach().float().clone())  # generate of 4.37 writes to them
 
         handle = self.module.register_forward_hook(keep)
@@ -141,7 +143,7 @@ def _picture(size: tuple[int, int], seed: int) -> Image.Image:
     return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
 
 
-def findings(host: Any, method: Method) -> list[Finding]:
+def findings(host: Host, method: Method) -> list[Finding]:
     """Tries a host with its model.
 
     Args:
@@ -177,7 +179,7 @@ def all_tokens(trial: Trial) -> float:
 @torch.no_grad()
 def vision_attention(trial: Trial) -> float:
     """Queries and keys taken from the tower give the attention that its block computes."""
-    tower, witness = trial.view.tower, trial.witness()
+    tower, witness = trial.tower, trial.witness()
     with watching(tower.blocks[tower.feature_block]) as watch:
         trial.generate(trial.inputs, 1)
     trial.attached(witness, trial.budget)
@@ -234,7 +236,7 @@ def encoded_before(trial: Trial) -> float:
     """A picture that went through the tower before the question is answered as the model's own `generate` does."""
     own, _ = trial.attached(trial.method, trial.budget)
     with trial.host.attach(trial.method, trial.budget), trial.logits() as found:
-        trial.host.answer([trial.host.encode(trial.pictures[:1])], trial.prompts[:1])
+        trial.host.answer([trial.host.encode([trial.pictures[0]])], trial.prompts[:1])
     return largest(found[:1], own[:1])
 
 
@@ -282,7 +284,7 @@ def _texts(answers: list[Answer]) -> list[str]:
     return [answer.text for answer in answers]
 
 
-def _attributes(module: Any) -> dict[str, Any]:
+def _attributes(module: nn.Module) -> dict[str, Any]:
     """Names of the attributes of every module, and how many hooks it has."""
     hooks = ("_forward_hooks", "_forward_pre_hooks")
     return {

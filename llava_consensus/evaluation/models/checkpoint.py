@@ -8,7 +8,7 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -111,7 +111,7 @@ def hub_name(folder: Path) -> str:
     return repository.removeprefix("models--").replace("--", "/") if repository.startswith("models--") else ""
 
 
-def _ask_hub(function: Any, model: str, revision: str | None, **arguments: Any) -> str:
+def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **arguments: Any) -> str:
     """The path that a function of huggingface_hub returns, its errors as what the user can mend."""
     from huggingface_hub import constants, errors
 

@@ -8,12 +8,12 @@ prompt about the picture then holds it.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from PIL.Image import Image
@@ -35,6 +35,9 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.method import Shape
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
 
 PATIENCE = 10.0  # seconds for one prompt by a chat template
 
@@ -67,7 +70,7 @@ class HfHost(Host):
         processor: of the same checkpoint.
     """
 
-    def __init__(self, view: HfModel, processor: Any) -> None:
+    def __init__(self, view: HfModel, processor: "ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor
         view.image_processor = processor.image_processor
@@ -146,7 +149,7 @@ class HfHost(Host):
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
 
-    def _placed(self, inputs: Any) -> dict[str, Tensor]:
+    def _placed(self, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Tensors where the model stands, in its dtype where they are no whole numbers."""
         device, dtype = self.model.device, self.model.dtype
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}

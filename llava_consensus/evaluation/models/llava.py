@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -32,6 +32,9 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
 from llava_consensus.reduction.method import Place, Shape
 
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor, Cache, PreTrainedModel, PreTrainedTokenizerBase
+
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a picture in a prompt
 SAVED = 2  # pictures that need not be read again: from so many on it pays to read pictures apart from questions
 LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}
@@ -52,9 +55,9 @@ class LlavaHost(Host):
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any = None,
-        image_processor: Any = None,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        image_processor: "BaseImageProcessor | None" = None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(self.view_class(model, options), tokenizer)
@@ -232,7 +235,7 @@ class LlavaHost(Host):
         _, _, mask, _, embeds, _ = prepare(ids, None, mask, None, None, self.blank(pictures), sizes)
         return *padded_after(words, embeds, mask.bool()), words
 
-    def _read(self, embeds: Tensor, real: Tensor | None = None, cache: Any = None) -> Any:
+    def _read(self, embeds: Tensor, real: Tensor | None = None, cache: "Cache | None" = None) -> "Cache":
         """The cache after embeddings [R, n, D], which go on from a cache where there is one; `real` [R, S] is about all
         rows, those in the cache among them.
         """
@@ -244,14 +247,14 @@ class LlavaHost(Host):
         inputs = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions}
         return inner(**inputs, past_key_values=cache, use_cache=True).past_key_values
 
-    def blank(self, encoded: list[Encoded]) -> Any:
+    def blank(self, encoded: list[Encoded]) -> list[Tensor] | Tensor:
         """Pictures without pixels, of the shape the official function looks at."""
         device, dtype = self.model.device, self.model.dtype
         blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
         return blank if any(picture.tiled for picture in encoded) else torch.cat(blank)
 
 
-def to_ids(prompt: Prompt, pictures: int, tokenizer: Any, wrapped: bool = False) -> Tensor:
+def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", wrapped: bool = False) -> Tensor:
     """Token ids [L] of a prompt with placeholders for its pictures in front of its text, as LLaVA's own runners build
     it; `wrapped` in the start and end tokens some checkpoints want (`mm_use_im_start_end`).
     """
@@ -269,7 +272,7 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: Any, wrapped: bool = False)
     return ids
 
 
-def spread(cache: Any, owners: list[int]) -> None:
+def spread(cache: "Cache", owners: list[int]) -> None:
     """Makes the cache of several sequences one of prompts that go on from them."""
     from llava_consensus.hosts import room  # only transformers 5 has such caches
 

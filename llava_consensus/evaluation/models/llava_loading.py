@@ -10,7 +10,7 @@ of them and no others, never silently the stock tower.
 import contextlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from llava_consensus.hosts import STOCK, check_layout, check_llava_version
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
     from llava_consensus.evaluation.models.llava import LlavaHost
     from llava_consensus.evaluation.models.loading import Loading
@@ -178,7 +179,9 @@ def load_official(path: str, loading: "Loading") -> tuple[Any, Any, Any]:
     return model.eval(), tokenizer, processor
 
 
-def quietly_loaded(loader: Any, path: str, name: str, **arguments: Any) -> tuple[Any, Any, Any]:
+def quietly_loaded(
+    loader: Callable[..., Any], path: str, name: str, **arguments: Any
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
     """Model, tokenizer and image processor by the loader of a `llava` package, whose own printing is nobody's business.
 
     Raises:
@@ -202,7 +205,7 @@ def trains_tower(path: str) -> bool:
     return bool(file.is_file() and json.loads(file.read_text()).get(FLAG, False))
 
 
-def load_own_tower(path: str, model: Any) -> None:
+def load_own_tower(path: str, model: "PreTrainedModel") -> None:
     """Puts the checkpoint's tower weights into a model that was loaded with another tower.
 
     Raises:

@@ -3,7 +3,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -22,6 +22,9 @@ from llava_consensus.hosts.hf import check_version
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin
+
     from llava_consensus.evaluation.models.base import Host
     from llava_consensus.reduction.method import Method
 
@@ -100,7 +103,7 @@ class Loading:
                 "that this kernel does not take. Take sdpa"
             )
 
-    def torch_dtype(self) -> Any:
+    def torch_dtype(self) -> "torch.dtype | str":
         """The type of the weights as torch names it; `auto` where the checkpoint or the loader decides. On the CPU that
         would be slow, so there they are float32 unless they are quantised.
         """
@@ -110,7 +113,7 @@ class Loading:
             return getattr(torch, self.dtype)
         return torch.float32 if self.device == "cpu" and self.bits is None else "auto"
 
-    def cast(self, model: Any) -> None:
+    def cast(self, model: "PreTrainedModel") -> None:
         """Changes the type of a loaded model's weights, for loaders that cannot be told; quantised ones stay."""
         dtype = self.torch_dtype()
         if self.bits is None and dtype != "auto":
@@ -129,7 +132,7 @@ class Loading:
             told.setdefault("device_map", {"": self.device})
         return told
 
-    def _quantisation(self) -> Any:
+    def _quantisation(self) -> "BitsAndBytesConfig":
         """How bitsandbytes quantises: 4 bits as QLoRA does, 8 bits as LLM.int8 does."""
         import torch
         from transformers import BitsAndBytesConfig
@@ -277,7 +280,7 @@ def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
     return entry
 
 
-def _of_kind(entry: HostEntry, name: str) -> Any:
+def _of_kind(entry: HostEntry, name: str) -> Callable[..., Any]:
     """`check` or `load` of the kind of model that a host adapts; of a kind that is not ours its own module's."""
     if entry.kind in KINDS:
         return KINDS[entry.kind][name]
@@ -341,7 +344,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
     return host
 
 
-def _processor(path: str, code: dict[str, Any]) -> Any:
+def _processor(path: str, code: dict[str, Any]) -> "ProcessorMixin":
     """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
     import transformers
 
@@ -460,7 +463,7 @@ def _load_internvl_chat(path: str, loading: Loading, view: str, options: Mapping
     return InternVLChatHost(model.eval(), tokenizer, processor)
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "llava": {"check": llava_loading.check, "load": llava_loading.load},
     "hf": {"check": _check_hf, "load": _load_hf},
     "remote": {"check": _check_remote, "load": _load_remote},

@@ -36,11 +36,11 @@ class Size:
     family: str
     vision: Mapping[str, Any]
     text: Mapping[str, Any]
-    processor: Callable[[], Any]
+    processor: Callable[[], transformers.ProcessorMixin]
     tokens: int = 576
 
 
-def tokenizer() -> Any:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A tokenizer of one word, whose prompts have the right length and say nothing."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -54,7 +54,9 @@ def tokenizer() -> Any:
     )
 
 
-def _processor(kind: str, images: str, pixels: Mapping[str, Any], videos: str = "", **options: Any) -> Any:
+def _processor(
+    kind: str, images: str, pixels: Mapping[str, Any], videos: str = "", **options: Any
+) -> transformers.ProcessorMixin:
     """A processor whose prompts are so many words before and after their pictures, whatever is asked."""
     parts = {"tokenizer": tokenizer(), "image_processor": getattr(transformers, images)(**pixels)}
     if videos and find_spec("torchvision") is None:
@@ -126,7 +128,7 @@ class Plan:
     """A model of a size, on the device "meta" until `host` is called."""
 
     size: Size
-    model: Any
+    model: transformers.PreTrainedModel
     device: str
     host_options: Mapping[str, str]
 

@@ -5,7 +5,7 @@ batches, those of InternVL-Chat one by one.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -20,6 +20,9 @@ from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 from llava_consensus.hosts.remote.qwen_vl import QwenVL
 from llava_consensus.reduction.method import Shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
 
@@ -239,7 +242,7 @@ class InternVLChatHost(LlavaHost):
         return self.decode(output[:, ids.shape[1] :])
 
 
-def host_of(view: Any, tokenizer: Any = None) -> RemoteHost:
+def host_of(view: QwenVL | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteHost:
     """The host of a view of Qwen-VL or CogVLM."""
     host_class = next(host for kind, host in ((QwenVL, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
     return host_class(view, tokenizer)

@@ -232,18 +232,12 @@ def bounds(sample: Sample, name: str) -> Bounds | None:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A paired comparison of two runs' scores over the same pictures, first less second.
+    """A paired comparison of two runs' scores over the same pictures, first less second."""
 
-    Args:
-        first, second: what the two scores are made of.
-        benchmark: seeds the draws, which are independent for different names.
-        count: resamples.
-    """
-
-    first: Sample
+    first: Sample  # what the two scores are made of
     second: Sample
-    benchmark: str
-    count: int = RESAMPLES
+    benchmark: str  # seeds the draws, which are independent for different names
+    count: int = RESAMPLES  # resamples
 
     @property
     def difference(self) -> float:

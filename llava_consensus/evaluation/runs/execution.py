@@ -41,23 +41,15 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out. Nothing of it changes an answer, so nothing of it is in the run's name.
+    """How a run is carried out. Nothing of it changes an answer, so nothing of it is in the run's name."""
 
-    Args:
-        batch: questions answered together.
-        workers: processes, each with a model of its own, on a device of its own where there are several.
-        progress: whether a bar with questions per second is shown.
-        retry_errors: whether questions that failed before are asked again.
-        fail_on_error: how many questions may fail: a number (`5`) or a share of all (`0.01`, `1%`); None is any number.
-        allow_outside: whether pictures and videos may lie outside the folder of the benchmark's pictures.
-    """
-
-    batch: int = 16
-    workers: int = 1
-    progress: bool = True
-    retry_errors: bool = False
+    batch: int = 16  # questions answered together
+    workers: int = 1  # processes, each with a model of its own, on a device of its own where there are several
+    progress: bool = True  # whether a bar with questions per second is shown
+    retry_errors: bool = False  # whether questions that failed before are asked again
+    # how many questions may fail: a number (`5`) or a share of all (`0.01`, `1%`); None is any number
     fail_on_error: str | None = None
-    allow_outside: bool = False
+    allow_outside: bool = False  # whether pictures and videos may lie outside the folder of the benchmark's pictures
 
     def check(self) -> None:
         """Raises OptionError for a number below 1, or a bound on errors that is none. Needs no model."""

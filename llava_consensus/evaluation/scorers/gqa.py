@@ -104,7 +104,9 @@ def _per_group(scored: Questions, right: Mapping[str, float], table: str) -> dic
     return {group: [mean(values) * 100, len(values)] for group, values in groups.items()}
 
 
-def _percent_allowed(scored: Questions, predictions: Mapping[str, str], choices: Any, kind: str) -> float:
+def _percent_allowed(
+    scored: Questions, predictions: Mapping[str, str], choices: Mapping[str, Any] | None, kind: str
+) -> float:
     """Percentage of predictions that are among the `valid` or `plausible` answers of their question."""
     if choices is None:
         return 0.0

@@ -70,9 +70,9 @@ def evaluate(
     }
 
 
-def _means(sums: Mapping[str, Any], counts: Counter[str], decimals: int) -> dict[str, float]:
+def _means(sums: Mapping[str, np.ndarray], counts: Counter[str], decimals: int) -> dict[str, float]:
     return {name: _round((sums[name] / count * 100).mean(), decimals) for name, count in counts.most_common()}
 
 
-def _round(value: Any, decimals: int) -> float:
+def _round(value: np.floating, decimals: int) -> float:
     return float(np.round(value, decimals))

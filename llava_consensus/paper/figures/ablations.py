@@ -29,6 +29,7 @@ def alpha(material: Material) -> Any:
         panel.set_xlabel("alpha")
     spare = panels[-1]
     place = spare.get_subplotspec()
+    assert place is not None  # as every panel of a grid has one
     spare.remove()
     polar = figure.add_subplot(place, projection="polar")
     best = {name: max(found.percent(setting, name) for setting in found.cells) or 1.0 for name in found.names}

@@ -9,12 +9,15 @@ colour-blind people can tell apart; every coloured line has a marker of its own 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import LINEUP, RANDOM
 from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper.figures.style import MARKERS, PALETTE, panels, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 OURS = LINEUP[0].label
 STYLES = tuple(zip(PALETTE, MARKERS, strict=True))[:5]  # colour and marker
@@ -104,7 +107,7 @@ def methods_apart(sections: Sequence[Section], file: Path) -> None:
         va="bottom",
         fontsize=8,
     )
-    figure.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))
+    figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.96))
     save(figure, file)
 
 
@@ -146,7 +149,7 @@ def _styles(section: Section, names: Sequence[str]) -> dict[str, tuple[str, str]
     return dict(zip(best, STYLES, strict=False)) | ({RANDOM: RANDOM_STYLE} if RANDOM in totals else {})
 
 
-def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> None:
+def _draw(panel: "Axes", curves: Curves, styles: Mapping[str, tuple[str, str]]) -> None:
     """Grey lines for methods without a style, below coloured ones with bands."""
     banded = [*list(styles)[: BANDS - 1], RANDOM] if curves.keys() - styles.keys() else list(styles)
     for label, points in curves.items():
@@ -161,7 +164,7 @@ def _draw(panel: Any, curves: Curves, styles: Mapping[str, tuple[str, str]]) -> 
             panel.fill_between(tokens, low, high, color=colour, alpha=0.15, linewidth=0, zorder=2)
 
 
-def _axes(panel: Any, section: Section, title: str) -> None:
+def _axes(panel: "Axes", section: Section, title: str) -> None:
     """A logarithmic axis of tokens with the budgets as ticks."""
     ticks = sorted({line.tokens for line in section.reduced if line.tokens >= 1})
     panel.set_xscale("log", base=2)

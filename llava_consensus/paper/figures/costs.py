@@ -8,7 +8,7 @@ bytes only beside a model of the same size. Where there are two models, the firs
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.efficiency import (
@@ -24,6 +24,10 @@ from llava_consensus.evaluation.report.rows import FULL, Line
 from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper.figures import style
 from llava_consensus.paper.material import Material, NotMeasured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DRAWN = ("ConsensusDrop", "VisPruner", "SparseVLM")  # methods of F6 and F7, as we and the paper call them
 DASHES = ("-", "--", ":")
@@ -56,7 +60,7 @@ class Bought(NamedTuple):
     score_share: float
 
 
-def pareto(material: Material) -> Any:
+def pareto(material: Material) -> "Figure":
     """F6: Acc over time and over cache; below, both in percent of the full model beside the paper's."""
     section, bench = _measured(material)
     figure, panels = style.panels(4, 2, (3.2, 2.4))
@@ -69,7 +73,7 @@ def pareto(material: Material) -> Any:
     return figure
 
 
-def per_dataset(material: Material) -> Any:
+def per_dataset(material: Material) -> "Figure":
     """F7: the same against the time to the first token, in percent of the full model, one panel a benchmark."""
     section, bench = _measured(material)
     names, price = section.averaged, PRICES[0]
@@ -132,7 +136,7 @@ def _score(section: Section, line: Line, name: str | None) -> float | None:
     return run.score if run is not None and run.complete else None
 
 
-def _shares(panel: Any, curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str) -> None:
+def _shares(panel: "Axes", curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str) -> None:
     """Shares of the full model's cost and score; in grey the methods as the paper's Table 1 prints them."""
     rows = paper.printed_tables()[paper.PICTURES]
     full = rows[0]
@@ -142,14 +146,14 @@ def _shares(panel: Any, curves: Mapping[str, Sequence[Bought]], price: Price, co
             (100 * row[price.printed] / full[price.printed], 100 * row[column] / full[column]) for row in own
         )
         if points:
-            look = {"color": style.GREY, "marker": style.look(number).marker, "markersize": 3.5, "linewidth": 0.8}
+            look: Row = {"color": style.GREY, "marker": style.look(number).marker, "markersize": 3.5, "linewidth": 0.8}
             panel.plot(*zip(*points, strict=True), **look, label=f"{name}, printed (7B)", zorder=1)
     _lines_of(panel, {label: [(one.cost_share, one.score_share) for one in line] for label, line in curves.items()})
     panel.axhline(100, color="black", linestyle=":", linewidth=0.8)
     panel.set(xlabel=f"{price.title.split(' (')[0]} (% of all tokens)", ylabel=words)
 
 
-def _lines_of(panel: Any, curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     for number, (method, points) in enumerate(curves.items()):
         colour, marker = style.look(number)
         if points:
@@ -193,17 +197,17 @@ QUANTITIES = (
 )
 
 
-def over_ratio(material: Material) -> Any:
+def over_ratio(material: Material) -> "Figure":
     """F16: six panels over the share of tokens that is taken away."""
     return _over_ratio(material, QUANTITIES, 3)
 
 
-def time_and_cache(material: Material) -> Any:
+def time_and_cache(material: Material) -> "Figure":
     """F17: time to first token and cache over the same."""
     return _over_ratio(material, (TTFT, KV), 2)
 
 
-def speedups(material: Material) -> Any:
+def speedups(material: Material) -> "Figure":
     """F18: a group of bars for each budget of the first model, the paper's beside them in grey."""
     content = material.measured[0]
     rows = [row for row in content["rows"] if row["method"] != FULL]
@@ -243,7 +247,7 @@ def speedups(material: Material) -> Any:
     return figure
 
 
-def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int) -> Any:
+def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int) -> "Figure":
     contents = material.measured
     first = contents[0]
     figure, panels = style.panels(len(quantities), columns, (2.5, 2.0))
@@ -262,7 +266,7 @@ def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int
 
 
 def _lines(
-    panel: Any, quantity: Quantity, content: Row, dash: str, looks: Mapping[str, style.Look], several: bool
+    panel: "Axes", quantity: Quantity, content: Row, dash: str, looks: Mapping[str, style.Look], several: bool
 ) -> None:
     """A line for each method, which starts at the full model."""
     full = content["rows"][0]
@@ -275,7 +279,7 @@ def _lines(
             panel.plot(*zip(*known, strict=True), dash, color=colour, marker=marker, label=words)
 
 
-def _grey_line(panel: Any, quantity: Quantity, table: str) -> None:
+def _grey_line(panel: "Axes", quantity: Quantity, table: str) -> None:
     """ConsensusDrop as the paper prints it."""
     rows = paper.printed_tables()[table]
     full = next(row for row in rows if row["method"] == FULL_TITLE)
@@ -334,7 +338,7 @@ GROWTHS = (
 )
 
 
-def growth(material: Material) -> Any:
+def growth(material: Material) -> "Figure":
     """F19: six panels, both axes logarithmic; a line of slope 1 in grey."""
     if material.growth is None:
         raise NotMeasured("no growth.json")
@@ -346,7 +350,7 @@ def growth(material: Material) -> Any:
     return figure
 
 
-def _growth(panel: Any, view: Growth, points: list[Mapping[str, Any]]) -> None:
+def _growth(panel: "Axes", view: Growth, points: list[Mapping[str, Any]]) -> None:
     lowest: list[tuple[float, float]] = []
     for number, (name, title) in enumerate(GROWING.items()):
         found = [(point[view.along], view.shows(point)) for point in points if point["method"] == name]

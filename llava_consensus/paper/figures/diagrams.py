@@ -1,10 +1,14 @@
 """Diagrams that need no results: F5, the way of a picture through ConsensusDrop; F8, its two fusers."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.paper.figures import style
 from llava_consensus.paper.material import Material
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 VISION, CROSS, BOTH, PLAIN = "#56B4E9", "#F0C27A", "#D9A9C6", "#ECECEC"  # light enough for black letters
 INK = "#222222"
@@ -21,7 +25,7 @@ class Box(NamedTuple):
     colour: str = PLAIN
 
 
-def pipeline(_: Material) -> Any:
+def pipeline(_: Material) -> "Figure":
     """F5: what is read where, and what is kept and merged."""
     figure, panel = _canvas(7.2, 3.1)
     picture = Box(0.7, 2.3, 1.2, 0.55, "picture")
@@ -59,7 +63,7 @@ def pipeline(_: Material) -> Any:
     return figure
 
 
-def fusers(_: Material) -> Any:
+def fusers(_: Material) -> "Figure":
     """F8: convex fusion and recovery, on the same six tokens."""
     figure, panel = _canvas(7.2, 3.0)
     vision, cross = (0.10, 0.40, 0.05, 0.20, 0.05, 0.20), (0.30, 0.05, 0.25, 0.10, 0.25, 0.05)
@@ -90,18 +94,18 @@ def fusers(_: Material) -> Any:
 ARROW = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
 
 
-def _canvas(width: float, height: float) -> tuple[Any, Any]:
+def _canvas(width: float, height: float) -> "tuple[Figure, Axes]":
     figure, (panel,) = style.panels(1, 1, (width, height))
     panel.set_axis_off()
     return figure, panel
 
 
-def _limits(panel: Any, across: tuple[float, float], up: tuple[float, float]) -> None:
+def _limits(panel: "Axes", across: tuple[float, float], up: tuple[float, float]) -> None:
     panel.set_xlim(*across)
     panel.set_ylim(*up)
 
 
-def _draw(panel: Any, box: Box) -> None:
+def _draw(panel: "Axes", box: Box) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     corner = box.x - box.width / 2, box.y - box.height / 2
@@ -125,14 +129,14 @@ def _side(box: Box, other: Box) -> tuple[float, float]:
     return box.x + step, box.y
 
 
-def _arrow(panel: Any, start: tuple[float, float], end: tuple[float, float], words: str = "") -> None:
+def _arrow(panel: "Axes", start: tuple[float, float], end: tuple[float, float], words: str = "") -> None:
     panel.annotate("", end, start, arrowprops=ARROW)
     if words:
         panel.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2 + 0.35, words, fontsize=7, color=INK)
 
 
 def _row(
-    panel: Any,
+    panel: "Axes",
     corner: tuple[float, float],
     words: str,
     values: Sequence[float],

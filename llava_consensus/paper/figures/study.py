@@ -3,10 +3,14 @@ scap.json, whose fields `paper/study/results.py` describes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llava_consensus.paper.figures import style
 from llava_consensus.paper.material import Material, NotMeasured
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 SINGLES = (("cross", "cross-only"), ("vision", "vision-only"))
@@ -14,7 +18,7 @@ DECAY = ("pope", "gqa")  # benchmarks of the paper's F4
 DRAWN = "keep"  # the position policy that figures show; tables have both
 
 
-def recovery_helps(material: Material) -> Any:
+def recovery_helps(material: Material) -> "Figure":
     """F2: accuracy of both single signals and of recovery with either student, one panel a benchmark. The number in a
     bar of recovery is the rate, which is the best one of those that were run.
     """
@@ -34,7 +38,7 @@ def recovery_helps(material: Material) -> Any:
     return figure
 
 
-def three_way(material: Material) -> Any:
+def three_way(material: Material) -> "Figure":
     """F3: a bubble for each benchmark and retention: correction over gain, its size the disagreement."""
     rows = [row for row in _rows(material) if row["scores"] == "recovery" and row["gain"] is not None]
     retentions = sorted({row["retention"] for row in rows})
@@ -65,7 +69,7 @@ def three_way(material: Material) -> Any:
     return figure
 
 
-def decay(material: Material) -> Any:
+def decay(material: Material) -> "Figure":
     """F4: the correction factor over the rate, one panel a benchmark."""
     rows = [row for row in _rows(material) if row["scores"] == "recovery"]
     names = [name for name in DECAY if any(row["benchmark"] == name for row in rows)]
@@ -95,7 +99,7 @@ def decay(material: Material) -> Any:
     return figure
 
 
-def scap_by_place(material: Material) -> Any:
+def scap_by_place(material: Material) -> "Figure":
     """SCAP's mean saliency by patch index, with and without rotation: where it looks whatever the picture shows."""
     if material.scap is None or not material.scap.get("positions"):
         raise NotMeasured("no scap.json with positions")
@@ -144,7 +148,7 @@ def _best(rows: Sequence[Row], retention: float, scores: str, student: str | Non
     return max(own, key=lambda row: row["accuracy"], default=None)
 
 
-def _bar(panel: Any, place: int, label: str, bars: Sequence[Row | None], retentions: Sequence[float]) -> None:
+def _bar(panel: "Axes", place: int, label: str, bars: Sequence[Row | None], retentions: Sequence[float]) -> None:
     """The bars of one signal, with intervals; above those of recovery the rate of the best."""
     colour, width = style.look(place).colour, 0.2
     for number, row in enumerate(bars[: len(retentions)]):
@@ -175,14 +179,14 @@ def _bar(panel: Any, place: int, label: str, bars: Sequence[Row | None], retenti
             )
 
 
-def _all_tokens(panel: Any, material: Material, name: str) -> None:
+def _all_tokens(panel: "Axes", material: Material, name: str) -> None:
     rows = () if material.study is None else material.study["rows"]
     for row in rows:
         if (row["benchmark"], row["scores"]) == (name, "full"):
             panel.axhline(row["accuracy"] / row["scale"], color="black", linestyle=":", linewidth=1, label="all tokens")
 
 
-def _zoom(panel: Any, rows: Sequence[Row]) -> None:
+def _zoom(panel: "Axes", rows: Sequence[Row]) -> None:
     """An axis that starts below the lowest interval, so that differences can be seen; it is marked as cut."""
     lows = [(row["interval"] or [row["accuracy"]])[0] / row["scale"] for row in rows]
     bottom = max(0.0, 5 * ((min(lows) - 5) // 5))

@@ -10,10 +10,16 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.errors import DataError, missing_extra
 from llava_consensus.evaluation.files import write_out
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
 SHEET = "paper.mplstyle"
 KINDS = ("png", "svg")
@@ -46,7 +52,9 @@ def sheet() -> Iterator[None]:
         yield
 
 
-def panels(count: int, columns: int, size: tuple[float, float] = (2.4, 2.1), **options: Any) -> tuple[Any, list[Any]]:
+def panels(
+    count: int, columns: int, size: tuple[float, float] = (2.4, 2.1), **options: Any
+) -> "tuple[Figure, list[Axes]]":
     """A figure with `count` panels in rows of at most `columns`, each of a width and height in inches."""
     _matplotlib()
     from matplotlib.figure import Figure
@@ -67,7 +75,7 @@ def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tup
     return below, above
 
 
-def ticks(*parts: float) -> Any:
+def ticks(*parts: float) -> "LogLocator":
     """Ticks of a logarithmic axis at these multiples of every power of ten."""
     _matplotlib()
     from matplotlib.ticker import LogLocator
@@ -75,7 +83,7 @@ def ticks(*parts: float) -> Any:
     return LogLocator(subs=parts)
 
 
-def key(figure: Any, axes: Sequence[Any], columns: int = 4) -> None:
+def key(figure: "Figure", axes: "Sequence[Axes]", columns: int = 4) -> None:
     """One key below a figure for everything that has a label in it."""
     handles = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
@@ -90,7 +98,7 @@ def key(figure: Any, axes: Sequence[Any], columns: int = 4) -> None:
         )
 
 
-def save(figure: Any, file: Path) -> None:
+def save(figure: "Figure", file: Path) -> None:
     """One picture, of the kind that its name ends with.
 
     Raises:
@@ -99,11 +107,11 @@ def save(figure: Any, file: Path) -> None:
     content, kind = io.BytesIO(), file.suffix.removeprefix(".") or "png"
     if kind not in figure.canvas.get_supported_filetypes():
         raise DataError(f"{file}: must end with .png, .pdf or .svg")
-    figure.savefig(content, format=kind, **({"metadata": {"Date": None}} if kind == "svg" else {}))
+    figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
     write_out(file, content.getvalue())
 
 
-def save_all(figure: Any, folder: Path, name: str) -> list[Path]:
+def save_all(figure: "Figure", folder: Path, name: str) -> list[Path]:
     """A figure as one file of every kind: `name`.png and `name`.svg."""
     files = [folder / f"{name}.{kind}" for kind in KINDS]
     for file in files:
@@ -111,7 +119,7 @@ def save_all(figure: Any, folder: Path, name: str) -> list[Path]:
     return files
 
 
-def _matplotlib() -> Any:
+def _matplotlib() -> ModuleType:
     try:
         import matplotlib
         import matplotlib.figure

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_data import make_gqa, make_mme, make_pope, make_seed, make_textvqa
+from tiny_data import MADE
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, gqa, make
@@ -16,28 +16,11 @@ Change = Callable[[list[dict[str, Any]]], None]
 
 
 @pytest.fixture
-def gqa_data(tmp_path: Path) -> Path:
-    return make_gqa(tmp_path / "gqa")
-
-
-@pytest.fixture
-def pope_data(tmp_path: Path) -> Path:
-    return make_pope(tmp_path / "pope")
-
-
-@pytest.fixture
-def mme_data(tmp_path: Path) -> Path:
-    return make_mme(tmp_path / "mme")
-
-
-@pytest.fixture
-def seed_data(tmp_path: Path) -> Path:
-    return make_seed(tmp_path / "seed")
-
-
-@pytest.fixture
-def textvqa_data(tmp_path: Path) -> Path:
-    return make_textvqa(tmp_path / "textvqa")
+def data(tmp_path: Path) -> Path:
+    """The benchmarks that stand in one file of tests, each in a folder of its own."""
+    for name in ("gqa", "mme", "pope", "seed", "textvqa"):
+        MADE[name](tmp_path)
+    return tmp_path
 
 
 def answers_to(name: str, data: Path, text: str = "yes", ours: bool = False) -> list[dict[str, Any]]:
@@ -53,8 +36,8 @@ def question_file(name: str, data: Path) -> Path:
 
 
 @pytest.fixture(params=("gqa", "mme", "pope", "seed", "textvqa"))
-def case(request: pytest.FixtureRequest) -> tuple[str, Path]:
-    return request.param, request.getfixturevalue(f"{request.param}_data")
+def case(request: pytest.FixtureRequest, data: Path) -> tuple[str, Path]:
+    return request.param, data
 
 
 def test_registry_names_and_near_misses() -> None:
@@ -146,8 +129,7 @@ def test_bytes_that_are_no_text(case: tuple[str, Path]) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", "null", '{"a": 1}', '{"data": [{"image_id": 3}]}'])
 @pytest.mark.parametrize("name", ["gqa", "textvqa"])
-def test_damaged_gold_files_are_named(name: str, content: str, request: pytest.FixtureRequest) -> None:
-    data = request.getfixturevalue(f"{name}_data")
+def test_damaged_gold_files_are_named(name: str, content: str, data: Path) -> None:
     records = answers_to(name, data)
     path = data / "eval" / name / make(name).files[1].path
     path.write_text(content)
@@ -173,26 +155,26 @@ def test_answers_of_another_kind(case: tuple[str, Path], change: Change, words: 
         make(case[0]).score(records, case[1])
 
 
-def test_a_stated_index_counts_only_if_its_id_agrees(gqa_data: Path) -> None:
-    records = answers_to("gqa", gqa_data, ours=True)
+def test_a_stated_index_counts_only_if_its_id_agrees(data: Path) -> None:
+    records = answers_to("gqa", data, ours=True)
     for record, index in zip(records, (True, -1, 99, "0", 1), strict=False):
         record["metadata"]["index"] = index
-    assert make("gqa").score(records, gqa_data)["counts"]["missing"] == 0
+    assert make("gqa").score(records, data)["counts"]["missing"] == 0
 
 
 # GQA
 
 
-def test_gqa_reports_everything(gqa_data: Path) -> None:
-    report = make("gqa").score(answers_to("gqa", gqa_data, "Yes."), gqa_data)
+def test_gqa_reports_everything(data: Path) -> None:
+    report = make("gqa").score(answers_to("gqa", data, "Yes."), data)
     assert report["accuracy"] == 50.0 and report["binary"] == 100.0 and report["open"] == 0.0
     assert report["accuracyPerStructuralType"] == {"verify": [100.0, 2], "query": [0.0, 2]}
     assert report["accuracyPerSteps"] == {"0": [50.0, 4]} and "validity" not in report and "consistency" not in report
     assert report["extracted"][0] == {"index": 0, "extracted": "yes", "correct": True, "group": "verify"}
 
 
-def test_gqa_gold_is_held_as_far_as_it_is_scored_and_equal_parts_once(gqa_data: Path) -> None:
-    path = gqa_data / "eval" / "gqa" / make("gqa").files[1].path
+def test_gqa_gold_is_held_as_far_as_it_is_scored_and_equal_parts_once(data: Path) -> None:
+    path = data / "eval" / "gqa" / make("gqa").files[1].path
     gold = json.loads(path.read_text())
     held = gqa._gold(path, [])
     for key, entry in gold.items():
@@ -203,24 +185,24 @@ def test_gqa_gold_is_held_as_far_as_it_is_scored_and_equal_parts_once(gqa_data: 
     assert len({id(one) for one in types}) == len({tuple(one.items()) for one in types}) < len(types)
 
 
-def test_gqa_measures_validity_and_consistency_when_it_can(gqa_data: Path) -> None:
+def test_gqa_measures_validity_and_consistency_when_it_can(data: Path) -> None:
     choices = {str(key): {"valid": ["yes"], "plausible": []} for key in range(4)}
-    (gqa_data / "eval/gqa/data/testdev_balanced_choices.json").write_text(json.dumps(choices))
-    report = make("gqa", consistency="yes").score(answers_to("gqa", gqa_data), gqa_data)
+    (data / "eval/gqa/data/testdev_balanced_choices.json").write_text(json.dumps(choices))
+    report = make("gqa", consistency="yes").score(answers_to("gqa", data), data)
     assert report["validity"] == 100.0 and report["plausibility"] == 0.0 and report["consistency"] == 50.0
 
 
-def test_gqa_gold_of_another_tier_is_refused(gqa_data: Path) -> None:
-    path = gqa_data / "eval" / "gqa" / make("gqa").files[1].path
+def test_gqa_gold_of_another_tier_is_refused(data: Path) -> None:
+    path = data / "eval" / "gqa" / make("gqa").files[1].path
     gold = json.loads(path.read_text())
     del gold["2"]
     path.write_text(json.dumps(gold))
     with pytest.raises(DataError, match="does not know question_id '2'"):
-        make("gqa").score([], gqa_data)
+        make("gqa").score([], data)
 
 
-def test_gqa_consistency_is_an_option_and_the_official_report_is_there(gqa_data: Path) -> None:
-    report = make("gqa", consistency="yes").score(answers_to("gqa", gqa_data)[:3], gqa_data)
+def test_gqa_consistency_is_an_option_and_the_official_report_is_there(data: Path) -> None:
+    report = make("gqa", consistency="yes").score(answers_to("gqa", data)[:3], data)
     assert report["consistency"] == 75.0 and report["entailed_absent"] == 1
     assert report["official_lines"][:4] == ["Binary: 100.00%", "Open: 0.00%", "Accuracy: 66.67%", "Consistency: 75.00%"]
 
@@ -245,76 +227,76 @@ def rewrite_labels(data: Path, change: Change) -> None:
         (lambda rows: rows[2].pop("label"), "line 3: expected an object with label"),
     ],
 )
-def test_pope_labels_of_another_version_are_refused(pope_data: Path, change: Change, words: str) -> None:
-    rewrite_labels(pope_data, change)
+def test_pope_labels_of_another_version_are_refused(data: Path, change: Change, words: str) -> None:
+    rewrite_labels(data, change)
     with pytest.raises(DataError, match=words) as caught:
-        make("pope").score([], pope_data)
+        make("pope").score([], data)
     assert "coco_pope_random.json" in str(caught.value)
 
 
-def test_pope_perfect_and_constant_answers(pope_data: Path) -> None:
-    questions = make("pope").load(pope_data)
+def test_pope_perfect_and_constant_answers(data: Path) -> None:
+    questions = make("pope").load(data)
     labels = ["yes" if one.index % 2 == 0 else "no" for one in questions]
     perfect = [{"question_id": one.question_id, "text": label} for one, label in zip(questions, labels, strict=True)]
-    assert make("pope").score(perfect, pope_data)["f1"] == 100.0
-    never = make("pope").score([{**one, "text": "no"} for one in perfect], pope_data)
+    assert make("pope").score(perfect, data)["f1"] == 100.0
+    never = make("pope").score([{**one, "text": "no"} for one in perfect], data)
     assert never["f1"] == 0.0 and never["precision"] is None and never["yes_ratio"] == 0.0
 
 
 # TextVQA
 
 
-def test_textvqa_tells_the_questions_of_one_picture_apart(textvqa_data: Path) -> None:
-    records = answers_to("textvqa", textvqa_data)
+def test_textvqa_tells_the_questions_of_one_picture_apart(data: Path) -> None:
+    records = answers_to("textvqa", data)
     for record in records:
         record["text"] = "Dakota" if record["prompt"].startswith("What Brand") else "1999"
         record["prompt"] = record["prompt"].split("\n")[0].upper() + "\nAnswer the question using a single word."
-    report = make("textvqa").score(records[::-1], textvqa_data)
+    report = make("textvqa").score(records[::-1], data)
     assert report["accuracy"] == pytest.approx(100.0)
     assert report["extracted"][1] == {"index": 1, "extracted": "1999", "correct": 1.0}
 
 
-def test_textvqa_needs_prompts_and_ten_answers(textvqa_data: Path) -> None:
-    records = answers_to("textvqa", textvqa_data)
+def test_textvqa_needs_prompts_and_ten_answers(data: Path) -> None:
+    records = answers_to("textvqa", data)
     with pytest.raises(DataError, match="no question found"):
-        make("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], textvqa_data)
+        make("textvqa").score([{**records[0], "prompt": "one line", "metadata": {}}], data)
     with pytest.raises(DataError, match="no prompt"):
-        make("textvqa").score([{"question_id": "im1", "text": "a"}], textvqa_data)
-    path = textvqa_data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
+        make("textvqa").score([{"question_id": "im1", "text": "a"}], data)
+    path = data / "eval" / "textvqa" / "TextVQA_0.5.1_val.json"
     content = json.loads(path.read_text())
     content["data"][1]["answers"].pop()
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="entry 2 of data: 9 answers"):
-        make("textvqa").score(records, textvqa_data)
+        make("textvqa").score(records, data)
     content["data"] = content["data"][:1]
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="another version"):
-        make("textvqa").score(records, textvqa_data)
+        make("textvqa").score(records, data)
 
 
 # MME
 
 
-def test_mme_pairs_and_totals(mme_data: Path) -> None:
-    report = make("mme").score(answers_to("mme", mme_data, "Yes"), mme_data)
+def test_mme_pairs_and_totals(data: Path) -> None:
+    report = make("mme").score(answers_to("mme", data, "Yes"), data)
     assert report["perception"] == 100.0 and report["cognition"] is None
     assert report["tasks"]["color"] == {"acc": 50.0, "acc_plus": 0.0, "score": 50.0, "pictures": 2}
-    half = make("mme").score(answers_to("mme", mme_data, "Yes")[:3], mme_data)
+    half = make("mme").score(answers_to("mme", data, "Yes")[:3], data)
     assert half["tasks"]["color"]["pictures"] == 1 and half["counts"]["answered"] == 3
 
 
-def test_mme_results_folder_is_what_the_official_tool_reads(mme_data: Path, tmp_path: Path) -> None:
-    records = answers_to("mme", mme_data, "Yes")[::-1]
+def test_mme_results_folder_is_what_the_official_tool_reads(data: Path, tmp_path: Path) -> None:
+    records = answers_to("mme", data, "Yes")[::-1]
     export = make("mme").export
-    assert export and export(records, mme_data, tmp_path / "out")["written"] == 8
+    assert export and export(records, data, tmp_path / "out")["written"] == 8
     text = (tmp_path / "out" / "scene.txt").read_text()
     assert text.splitlines()[2] == "0002.txt\tIs 2 red?  Please answer yes or no.\tYes\tYes"
-    again = make("mme").read(tmp_path / "out", mme_data)
-    assert make("mme").score(again, mme_data)["perception"] == 100.0
+    again = make("mme").read(tmp_path / "out", data)
+    assert make("mme").score(again, data)["perception"] == 100.0
     with pytest.raises(DataError, match="1 questions have no answer"):
-        export(records[1:], mme_data, tmp_path / "out2")
+        export(records[1:], data, tmp_path / "out2")
     with pytest.raises(DataError, match="a tab or a line feed"):
-        export([{**one, "text": "yes\tno"} for one in records], mme_data, tmp_path / "out2")
+        export([{**one, "text": "yes\tno"} for one in records], data, tmp_path / "out2")
 
 
 @pytest.mark.parametrize(
@@ -325,72 +307,57 @@ def test_mme_results_folder_is_what_the_official_tool_reads(mme_data: Path, tmp_
         (lambda rows: [one.update(question_id="posters/1.jpg") for one in rows], "no right answers for posters"),
     ],
 )
-def test_mme_questions_that_are_not_the_official_ones(mme_data: Path, change: Change, words: str) -> None:
-    path = question_file("mme", mme_data)
+def test_mme_questions_that_are_not_the_official_ones(data: Path, change: Change, words: str) -> None:
+    path = question_file("mme", data)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     change(rows)
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(DataError, match=words):
-        make("mme").score([], mme_data)
+        make("mme").score([], data)
 
 
 # SEED-Bench
 
 
-def test_seed_tells_pictures_and_videos_apart(seed_data: Path) -> None:
-    records = answers_to("seed", seed_data, "A")
+def test_seed_tells_pictures_and_videos_apart(data: Path) -> None:
+    records = answers_to("seed", data, "A")
     records[3]["text"] = "C"
-    report = make("seed").score(records, seed_data)
+    report = make("seed").score(records, data)
     assert (report["accuracy"], report["video"]) == (50.0, 100.0) and report["image"] == pytest.approx(100 / 3)
     assert report["types"]["Action Recognition"] == 100.0 and report["script_stops"] == []
-    part = make("seed").score(records[:1], seed_data)
+    part = make("seed").score(records[:1], data)
     assert part["accuracy"] == 100.0 and part["missing_as_wrong"]["accuracy"] == 25.0
     assert part["script_stops"] == ["video: no question"]
 
 
-def test_seed_upload_needs_every_answer(seed_data: Path, tmp_path: Path) -> None:
-    export, records = make("seed").export, answers_to("seed", seed_data, "A")
-    assert export and export(records, seed_data, tmp_path / "u.jsonl")["written"] == 4
+def test_seed_upload_needs_every_answer(data: Path, tmp_path: Path) -> None:
+    export, records = make("seed").export, answers_to("seed", data, "A")
+    assert export and export(records, data, tmp_path / "u.jsonl")["written"] == 4
     assert (tmp_path / "u.jsonl").read_text().splitlines()[3] == '{"question_id": "v0", "prediction": "A"}'
     with pytest.raises(DataError, match=r"1 questions have no answer.*'v0'"):
-        export(records[:3], seed_data, tmp_path / "u2.jsonl")
+        export(records[:3], data, tmp_path / "u2.jsonl")
 
 
-def test_seed_takes_ids_as_texts_and_as_numbers(seed_data: Path, tmp_path: Path) -> None:
-    seed, target = make("seed"), tmp_path / "upload.jsonl"
-    records = [{"question_id": one.question_id, "text": "A"} for one in seed.load(seed_data)]
-    as_texts = [{**one, "question_id": str(one["question_id"])} for one in records]
-    assert seed.score(as_texts, seed_data)["accuracy"] == seed.score(records, seed_data)["accuracy"]
-    file = next((seed_data / "eval" / "seed_bench").glob("SEED-Bench.json"))
-    content = json.loads(file.read_text())
-    numbered = next(one for one in content["questions"] if str(one["question_id"]).isdecimal())
-    numbered["question_id"] = int(numbered["question_id"])
-    file.write_text(json.dumps(content))
-    seed.export(as_texts, seed_data, target)
-    ids = [json.loads(line)["question_id"] for line in target.read_text().splitlines()]
-    assert numbered["question_id"] in ids, "as the annotation has it"
-
-
-def test_seed_questions_that_are_not_annotated_are_counted(seed_data: Path) -> None:
-    path = seed_data / "eval" / "seed_bench" / "SEED-Bench.json"
+def test_seed_questions_that_are_not_annotated_are_counted(data: Path) -> None:
+    path = data / "eval" / "seed_bench" / "SEED-Bench.json"
     content = json.loads(path.read_text())
     content["questions"].pop()
     path.write_text(json.dumps(content))
-    report = make("seed").score(answers_to("seed", seed_data, "B"), seed_data)
+    report = make("seed").score(answers_to("seed", data, "B"), data)
     assert report["not_annotated"] == 1 and len(report["extracted"]) == 3 and report["video"] is None
     content["questions"][0].pop("answer")
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="entry 1 of questions: no answer"):
-        make("seed").score([], seed_data)
+        make("seed").score([], data)
 
 
 # Options
 
 
-def test_textvqa_without_ocr_tokens(textvqa_data: Path) -> None:
+def test_textvqa_without_ocr_tokens(data: Path) -> None:
     without = make("textvqa", ocr="without")
     assert without.asking == {"ocr": "without"} and without.paper is None
-    plain = [one.text for one in without.load(textvqa_data)]
+    plain = [one.text for one in without.load(data)]
     assert plain[0] == "What Brand is it?\nAnswer the question using a single word or phrase."
-    records = [{**one, "prompt": text} for one, text in zip(answers_to("textvqa", textvqa_data), plain, strict=True)]
-    assert without.score(records, textvqa_data)["complete"]
+    records = [{**one, "prompt": text} for one, text in zip(answers_to("textvqa", data), plain, strict=True)]
+    assert without.score(records, data)["complete"]

@@ -47,6 +47,9 @@ def test_seed_ids_are_texts_or_numbers_anywhere(tmp_path: Path, kind: type) -> N
     keys = [kind(101), kind(102), "v0"]
     answers = lines(tmp_path / "a.jsonl", [{"question_id": key, "text": "A"} for key in keys])
     assert seed.score_file(answers, data)["image"] == pytest.approx(100 / 3)
+    seed.export(seed.read(answers, data), data, tmp_path / "upload.jsonl")
+    uploaded = [json.loads(line)["question_id"] for line in (tmp_path / "upload.jsonl").read_text().splitlines()]
+    assert uploaded == [row["question_id"] for row in content["questions"]], "as the annotation has them"
 
 
 def test_mmvet_results_and_finished_grades(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
-"""Graders: prompts read out of a script without executing it, equal to the official ones, or in our own words; MM-Vet's
-rounds; who is asked about what in MMBench, and the official result of every recorded group.
+"""Graders: prompts read out of a script without executing it, equal to the official ones, or in our own words; who is
+asked about what in MMBench, and the official result of every recorded group.
 """
 
 import json
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from golden_cases import compare, golden, sample
 from judge_server import Act, Server
-from judged_data import judge_config, mm_vet_dialogue, write_answers
+from judged_data import judge_config, write_answers
 from tiny_data import make_mmbench
 
 from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.judge import grader_of
-from llava_consensus.evaluation.judge.grader import CHINESE, Grader, Outcome, Reply
+from llava_consensus.evaluation.judge.grader import CHINESE, Grader, Reply
 from llava_consensus.evaluation.judge.run import Grading
 
 MM_VET, VIDEO_QA, MMBENCH = (grader_of(name) for name in ("mmvet", "msvd", "mmbench"))
@@ -152,16 +152,6 @@ def test_our_own_words_are_not_the_official_ones() -> None:
 def test_half_characters_are_replaced() -> None:
     filled = VIDEO_QA.prompt().fill({**FIELDS, "prediction": "a\ud83d"})
     assert "Answer of the model: a?" in filled[1]["content"]
-
-
-# MM-Vet: how often a judge is asked
-
-
-def test_mm_vet_gives_up_after_six_replies() -> None:
-    outcome, turns = mm_vet_dialogue(["no"])
-    assert outcome == Outcome(0.0, "no", read=False)
-    assert [turn.options["temperature"] for turn in turns] == [0.0, 0.0, 0.5, 1.0, 1.5, 2.0]
-    assert [turn.again for turn in turns] == [False, True, True, True, True, True]
 
 
 # MMBench: who is asked about what

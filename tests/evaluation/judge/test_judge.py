@@ -286,14 +286,6 @@ def test_a_grade_that_is_no_number_is_an_unreadable_reply(tmp_path: Path, grade:
     assert metrics["total"] == 100.0 and metrics["replies"]["unreadable"] == 1 and metrics["complete"]
 
 
-def test_a_grade_that_is_no_number_in_every_round_is_a_grade_of_zero(tmp_path: Path) -> None:
-    with Server(lambda text, number: Act(text="nan" if "answer 4" in text else "1")) as server:
-        result = run(judge_config(tmp_path, server.url), progress=False)
-    assert result.metrics is not None and result.metrics["total"] == 80.0 and result.metrics["score"] == 80.0
-    assert result.metrics["replies"]["given_up"] == 1 and result.path is not None
-    json.loads((result.path / "metrics.json").read_text(), parse_constant=pytest.fail)
-
-
 # Limits
 
 
@@ -495,6 +487,11 @@ def test_the_command(tmp_path: Path, good: Server, capsys: pytest.CaptureFixture
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: nothing was sent. To be sent, by estimate: 5 requests")
     assert "dollars" in output.out and good.total == 0
+    for limit in (["--max-judge-tokens", "1"], ["--max-requests", "0"], ["--max-cost", "0", "--judge-price", "1", "1"]):
+        assert cli.main([*asked, *limit]) == 5 and "the limit is reached" in capsys.readouterr().err
+    for wrong in (["--judge-timeout", "0"], ["--judge-tries", "0"], ["--concurrency", "0"], ["--runs", "0"]):
+        assert cli.main([*asked, *wrong]) == 2 and f"{wrong[0]} 0" in capsys.readouterr().err
+    assert good.total == 0
     assert cli.main(asked) == 0
     output = capsys.readouterr()
     assert output.out.startswith("mmvet: total 50.00, 5 of 5 questions graded\nby capability: rec 50.0")

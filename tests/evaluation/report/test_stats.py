@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_data
 from run_folders import store
+from tiny_data import MADE
 
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make
@@ -265,18 +265,6 @@ def test_no_sample_where_the_score_cannot_be_made(found: dict[str, Any]) -> None
         and sample(report([1, 0]), None) is None
         and sample(report([1, 0]), 50.0) is not None
     )
-
-
-MADE = {
-    "gqa": tiny_data.make_gqa,
-    "mmbench": tiny_data.make_mmbench,
-    "mme": tiny_data.make_mme,
-    "pope": tiny_data.make_pope,
-    "seed": tiny_data.make_seed,
-    "sqa": tiny_data.make_sqa,
-    "textvqa": tiny_data.make_textvqa,
-    "vqav2": tiny_data.make_vqav2,
-}
 
 
 @pytest.mark.parametrize("name", MADE)
