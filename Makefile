@@ -92,8 +92,8 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 	$(CLI) paper table results $(RUN) $(ARGS)
 	$(CLI) report --out $(OUT) --preset results $(if $(LIMIT),--limit $(LIMIT)) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
-pages: $(READY)  ## the committed docs/results.md anew, from a complete grid in OUT: refused where a run or a cell is missing
-	$(CLI) report --out $(OUT) --preset results --complete --write docs/results.md --format brief
+pages: $(READY)  ## every generated number of README.md, docs/results.md and docs/paper.md anew, from docs/measured.tar.xz
+	$(PYTHON) -m eval_scripts.pages write
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \

@@ -7,7 +7,7 @@ which setting a printed row is about, is read off the preset of the table (`pres
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import floor
+from math import floor, isclose
 from typing import Any
 
 from llava_consensus.evaluation.report.rows import Row
@@ -110,9 +110,10 @@ class Settings:
         return self.cells[setting][name].percent
 
     @property
-    def best(self) -> Setting:
-        """The setting with the highest mean."""
-        return max(self.cells, key=lambda one: sum(self.percent(one, name) for name in self.averaged))
+    def best(self) -> list[Setting]:
+        """The settings with the highest mean: several where it is the same."""
+        totals = {one: sum(self.percent(one, name) for name in self.averaged) for one in self.cells}
+        return [one for one, total in totals.items() if isclose(total, max(totals.values()))]
 
 
 def settings(material: Material, name: str, policy: str = "renumber") -> Settings:

@@ -150,6 +150,7 @@ def ledger_table(rows: Sequence[Accounted]) -> Table:
         groups += [Group(f"{model}: {available} tokens in all", tuple(lines))] if lines else []
     titles = tuple(column.title for column in COLUMNS)
     below = "; ".join(f"[{number}] {source}" for number, source in enumerate(sources, start=1))
+    below += '. "% of full" is over the benchmarks of a row\'s own source: only rows of one source can be ranked by it.'
     return Table("Published results, every budget by one account (docs/accounting.md)", titles, tuple(groups), below)
 
 

@@ -4,7 +4,7 @@
 results are not there is named with the command that makes them, and nothing is drawn. Needs the extra `plots`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +24,15 @@ GROWTH = "llava-consensus bench --growth --methods all"
 
 
 class Figure(NamedTuple):
-    """One figure: name of its files, what it shows, what draws it, and the command that makes its results."""
+    """One figure: name of its files, what it shows, what draws it, the command that makes its results, and what says of
+    them how many questions, which model and which device.
+    """
 
     name: str
     title: str
     draw: Callable[[Material], Any]
     makes: str = ""
+    about: Callable[[Material], str] = lambda _: ""
 
 
 class Drawn(NamedTuple):
@@ -40,26 +43,69 @@ class Drawn(NamedTuple):
     missing: str = ""
 
 
+def of_study(material: Material) -> str:
+    """What the study's figures are of."""
+    if material.study is None:
+        return ""
+    full = {row["title"]: row for row in material.study["rows"] if row["scores"] == "full"}
+    return f"{_setting(material.study['description'])}: {_counts(full)}; positions kept"
+
+
+def of_scap(material: Material) -> str:
+    """What the probe looked at."""
+    found = material.scap or {"description": {}, "benchmark": ""}
+    return f"{_setting(found['description'])}: {_counts({found['benchmark']: found})}"
+
+
+def of_runs(material: Material) -> str:
+    """What the runs of the largest section are of, whose ablations and budgets are drawn."""
+    section = max(material.sections, key=lambda one: len(one.rows))
+    runs = {section.title(row.benchmark): row for row in section.rows if row.metrics}
+    counts = {name: {"questions": row.metrics["questions"], "pictures": row.pictures} for name, row in runs.items()}  # type: ignore[index]
+    return f"{_setting(section.rows[0].config)}: {_counts(counts)}"
+
+
+def of_bench(material: Material) -> str:
+    """What was timed, where, how often; whiskers are quartiles."""
+    found = [
+        f"{one['model']} on {one['machine']['device']} ({one['machine'].get('processor', '')}), medians of "
+        f"{len(one['rows'][0].get('samples', ()))} answers, whiskers: quartiles"
+        for one in material.measured
+    ]
+    return "; ".join(found)
+
+
+def _setting(config: Mapping[str, Any]) -> str:
+    return f"{config.get('model')} on {config.get('data')}, {config.get('device')}"
+
+
+def _counts(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many questions about how many pictures, by the benchmark's title."""
+    return ", ".join(
+        f"{name} {one['questions']} questions / {one.get('pictures')} pictures" for name, one in found.items()
+    )
+
+
 FIGURES = (
-    Figure("f02-recovery-helps", "both signals alone and together", study.recovery_helps, STUDY),
-    Figure("f03-three-way", "disagreement, correction and gain", study.three_way, STUDY),
-    Figure("f04-decay", "correction over the recovery rate", study.decay, STUDY),
+    Figure("f02-recovery-helps", "both signals alone and together", study.recovery_helps, STUDY, of_study),
+    Figure("f03-three-way", "disagreement, correction and gain", study.three_way, STUDY, of_study),
+    Figure("f04-decay", "correction over the recovery rate", study.decay, STUDY, of_study),
     Figure("f05-pipeline", "the method", diagrams.pipeline),
-    Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED),
-    Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED),
+    Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED, of_runs),
+    Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED, of_runs),
     Figure("f08-fusers", "the two fusers", diagrams.fusers),
-    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha"),
-    Figure("f10-temperature", "temperatures of both sides", ablations.temperature, f"{ABLATION} temperature"),
-    Figure("f11-recovery", "student and rate of recovery", ablations.recovery, f"{ABLATION} recovery"),
-    Figure("f12-anchors", "how many tokens are merged ones", ablations.anchors, f"{ABLATION} anchors"),
-    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score"),
-    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE),
-    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE),
-    Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH),
-    Figure("f17-time-and-cache", "time and cache over the same", costs.time_and_cache, BENCH),
-    Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH),
+    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha", of_runs),
+    Figure("f10-temperature", "temperatures of both sides", ablations.temperature, f"{ABLATION} temperature", of_runs),
+    Figure("f11-recovery", "student and rate of recovery", ablations.recovery, f"{ABLATION} recovery", of_runs),
+    Figure("f12-anchors", "how many tokens are merged ones", ablations.anchors, f"{ABLATION} anchors", of_runs),
+    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score", of_runs),
+    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE, of_runs),
+    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE, of_runs),
+    Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH, of_bench),
+    Figure("f17-time-and-cache", "time and cache over the same", costs.time_and_cache, BENCH, of_bench),
+    Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH, of_bench),
     Figure("f19-growth", "how the methods' own work grows", costs.growth, GROWTH),
-    Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY),
+    Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY, of_scap),
 )
 
 
@@ -73,7 +119,9 @@ def draw(material: Material, folder: Path) -> Iterator[Drawn]:
     for figure in FIGURES:
         with style.sheet():
             try:
-                files = style.save_all(figure.draw(material), folder, figure.name)
+                drawing = figure.draw(material)
+                style.caption(drawing, figure.about(material))
+                files = style.save_all(drawing, folder, figure.name)
             except NotMeasured as error:
                 yield Drawn(figure, (), str(error))
                 continue

@@ -3,7 +3,7 @@ best of each. What the paper prints stands beside ours in grey: another model on
 and levels cannot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import floor, pi
 from typing import Any
 
@@ -15,6 +15,7 @@ from llava_consensus.paper.material import Material, NotMeasured
 
 FULL = "all tokens"
 PAPER = "printed in the paper (LLaVA-1.5-7B)"
+COLOURS = "PuOr"  # of maps: two hues that colour-blind people can tell apart, and pale where nothing differs
 
 
 def alpha(material: Material) -> Any:
@@ -44,27 +45,41 @@ def alpha(material: Material) -> Any:
 
 
 def temperature(material: Material) -> Any:
-    """F10: a heat map of both temperatures for each benchmark, ours above, the paper's below."""
+    """F10: a heat map of both temperatures for each benchmark, ours above, the paper's below; colours are points from a
+    map's own mean, on one scale for all.
+    """
     found = settings(material, "temperature")
     cells = {setting: values for setting, values in found.cells.items() if _square(found, setting)}
     figure, panels = style.panels(2 * len(found.names), len(found.names), (1.55, 1.5))
     count = len(found.names)
-    for number, (name, title) in enumerate(zip(found.names, found.titles, strict=True)):
-        ours = {setting: found.percent(setting, name) for setting in cells}
-        notes = {}
+    maps: list[tuple[dict[Setting, float], dict[Setting, str]]] = []
+    for name in found.names:
+        ours, notes = {setting: found.percent(setting, name) for setting in cells}, {}
         for setting in cells:
             low, high = found.cells[setting][name].percent_bounds
             notes[setting] = f"{ours[setting]:.1f}\n± {(high - low) / 2:.1f}"
-        _heat(panels[number], ours, notes)
-        panels[number].set_title(title)
+        maps.append((ours, notes))
+    for name in found.names:
         printed = {setting: scores[name] for setting, scores in found.printed.items() if name in scores}
-        if printed:
-            _heat(panels[count + number], printed, {key: f"{value:.1f}" for key, value in printed.items()}, "Greys")
-        else:
-            panels[count + number].set_axis_off()
+        maps.append((printed, {key: f"{value:.1f}" for key, value in printed.items()}))
+    reach = max(_reach(values.values()) for values, _ in maps if values)
+    images = [_heat(panel, *one, reach) for panel, one in zip(panels, maps, strict=True) if one[0]]
+    for panel, title in zip(panels, found.titles, strict=False):
+        panel.set_title(title)
+    for panel, (values, _) in zip(panels, maps, strict=True):
+        if not values:
+            panel.set_axis_off()
     panels[0].set_ylabel("ours\nvision temperature")
     panels[count].set_ylabel("paper\nvision temperature")
+    figure.colorbar(images[0], ax=panels, shrink=0.8, label="points from the map's mean")
     return figure
+
+
+def _reach(values: Iterable[float]) -> float:
+    """How far values lie from their mean; at least a point, so that a tenth of one stays pale."""
+    found = list(values)
+    middle = sum(found) / len(found)
+    return max(1.0, *(abs(value - middle) for value in found))
 
 
 def recovery(material: Material) -> Any:
@@ -109,19 +124,25 @@ def anchors(material: Material) -> Any:
 
 
 def score(material: Material) -> Any:
-    """F13: every way to score: the score as a number, its deviation from the benchmark's mean as colour."""
+    """F13: every way to score: the score as a number, its deviation from the benchmark's mean as colour, one scale."""
     found = settings(material, "score")
     figure, (left, right) = style.panels(2, 2, (3.6, 2.6))
     ours = [[found.percent(setting, name) for name in found.names] for setting in found.cells]
-    _matrix(left, found, list(found.cells), ours)
+    names, theirs = (
+        [name for name in found.names if all(name in one for one in found.printed.values())],
+        sorted(found.printed),
+    )
+    printed = [[found.printed[key][name] for name in names] for key in theirs]
+    columns = [column for table in (ours, printed) if names or table is ours for column in zip(*table, strict=True)]
+    reach = max(map(_reach, columns))
+    image = _matrix(left, found, list(found.cells), ours, found.names, reach)
     left.set_title("ours")
-    names = [name for name in found.names if all(name in scores for scores in found.printed.values())]
     if names:
-        theirs = sorted(found.printed)
-        _matrix(right, found, theirs, [[found.printed[key][name] for name in names] for key in theirs], names, "Greys")
+        _matrix(right, found, theirs, printed, names, reach)
         right.set_title("paper")
     else:
         right.set_axis_off()
+    figure.colorbar(image, ax=[left, right], shrink=0.8, label="points from the column's mean")
     return figure
 
 
@@ -171,18 +192,18 @@ def _square(found: Settings, setting: Setting) -> bool:
     return min(counts) > 1
 
 
-def _heat(panel: Any, values: dict[Setting, float], notes: dict[Setting, str], colours: str | None = None) -> None:
-    """A square of two temperatures."""
+def _heat(panel: Any, values: dict[Setting, float], notes: dict[Setting, str], reach: float) -> Any:
+    """A square of two temperatures, coloured by points from its mean, up to `reach`."""
     rows, columns = (sorted({setting[axis] for setting in values}) for axis in (0, 1))
-    table = [[values.get((row, column), float("nan")) for column in columns] for row in rows]
     middle = sum(values.values()) / len(values)
-    reach = max(1.0, *(abs(value - middle) for value in values.values()))  # so that a tenth of a point stays pale
-    image = panel.imshow(table, cmap=colours, origin="lower", vmin=middle - reach, vmax=middle + reach)
+    table = [[values.get((row, column), float("nan")) - middle for column in columns] for row in rows]
+    image = panel.imshow(table, cmap=COLOURS, origin="lower", vmin=-reach, vmax=reach)
     for (row, column), note in notes.items():
-        _note(panel, image, (columns.index(column), rows.index(row)), values[row, column], note)
+        _note(panel, image, (columns.index(column), rows.index(row)), values[row, column] - middle, note)
     panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
     panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
     panel.set_xlabel("cross temperature")
+    return image
 
 
 def _matrix(
@@ -190,21 +211,21 @@ def _matrix(
     found: Settings,
     settings: Sequence[Setting],
     table: Sequence[Sequence[float]],
-    names: Sequence[str] | None = None,
-    colours: str | None = None,
-) -> None:
+    names: Sequence[str],
+    reach: float,
+) -> Any:
     """Settings by benchmarks and their mean, over those in which the full model does not guess."""
-    names = found.names if names is None else names
     places = [place for place, name in enumerate(names) if name in found.averaged] or range(len(names))
     rows = [[*line, sum(line[place] for place in places) / len(places)] for line in table]
     means = [sum(column) / len(column) for column in zip(*rows, strict=True)]
     deviation = [[value - mean for value, mean in zip(line, means, strict=True)] for line in rows]
-    image = panel.imshow(deviation, cmap=colours, aspect="auto")
+    image = panel.imshow(deviation, cmap=COLOURS, aspect="auto", vmin=-reach, vmax=reach)
     for row, line in enumerate(rows):
         for column, value in enumerate(line):
             _note(panel, image, (column, row), deviation[row][column], f"{value:.1f}")
     panel.set_xticks(range(len(names) + 1), [*(found.section.title(name) for name in names), "mean"], rotation=30)
     panel.set_yticks(range(len(settings)), [" + ".join(map(str, setting)) for setting in settings])
+    return image
 
 
 def _note(panel: Any, image: Any, place: tuple[int, int], value: float, words: str) -> None:
@@ -272,12 +293,19 @@ def _best(material: Material) -> tuple[list[str], dict[str, list[float]], dict[s
     if len(names) < 3:
         raise NotMeasured("the ablations have fewer than three benchmarks in common")
     section = grids[0].section
-    best = {f"{one.ablation.title}: {', '.join(map(str, one.best))}": one.cells[one.best] for one in grids}
+    best = {f"{one.ablation.title}: {_named(one.best)}": one.cells[one.best[0]] for one in grids}
     if section.full is not None and all(name in section.full.runs for name in names):
         best = {FULL: {name: Cell(section.full.runs[name]) for name in names}, **best}
     lines = {label: [cells[name].percent for name in names] for label, cells in best.items()}
     ends = {label: [cells[name].percent_bounds for name in names] for label, cells in best.items()}
     return [section.title(name) for name in names], lines, ends
+
+
+def _named(best: Sequence[Setting]) -> str:
+    """The best setting, or that several are alike: none of these is better than the others."""
+    if len(best) == 1:
+        return ", ".join(map(str, best[0]))
+    return " = ".join(", ".join(map(str, one)) for one in best) if len(best) < 4 else f"{len(best)} settings alike"
 
 
 def _radar(panel: Any, titles: Sequence[str], lines: Mapping[str, Sequence[float]], first: int = 0) -> None:
@@ -297,7 +325,8 @@ def _radar(panel: Any, titles: Sequence[str], lines: Mapping[str, Sequence[float
     lowest = min(min(values) for values in lines.values())
     bottom, top = max(0, 10 * floor((lowest - 3) / 10)), max(100.0, *(max(values) for values in lines.values()))
     panel.set_ylim(bottom, 1.02 * top)
-    panel.set_yticks([bottom, (bottom + 100) / 2, 100])
+    middle = (bottom + 100) / 2
+    panel.set_yticks([bottom, middle, 100], [f"centre: {bottom:g} %", f"{middle:g} %", "100 %"])
     panel.set_xticks(angles, titles)
     panel.set_theta_offset(pi / 2)
     panel.set_rlabel_position(90 / len(titles))

@@ -58,6 +58,7 @@ class Bought(NamedTuple):
     score: float
     cost_share: float
     score_share: float
+    tokens: float
 
 
 def pareto(material: Material) -> "Figure":
@@ -67,6 +68,9 @@ def pareto(material: Material) -> "Figure":
     for column, price in enumerate(PRICES):
         curves = _curves(section, bench, price, None)
         _lines_of(panels[column], {label: [(one.cost, one.score) for one in line] for label, line in curves.items()})
+        for one in (bought for line in curves.values() for bought in line):
+            place = {"textcoords": "offset points", "xytext": (3, 3), "fontsize": 5.5}
+            panels[column].annotate(f"{one.tokens:g}", (one.cost, one.score), **place)
         panels[column].set(xlabel=price.title, ylabel=f"Acc over {len(section.averaged)} benchmarks")
         _shares(panels[2 + column], curves, price, "acc", "Acc (% of all tokens)")
     style.key(figure, panels, 4)
@@ -114,7 +118,7 @@ def _curves(section: Section, bench: Sequence[Row], price: Price, name: str | No
             score, row = _score(section, line, name), next((row for row in bench if _is_of(row, line)), None)
             if score is not None and whole and row is not None and full_row is not None:
                 share = 100 * row[price.key] / full_row[price.key]
-                found.append(Bought(row[price.key] * price.unit, score, share, 100 * score / whole))
+                found.append(Bought(row[price.key] * price.unit, score, share, 100 * score / whole, line.tokens))
         curves[method] = sorted(found)
     if not any(curves.values()):
         budgets = " ".join(dict.fromkeys(f"{line.tokens:g}" for line in section.reduced if line.label in DRAWN))
@@ -171,6 +175,7 @@ class Quantity(NamedTuple):
     ours: Callable[[Row, Row], float | None]
     printed: Callable[[Row, Row], float]
     anywhere: bool = False  # whether it can be compared with another model's
+    quartiles: Callable[[Row, Row], tuple[float, float]] | None = None  # of its samples, the lower one first
 
 
 def plain(scale: float, *keys: str) -> Callable[[Row, Row], float | None]:
@@ -184,22 +189,44 @@ def saving(row: Row, full: Row) -> float:
     return 100 * (1 - row["kv_bytes"] / full["kv_bytes"])
 
 
-TTFT = Quantity("time to first token (ms)", plain(1.0, "ttft_ms"), lambda row, _: row["ttft_ms"])
-SPEEDUP = Quantity("speed-up", plain(1.0, "speedup"), lambda row, _: row["speedup"], anywhere=True)
+def allocated(row: Row, _: Row) -> float | None:
+    """Peak of the device's allocator; None on a CPU, where the process's own memory is noise."""
+    known = row["peak_bytes"] is not None and str(row.get("device", "")).startswith("cuda")
+    return GB * row["peak_bytes"] if known else None
+
+
+def _times(row: Row, _: Row) -> tuple[float, float]:
+    low, high = row["quartiles"]["ttft_ms"]
+    return low, high
+
+
+def _speedups(row: Row, full: Row) -> tuple[float, float]:
+    low, high = row["quartiles"]["ttft_ms"]
+    return full["ttft_ms"] / high, full["ttft_ms"] / low
+
+
+TTFT = Quantity("time to first token (ms)", plain(1.0, "ttft_ms"), lambda row, _: row["ttft_ms"], quartiles=_times)
+SPEEDUP = Quantity("speed-up", plain(1.0, "speedup"), lambda row, _: row["speedup"], anywhere=True, quartiles=_speedups)
 KV = Quantity("KV cache (MiB)", plain(MIB, "kv_bytes"), lambda row, _: row["kv_mb"])
 QUANTITIES = (
     TTFT,
     SPEEDUP,
     KV,
     Quantity("TFLOPs of the language model", plain(TERA, "paper", "flops"), lambda row, _: row["flops_t"]),
-    Quantity("peak memory (GB)", plain(GB, "peak_bytes"), lambda row, _: row["gpu_mem_gb"]),
+    Quantity("peak memory (GB)", allocated, lambda row, _: row["gpu_mem_gb"]),
     Quantity("KV saved (%)", saving, lambda row, full: 100 * (1 - row["kv_mb"] / full["kv_mb"]), anywhere=True),
 )
 
 
 def over_ratio(material: Material) -> "Figure":
-    """F16: six panels over the share of tokens that is taken away."""
-    return _over_ratio(material, QUANTITIES, 3)
+    """F16: a panel for each quantity that was measured, over the share of tokens that is taken away."""
+    rows = [
+        ({"device": one["machine"]["device"], **row}, one["rows"][0])
+        for one in material.measured
+        for row in one["rows"]
+    ]
+    known = [quantity for quantity in QUANTITIES if any(quantity.ours(*pair) is not None for pair in rows)]
+    return _over_ratio(material, known, 3)
 
 
 def time_and_cache(material: Material) -> "Figure":
@@ -268,15 +295,19 @@ def _over_ratio(material: Material, quantities: Sequence[Quantity], columns: int
 def _lines(
     panel: "Axes", quantity: Quantity, content: Row, dash: str, looks: Mapping[str, style.Look], several: bool
 ) -> None:
-    """A line for each method, which starts at the full model."""
-    full = content["rows"][0]
+    """A line for each method, which starts at the full model, with the quartiles of what was timed."""
+    full, device = content["rows"][0], content["machine"]["device"]
     for name, (colour, marker) in looks.items():
-        own = [row for row in content["rows"] if label(row) == name]
-        points = [(row["reduction_percent"], quantity.ours(row, full)) for row in (full, *own)]
-        known = sorted((across, up) for across, up in points if up is not None)
+        own = [{"device": device, **row} for row in content["rows"] if label(row) == name]
+        rows = sorted([full, *own], key=lambda row: row["reduction_percent"])
+        known = [(row, up) for row in rows if (up := quantity.ours(row, full)) is not None]
         words = f"{name}, {content['model']}" if several else name
         if own and known:
-            panel.plot(*zip(*known, strict=True), dash, color=colour, marker=marker, label=words)
+            across, values = [row["reduction_percent"] for row, _ in known], [up for _, up in known]
+            timed = quantity.quartiles if all("quartiles" in row for row, _ in known) else None
+            ends = None if timed is None else style.reaches(values, [timed(row, full) for row, _ in known])
+            look = {"color": colour, "marker": marker, "label": words, "elinewidth": 0.6, "capsize": 2}
+            panel.errorbar(across, values, ends, linestyle=dash, **look)
 
 
 def _grey_line(panel: "Axes", quantity: Quantity, table: str) -> None:

@@ -98,6 +98,14 @@ def key(figure: "Figure", axes: "Sequence[Axes]", columns: int = 4) -> None:
         )
 
 
+def caption(figure: "Figure", words: str) -> None:
+    """A line above the panels: what was measured with which model, on how many questions and which device."""
+    from textwrap import fill
+
+    if words:
+        figure.suptitle(fill(words, max(40, int(17 * figure.get_figwidth()))), fontsize=6.5, color="#444444")
+
+
 def save(figure: "Figure", file: Path) -> None:
     """One picture, of the kind that its name ends with.
 

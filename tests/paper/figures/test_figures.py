@@ -20,7 +20,7 @@ from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.evaluation.report.section import Section
 from llava_consensus.paper import figures
 from llava_consensus.paper.ablations import settings
-from llava_consensus.paper.figures import accuracy, costs, style
+from llava_consensus.paper.figures import ablations, accuracy, costs, style
 from llava_consensus.paper.figures.study import decay
 from llava_consensus.paper.material import NotMeasured
 
@@ -126,7 +126,7 @@ def test_an_ablation_takes_its_own_runs_alone(results: Path) -> None:
     assert len(settings(material, "temperature").cells) == 5
     found = settings(material, "alpha")
     assert found.tokens == 128 and set(found.names) == set(BENCHMARKS)
-    assert found.percent((0.3,), "pope") == 30 and found.best == (0.7,)
+    assert found.percent((0.3,), "pope") == 30 and found.best == [(0.7,)]
     assert found.printed[0.7,]["pope"] == 85.1 and found.printed[0.7,]["mme"] == pytest.approx(1451.1 / 20)
 
 
@@ -271,3 +271,36 @@ def test_without_matplotlib_the_pip_line_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependency, match=r"pip install 'llava-consensus\[plots\]'"):
         accuracy.score_against_tokens(sections, tmp_path / "figure.png")
+
+
+def test_settings_that_are_equally_good_are_all_named(tmp_path: Path) -> None:
+    for name in BENCHMARKS:
+        for alpha in (0.3, 0.5, 0.7):
+            run(tmp_path, name, 5 if alpha == 0.3 else 7, **({} if alpha == 0.7 else {"alpha": alpha}))
+    assert settings(figures.read(tmp_path), "alpha").best == [(0.5,), (0.7,)]
+    assert ablations._named([(0.5,), (0.7,)]) == "0.5 = 0.7" and ablations._named([(0.7,)]) == "0.7"
+
+
+def test_the_memory_of_a_process_is_noise_and_has_no_panel(results: Path) -> None:
+    def titles(device: str) -> set[str]:
+        content = study_files.bench() | {"machine": {"device": device}}
+        content["rows"] = [{**row, "peak_bytes": 10**9} for row in content["rows"]]
+        drawn = costs.over_ratio(replace(figures.read(results), benches=[content]))
+        return {panel.get_title() for panel in drawn.axes}
+
+    assert "peak memory (GB)" in titles("cuda:0") and "peak memory (GB)" not in titles("cpu")
+
+
+def test_every_measured_figure_says_of_what_it_is(results: Path) -> None:
+    material = figures.read(results)
+    said = {figure.name: figure.about(material) for figure in figures.FIGURES if figure.makes}
+    del said["f19-growth"]  # random features, as its panels say
+    assert "GQA 100 questions / 50 pictures" in said["f02-recovery-helps"]
+    assert "checkpoints/llava-mini on playground/mini, cpu: POPE 10 questions / 10 pictures" in said["f09-alpha"]
+    assert "llava-mini on cpu" in said["f16-efficiency"] and all(said.values())
+
+
+def test_maps_share_one_scale_of_colours(results: Path) -> None:
+    for draw in (ablations.temperature, ablations.score):
+        images = [image for panel in draw(figures.read(results)).axes for image in panel.images]
+        assert len(images) > 1 and len({(image.cmap.name, image.get_clim()) for image in images}) == 1

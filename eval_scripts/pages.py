@@ -1,0 +1,158 @@
+"""The numbers of the pages, made again from the results that are in the repository.
+
+    python -m eval_scripts.pages write             # `make pages`: docs/results.md, docs/paper.md and README.md anew
+    python -m eval_scripts.pages pack results      # keeps a folder of results as docs/measured.tar.xz
+
+What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
+study the files that `llava-consensus paper study` leaves. No model is loaded. `tests/project/test_pages.py` fails where
+a page and the results differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from llava_consensus import cli
+from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
+from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.rows import Row, read_rows
+from llava_consensus.evaluation.report.section import Section, half, signed
+from llava_consensus.evaluation.report.stats import compare
+from llava_consensus.evaluation.report.table import markdown
+from llava_consensus.paper.study.tables import scap_tables, study_tables
+
+ROOT = Path(__file__).parents[1]
+MEASURED = Path("docs/measured.tar.xz")
+BESIDE = ("study.json", "scap.json")
+BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
+BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
+    "**ConsensusDrop** → **ConsensusDrop+**": "ConsensusDrop",
+    "VisPruner": "VisPruner",
+    "CDPruner (`relevance=cosine`)": "CDPruner, relevance=cosine",
+    "DivPrune": "DivPrune",
+    "FastV (kept is its default)": "FastV",
+    "random, mean of five seeds (sd)": "random",
+}
+
+
+def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
+    """Keeps the finished runs of a folder of results; the same bytes for the same results."""
+    kept: dict[str, bytes] = {}
+    for config in sorted(results.glob(f"*/{CONFIG}")):
+        folder = config.parent
+        if (folder / METRICS).is_file():
+            kept |= {f"{folder.name}/{name}": (folder / name).read_bytes() for name in (CONFIG, METRICS, SCORES)}
+    kept |= {name: (results / name).read_bytes() for name in BESIDE if (results / name).is_file()}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:xz") as archive:
+        for name in sorted(kept, key=lambda name: (name.rsplit("/")[-1], name)):  # what is alike stands together
+            entry = tarfile.TarInfo(name)
+            entry.size = len(kept[name])
+            archive.addfile(entry, io.BytesIO(kept[name]))
+    write_out(file, out.getvalue())
+
+
+@contextmanager
+def unpacked(file: Path = ROOT / MEASURED) -> Iterator[Path]:
+    """A folder of these results, with the bench files of docs/paper beside them."""
+    with tempfile.TemporaryDirectory() as place, tarfile.open(file) as archive:
+        archive.extractall(place, filter="data")
+        for bench in BENCHES:
+            (Path(place) / Path(bench).name).write_bytes((ROOT / bench).read_bytes())
+        yield Path(place)
+
+
+def write(root: Path = ROOT) -> None:
+    """Every generated block of the pages of a folder that has README.md and docs/ as the repository does."""
+    with unpacked() as out, redirect_stdout(io.StringIO()):
+        for line in (
+            ["report", "--out", str(out), "--preset", "results", "--format", "brief", "--write"],
+            ["paper", "claims", "--out", str(out), "--write"],
+        ):
+            page = root / "docs" / ("results.md" if line[0] == "report" else "paper.md")
+            if cli.main([*line, str(page)]):
+                raise SystemExit(f"{page}: not written")
+        found = {name: json.loads((out / name).read_text()) for name in BESIDE}
+        tables = [*study_tables(found["study.json"]), *scap_tables(found["scap.json"])]
+        replace(root / "docs/paper.md", "\n\n".join(map(markdown, tables)))
+        replace(root / "README.md", readme_table(out))
+        for name in BESIDE:
+            write_out(root / "docs/paper" / name, (out / name).read_bytes())
+
+
+def replace(page: Path, block: str) -> None:
+    """Puts a block between the markers of a page."""
+    head, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    write_out(page, f"{head}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}".encode())
+
+
+def readme_table(out: Path) -> str:
+    """Scores at 64 tokens with positions closed up and kept, and how far ConsensusDrop's two are apart."""
+    found = [one for one in in_sections(read_rows(out)) if one.full]
+    section = max(found, key=lambda one: len(one.rows))
+    names = [name for name in ("textvqa", "gqa", "pope", "vqav2") if name in section.names]
+    assert section.full is not None
+    of_full = [section.full.runs[name] for name in names]
+    about = [
+        f"{row.facts.title} ({row.metrics['questions']} questions, {row.pictures} pictures)"
+        for row in of_full
+        if row.metrics
+    ]
+    lines = ["| | " + " | ".join(about) + " |", "|---" + "|--:" * len(names) + "|"]
+    lines.append("| all 576 tokens | " + " | ".join(f"{row.score:.1f}{half(row.bounds)}" for row in of_full) + " |")
+    for title, label in SHOWN.items():
+        cells = [
+            " → ".join(_score(_at(section, label, name, policy)) for policy in ("renumber", "keep")) for name in names
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    tests = []
+    for name in names:
+        kept, closed = (_at(section, "ConsensusDrop", name, policy) for policy in ("keep", "renumber"))
+        test = None if kept is None or closed is None else compare(kept, closed)
+        tests.append("-" if test is None else signed(test.difference, test.bounds))
+    lines.append(f"| kept less closed up, ConsensusDrop | {' | '.join(tests)} |")
+    return "\n".join(lines)
+
+
+def _at(section: Section, label: str, name: str, policy: str) -> Row | None:
+    for line in section.reduced:
+        row = line.runs.get(name)
+        if (
+            line.tokens == 64
+            and row is not None
+            and row.variant == label
+            and row.config["options"]["positions"] == policy
+        ):
+            return row
+    return None
+
+
+def _score(row: Row | None) -> str:
+    if row is None or row.score is None:
+        return "-"
+    return f"{row.score:.1f}" + ("" if row.spread is None else f" ({row.spread:.1f})")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("write", help="the pages anew")
+    commands.add_parser("pack", help="keeps a folder of results").add_argument("results", type=Path)
+    given = parser.parse_args()
+    if given.command == "pack":
+        pack(given.results)
+    else:
+        write()
+
+
+if __name__ == "__main__":
+    main()
