@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llava_consensus.evaluation.files import CONFIG, METRICS
 from llava_consensus.evaluation.report.rows import Row, read_row
+from llava_consensus.evaluation.report.section import signed
 from llava_consensus.evaluation.report.stats import Comparison, compare
 
 METHODS, POSITIONS, BUDGETS = ("consensusdrop", "visionzip", "random"), ("renumber", "keep"), (64, 32)
@@ -104,7 +105,7 @@ def _cell(known: dict[Key, Row], key: Key, base: str) -> str:
 def _said(difference: Comparison | None) -> str:
     if difference is None:
         return "no interval"
-    return f"{difference.difference:+.1f} ({difference.low:+.1f} to {difference.high:+.1f})"
+    return signed(difference.difference, difference.bounds)
 
 
 def _speed(file: Path) -> str:

@@ -27,8 +27,8 @@ from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.files import ANSWERS, read_answers
 from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.evaluation.runs.batches import Asker
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
+from llava_consensus.evaluation.runs.loop import Asker
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

@@ -29,6 +29,10 @@ class ImageError(DataError):
     """One picture that cannot be read."""
 
 
+class QuestionError(OptionError):
+    """One question that cannot be asked."""
+
+
 class BusyError(ConsensusError):
     """Another process is working on the same run."""
 

@@ -243,7 +243,7 @@ class MadeUpTower:
 
 
 class MadeUpDecoder:
-    kernel, reach, follows_length = "sdpa", 4096, False
+    kernel, reach, follows_length, embedding_scale = "sdpa", 4096, False, 1.0
 
     def __init__(self, module: MadeUpModel) -> None:
         self.module: Any = module.language

@@ -22,8 +22,7 @@ from llava_consensus.errors import DataError, missing_extra, unknown_name
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
-    from llava_consensus.evaluation.runs.batches import HostLoader
-    from llava_consensus.evaluation.runs.loop import RunResult
+    from llava_consensus.evaluation.runs.loop import HostLoader, RunResult
     from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from llava_consensus.cli.arguments import arg, command
 from llava_consensus.cli.ask import PICTURES
 from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results, known
-from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError
+from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError
 from llava_consensus.evaluation.files import misread, read_text, write_out
 from llava_consensus.evaluation.runs import MODEL
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.models import Host
-    from llava_consensus.evaluation.runs.batches import HostLoader
+    from llava_consensus.evaluation.runs.loop import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.examples import Choice
     from llava_consensus.paper.ledger import Cost
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TABLES = "tables"  # folder in that of results
 STUDY = {  # what the paper's controlled study asks
     "bench": "pope mme mmbench mmbench_cn textvqa gqa",
-    "retention": "0.25 0.5",
+    "retention": "0.25 0.5 0.12 0.06 0.03",
     "rates": "0.1 0.3 0.5",
     "layer": None,
     "scap_bench": "gqa",
@@ -502,7 +502,8 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
     """A sheet for every photograph: what each method keeps of it.
 
     Raises:
-        DataError: no folder, or no picture in it.
+        DataError: no folder, no picture in it, or at the end pictures that cannot be read.
+        OptionError: sheets would lie among the photographs.
     """
     from llava_consensus.paper import examples as drawings
     from llava_consensus.paper.figures import style
@@ -513,6 +514,8 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
     paths = [path for path in sorted(given.folder.iterdir()) if path.suffix.lower() in PICTURES]
     if not paths:
         raise DataError(f"{given.folder}: no .png, .jpg or .webp in it")
+    if given.to.resolve() == given.folder.resolve():
+        raise OptionError(f"--to {given.to}: is the folder of the photographs. Give another")
     budget = Budget(given.tokens)
     methods = {word: arguments.one_word_method(word) for word in given.methods.split()}
     with style.sheet():
@@ -520,12 +523,20 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
     host = arguments.load(given)
     caution = CAUTION if Path(given.model).resolve() == Path(MODEL).resolve() else f"Looked at by {given.model}."
     words = f"Asked: {given.question} {caution}"
+    unread = []
     for path in paths:
-        image, chosen = _look(host, path, methods, budget, given.question)
+        try:
+            image, chosen = _look(host, path, methods, budget, given.question)
+        except ImageError as error:
+            unread.append(str(error))
+            continue
+        name = f"{path.stem}-{path.suffix[1:]}"  # a.jpg and a.png have a sheet each
         with style.sheet():
             figure = drawings.methods(image, round(host.visual_tokens**0.5), chosen, words)
-            style.save_all(figure, folder, path.stem)
-        yield f"{path.name}: {folder / path.stem}.png"
+            style.save_all(figure, folder, name)
+        yield f"{path.name}: {folder / name}.png"
+    if unread:
+        raise DataError(f"{len(unread)} of {len(paths)} pictures have no sheet: {'; '.join(unread)}")
 
 
 def _look(

@@ -1,15 +1,19 @@
 """The page, in Gradio: widgets wired to the plain functions of `desk.py` and `markup.py`.
 
 Nothing is fetched from elsewhere: fonts are the system's, analytics are off, and every response carries a content
-security policy that forbids browsers to ask anybody but this server.
+security policy that forbids browsers to ask anybody but this server. Nor may a page from elsewhere use it: a browser
+says which host it asks and which page asks, and a name that another server could give to this machine is refused.
 """
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from html import escape
 from importlib import resources
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from PIL.Image import Image
 
@@ -19,6 +23,7 @@ from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.runs.pictures import open_image
 
+REFUSED = b"This page answers to the address that it was started with, and to no other page.\n"
 MEGABYTES = 20  # of an upload at most
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -83,18 +88,24 @@ def launch(blocks: Any, address: str, port: int | None, megabytes: float = MEGAB
             theme=theme,
             css=_text("page.css"),
             head=head,
-            app_kwargs={"middleware": [Middleware(_Policy)]},
+            app_kwargs={"middleware": [Middleware(Guard, name=address)]},
         )
     except OSError as error:
         raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
     return str(url)
 
 
-class _Policy:
-    """Adds the content security policy to every response."""
+class Guard:
+    """Refuses what a page from elsewhere asks, and adds the content security policy to every response.
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
+    Args:
+        app: that answers.
+        name: by which this machine is served, if it is no number.
+    """
+
+    def __init__(self, app: Any, name: str = "") -> None:
+        own = socket.gethostname().lower()
+        self.app, self.names = app, {"localhost", own, f"{own}.local", name.lower()}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def tell(message: Any) -> None:
@@ -102,7 +113,26 @@ class _Policy:
                 message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
             await send(message)
 
+        if scope["type"] in ("http", "websocket") and not self.admits(scope["headers"]):
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            await tell({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": REFUSED})
+            return
         await self.app(scope, receive, tell)
+
+    def admits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a request names this machine by a number or a name of its own, and comes from no other page."""
+        hosts, origins = ([value for name, value in headers if name == kind] for kind in (b"host", b"origin"))
+        try:
+            (host,) = (one.decode() for one in hosts)
+            name = urlsplit(f"//{host}").hostname or ""
+            if name not in self.names:
+                ip_address(name)
+            return all(urlsplit(one.decode()).netloc == host for one in origins)
+        except ValueError:  # no host or several, or a name that others may give to this machine
+            return False
 
 
 class _Page:

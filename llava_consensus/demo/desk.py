@@ -21,6 +21,7 @@ from llava_consensus.errors import ConsensusError, ImageError, OptionError
 from llava_consensus.evaluation.bench.timing import answer_once
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
+from llava_consensus.evaluation.files import misread
 from llava_consensus.evaluation.models import Answer, Host, Prompt
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.methods import METHODS, make, method_class
@@ -106,7 +107,13 @@ def request(form: Form, samples: Sequence[Sample] = ()) -> Request:
 
     Raises:
         OptionError: for a form without picture or question, or a question that is too long.
+        DataError: for a value of another type, which the page itself never sends.
     """
+    with misread("the form", "Reload the page"):
+        return _request(form, samples)
+
+
+def _request(form: Form, samples: Sequence[Sample]) -> Request:
     if not form.picture:
         raise OptionError("no picture yet: upload one, or pick one of the examples")
     picture = Path(form.picture)

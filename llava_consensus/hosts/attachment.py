@@ -67,10 +67,15 @@ class Attachment:
 
     def _install(self) -> None:
         """Hooks and shadows, silent until a call is under way."""
-        module, tower, decoder = self.model.module, self.model.tower, self.model.decoder
-        cut = self.method.place is Place.DECODER
-        if (cut or Need.PROBE in self.method.needs) and hasattr(decoder, "check_attention"):
-            decoder.check_attention(cut)
+        module, tower = self.model.module, self.model.tower
+        if self.method.place is Place.DECODER:
+            from llava_consensus.hosts.cuts import Cuts
+
+            self.cuts = Cuts(self)
+        if self.cuts is not None or Need.PROBE in self.method.needs:
+            check = getattr(self.model.decoder, "check_attention", None)
+            if check is not None:
+                check(self.cuts is not None)
         self._handles.append(module.register_forward_pre_hook(self._enter_model))
         self._handles.append(module.register_forward_hook(calls.leave_model, always_call=True))
         self._handles.append(module.register_forward_hook(self._read_cache))
@@ -83,12 +88,9 @@ class Attachment:
                 self._shadows += shadows
                 self._handles += handles
             self._shadows += skip_unread(self, tower)
-        if self.method.place is Place.DECODER:
-            from llava_consensus.hosts.cuts import Cuts
-
-            self.cuts = Cuts(self)
-            self._handles += self.cuts.install(decoder)
-            self._shadows += self.cuts.shadows(decoder)
+        if self.cuts is not None:
+            self._handles += self.cuts.install(self.model.decoder)
+            self._shadows += self.cuts.shadows(self.model.decoder)
         for name, entrance in self.model.entrances(self).items():
             owner, _, attribute = name.rpartition(".")
             self._shadows.append(Shadow(module.get_submodule(owner), attribute, entrance))

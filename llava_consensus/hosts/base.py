@@ -101,6 +101,7 @@ class Decoder(Protocol):
     kernel: str  # of attention: sdpa, eager, ...
     reach: int  # positions the model was made for
     follows_length: bool  # whether the angles of a place change with the length of the sequence
+    embedding_scale: float  # what the inner model multiplies embeddings with before its first layer
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after the last layer."""

@@ -3,8 +3,10 @@ separate projections of queries and keys, norms of them where a model has some, 
 Qwen2.5-VL and Qwen3-VL, whose positions have three axes (M-RoPE).
 """
 
+import contextlib
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,29 +15,29 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.towers import split_heads
+from llava_consensus.hosts.towers import RETURNS_TENSOR, split_heads
 from llava_consensus.reduction.saliency import rotate
 
 LENGTHWISE = ("dynamic", "longrope")  # types of rotary embeddings
-TRIED_ROWS, SPREAD = 8, 4.0  # of the check of a layer's attention: rows, and standard deviation of their logits
+# Of the check of a layer: rows, the size of their embeddings, the standard deviation of their logits, and how far from
+# its view a layer may be in float64 and in other formats.
+PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # formats of weights that are not quantised
+TRIED_ROWS, EMBEDDED, SPREAD, EXACT, ROUNDED = 8, 0.02, 4.0, 1e-3, 0.2
 
 
 class LlamaDecoder:
-    """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer.
-
-    Raises:
-        OptionError: for a language model that has no such parts.
+    """A view of an inner language model with `layers`, `norm` and a rotary embedding there or in every layer; whether
+    it is one, `check_attention` tells.
     """
 
     axes = 1  # of positions
 
     def __init__(self, module: Any) -> None:
-        if not hasattr(module, "layers"):
-            raise OptionError(f"language model {type(module).__name__} is not adapted: it has no layers like Llama's")
         self.module: Any = module
-        self.layers: Sequence[Any] = module.layers
+        self.layers: Any = getattr(module, "layers", ())
+        self.embedding_scale: float = getattr(module, "embedding_multiplier", 1.0)
         self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
-        self.reach: int = module.config.max_position_embeddings
+        self.reach: int = getattr(module.config, "max_position_embeddings", 0)
         self.window: int | None = getattr(module.config, "sliding_window", None)
         self.follows_length = _follows_length(module.config)
 
@@ -101,58 +103,82 @@ class LlamaDecoder:
 
     @torch.no_grad()
     def check_attention(self, cut: bool) -> None:
-        """Holds the first layer's own attention, on a few rows of noise, against what is read of it here: its norm,
-        queries, keys, scale and rotation. Sharded or offloaded weights are taken on trust.
+        """Holds the attention of the first layer, on a few rows of noise, against what is read of it here: what enters
+        it, its norm, queries, keys, scale and rotation. Twins of the modules run, so that no hook fires, no mode
+        changes and no number is drawn. Weights that are not there, sharded or on the meta device, are taken on trust.
 
         Args:
-            cut: whether rows leave between layers, none of which may then mix rows but by attention.
+            cut: whether rows leave between layers: then the first layer of each kind is held against its view, and none
+                may mix rows but by attention.
         Raises:
             OptionError: the language model works in another way.
         """
-        mixing = (layer for layer in self.layers if any(isinstance(one, nn.Conv1d) for one in layer.modules()))
-        if cut and next(mixing, None) is not None:
+        if not self.layers:
+            raise self._other("it has no layers like Llama's")
+        if cut and any(isinstance(one, nn.Conv1d) for layer in self.layers for one in layer.modules()):
             raise self._other("its layers mix rows by a convolution too")
-        attention = getattr(self.layers[0], "self_attn", None)
-        weights = [] if attention is None else list(attention.parameters())
-        if any(weight.is_meta or weight.ndim == 0 or not weight.numel() for weight in weights):
+        weights = list(getattr(self.layers[0], "self_attn", self.layers[0]).parameters())
+        if any(weight.is_meta or not weight.numel() for weight in weights):
             return
-        training = [module for module in self.layers[0].modules() if module.training]
-        for module in training:  # dropout would make any two passes differ
-            module.training = False
+        plain = bool(weights) and all(type(weight.data) is Tensor and weight.dtype in PLAIN for weight in weights)
+        # Apple's devices, flash kernels and masks of transformers 4 know no float64
+        exact = plain and self.kernel in ("sdpa", "eager") and RETURNS_TENSOR and weights[0].device.type != "mps"
         try:
-            difference = self._difference(attention)
-        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
-            raise self._other(f"its first layer cannot be read ({error})") from error
-        finally:
-            for module in training:
-                module.training = True
-        exact = next(iter(self.layers[0].parameters())).dtype in (torch.float32, torch.float64)
-        if not difference <= (1e-3 if exact else 0.1):
-            raise self._other(f"its attention differs by {difference:.2g} of its size")
+            differences = list(self._differences(cut, torch.float64 if exact else None))
+        except (AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise self._other(f"its first layers cannot be read ({error})") from error
+        for layer, difference in differences:
+            if not difference <= (EXACT if exact else ROUNDED):
+                raise self._other(f"the attention of layer {layer} differs by {difference:.2g} of its size")
 
-    def _difference(self, attention: Any) -> float:
-        """Of the output of the first layer's attention from what its queries, keys and values make."""
+    def _differences(self, cut: bool, dtype: torch.dtype | None) -> Iterator[tuple[int, float]]:
+        """How far each tried layer is from its view, as a share of what its attention gives."""
+        first: dict[Any, int] = {}
+        for index, layer in enumerate(self.layers if cut else self.layers[:1]):
+            first.setdefault(_kind(layer.self_attn), index)
+        tried = list(first.values())
+        reached = [StandIn(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
+        view = copy.copy(self)
+        view.module, view.layers = twin(self.module, layers=reached), {}
         like = next(weight for weight in self.layers[0].parameters() if weight.is_floating_point())
-        noise = torch.randn(1, TRIED_ROWS, self.module.config.hidden_size, generator=torch.Generator().manual_seed(0))
-        states = self.normed(0, noise.to(like))
-        places = torch.arange(TRIED_ROWS, device=like.device)
-        positions = places[None] if self.axes == 1 else places[None, :, None].expand(1, -1, self.axes)
-        seen = (places <= places[:, None])[None, None]
-        states = states * (SPREAD / self._logits(states, positions).std()).sqrt().to(states.dtype)
-        probability = self._logits(states, positions).masked_fill(~seen, float("-inf")).softmax(-1)
-        value = split_heads(attention.v_proj(states), attention.v_proj.out_features // attention.head_dim).float()
-        value = value.repeat_interleave(probability.shape[1] // value.shape[1], 1)
-        ours = attention.o_proj((probability @ value).transpose(1, 2).flatten(2).to(states.dtype)).float()
-        own = attention(states, **self.arguments(states, positions, None if "flash" in self.kernel else seen))[
-            0
-        ].float()
-        return ((ours - own).norm() / own.norm()).item()
+        noise = torch.randn(
+            1, TRIED_ROWS, self.module.config.hidden_size,
+            generator=torch.Generator().manual_seed(0), device="cpu", dtype=torch.float32,
+        )  # fmt: skip
+        embeds = (EMBEDDED * noise).to(like.device, dtype or like.dtype)
+        with torch.autocast(like.device.type, enabled=False):
+            _run(view.module, inputs_embeds=embeds, use_cache=False)
+            yield 0, _distance(embeds * self.embedding_scale, reached[0].given[0])
+            for index in tried:
+                hidden, arguments = reached[index].given
+                layer, attention = self.layers[index], twin(self.layers[index].self_attn, dtype)
+                entering = StandIn(attention, ends=True)
+                parts = {"self_attn": entering, "input_layernorm": twin(layer.input_layernorm, dtype)}
+                view.layers[index] = twin(layer, **parts)
+                _run(view.layers[index], hidden, **arguments)
+                states, arguments = entering.given
+                yield index, _distance(view.normed(index, hidden), states)
+                yield index, view._attention_distance(index, attention, states, arguments)
 
-    def _logits(self, states: Tensor, positions: Tensor) -> Tensor:
-        """Of the first layer, in float32: [1, H, S, S]."""
-        angles = self.rotary(states, positions)
-        query, key = (rotate(one, *angles).float() for one in (self.query(0, states), self.key(0, states)))
-        return query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * self.scale(0)
+    def _attention_distance(self, layer: int, attention: Any, states: Tensor, arguments: dict[str, Any]) -> float:
+        """Of the output of a layer's attention from what its queries, keys and values make."""
+        places = torch.arange(TRIED_ROWS, device=states.device)
+        positions = places[None] if self.axes == 1 else places[None, :, None].expand(1, -1, self.axes)
+        scale = (SPREAD / self._logits(layer, states, positions).std().clamp_min(1e-6)).sqrt()
+        states = states * scale.to(states.dtype)
+        logits = self._logits(layer, states, positions)
+        probability = logits.masked_fill(places > places[:, None], float("-inf")).softmax(-1)
+        value = split_heads(attention.v_proj(states), attention.v_proj.out_features // attention.head_dim)
+        value = value.to(probability.dtype).repeat_interleave(probability.shape[1] // value.shape[1], 1)
+        ours = attention.o_proj((probability @ value).transpose(1, 2).flatten(2).to(states.dtype))
+        return _distance(ours, attention(hidden_states=states, **arguments)[0])
+
+    def _logits(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
+        """In float32 at least: [1, H, S, S]."""
+        angles, wide = self.rotary(states, positions), torch.promote_types(states.dtype, torch.float32)
+        query, key = (rotate(one, *angles).to(wide) for one in (self.query(layer, states), self.key(layer, states)))
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        return query @ key.transpose(-1, -2) * self.scale(layer)
 
     def _other(self, why: str) -> OptionError:
         return OptionError(
@@ -171,6 +197,63 @@ class LlamaDecoder:
         heads = split_heads(states, states.shape[-1] // attention.head_dim)
         norm_module = getattr(attention, norm, None)
         return heads if norm_module is None else norm_module(heads)
+
+
+class Reached(Exception):
+    """The last stand-in was called."""
+
+
+class StandIn:
+    """Takes the place of a module in a trial: keeps what it is called with, and hands states on or ends the trial."""
+
+    def __init__(self, module: nn.Module, ends: bool) -> None:
+        self.module, self.ends = module, ends
+        self.given: tuple[Tensor, dict[str, Any]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+    def __call__(self, *states: Tensor, **arguments: Any) -> Any:
+        hidden: Tensor = states[0] if states else arguments.pop("hidden_states")
+        self.given = hidden, arguments
+        if self.ends:
+            raise Reached
+        return hidden if RETURNS_TENSOR else (hidden,)
+
+
+def twin(module: nn.Module, dtype: torch.dtype | None = None, **parts: Any) -> Any:
+    """A module with the same weights, or copies of them in `dtype`, in evaluation mode and without hooks; named
+    children are replaced.
+    """
+    copied: Any = object.__new__(type(module))
+    copied.__dict__.update(vars(module))
+    children = {name: child for name, child in module._modules.items() if name not in parts}
+    weights = {
+        name: weight if weight is None or dtype is None else nn.Parameter(weight.detach().to(dtype), False)
+        for name, weight in module._parameters.items()
+    }
+    hooks = {name: type(value)() for name, value in vars(module).items() if name.endswith("_hooks")}
+    twins = {name: child if child is None else twin(child, dtype) for name, child in children.items()}
+    copied.__dict__.update(hooks, _modules=twins, _parameters=weights, training=False, **parts)
+    return copied
+
+
+def _run(module: Any, *args: Any, **kwargs: Any) -> None:
+    """Runs a module until a stand-in ends it."""
+    with contextlib.suppress(Reached):
+        module(*args, **kwargs)
+
+
+def _kind(attention: nn.Module) -> Any:
+    """Equal for attention modules that work alike: all but their weights and their number."""
+    told = {name: value for name, value in vars(attention).items() if isinstance(value, int | float | str | None)}
+    return type(attention), *sorted((name, str(value)) for name, value in told.items() if name != "layer_idx")
+
+
+def _distance(ours: Tensor, own: Tensor) -> float:
+    """As a share of the size of `own`."""
+    wide = torch.promote_types(own.dtype, torch.float32)
+    return float((ours.to(wide) - own.to(wide)).norm() / own.to(wide).norm().clamp_min(1e-12))
 
 
 def _follows_length(config: Any) -> bool:

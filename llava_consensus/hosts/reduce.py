@@ -297,12 +297,13 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     texts = (texts - start).clamp_min(0) if start else texts  # padding among the text rows has place 0
     front = None
     with torch.no_grad():
-        normed = decoder.normed(0, full.embeds[:, start:] if start else full.embeds)
+        embeds = full.embeds if decoder.embedding_scale == 1 else full.embeds * decoder.embedding_scale
+        normed = decoder.normed(0, embeds[:, start:] if start else embeds)
         query, key = decoder.query(0, normed[row[:, None], texts]), decoder.key(0, normed)
         cos, sin = decoder.rotary(normed, full.positions[:, start:])
         real = full.real[:, start:]
         if fronts is not None:
-            shared = decoder.normed(0, full.embeds[fronts.rows, :start])
+            shared = decoder.normed(0, embeds[fronts.rows, :start])
             angles = decoder.rotary(shared, full.positions[fronts.rows, :start])
             front = FrontKeys(decoder.key(0, shared), *angles, torch.tensor(fronts.which, device=device)[row])
         key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, real))

@@ -51,7 +51,9 @@ class Ablation:
         merged = config["merged"]  # where a run was given none it is the paper's share of its budget
         options = {**config["options"], "merged": floor(MERGED * row.tokens / 128 + 0.5) if merged is None else merged}
         others = merged is not None and "merged" not in self.options
-        changed = not set(config["changed"]) <= {*self.options, "fuser"} or options.get("fuser") != self.fuser
+        changed = (
+            not set(config["changed"]) <= {*self.options, "fuser", "positions"} or options.get("fuser") != self.fuser
+        )
         if config["method"] != METHOD or row.full or changed or others:
             return None
         return tuple(options[name] for name in self.options)
@@ -119,16 +121,16 @@ class Settings:
         return max(self.cells, key=lambda one: sum(self.percent(one, name) for name in self.averaged))
 
 
-def settings(material: Material, name: str) -> Settings:
-    """The runs of an ablation: of the section and budget with most of the paper's settings, then with most runs.
-    Another setting counts only where it has every benchmark that the paper's settings here have.
+def settings(material: Material, name: str, policy: str = "renumber") -> Settings:
+    """The runs of an ablation under a position policy: of the section and budget with most of the paper's settings,
+    then with most runs. Another setting counts only where it has every benchmark that the paper's settings here have.
 
     Raises:
         NotMeasured: when fewer than two settings have a benchmark in common.
     """
     wanted = ablation(name)
     found = [
-        _settings(section, wanted, tokens)
+        _settings(section, wanted, tokens, policy)
         for section in material.sections
         for tokens in sorted({line.tokens for line in section.reduced})
     ]
@@ -138,12 +140,13 @@ def settings(material: Material, name: str) -> Settings:
     return max(whole, key=lambda one: (len(one.cells.keys() & one.printed.keys()), len(one.cells) * len(one.names)))
 
 
-def _settings(section: Section, ablation: Ablation, tokens: float) -> Settings:
+def _settings(section: Section, ablation: Ablation, tokens: float, policy: str) -> Settings:
     cells: dict[Setting, dict[str, Cell]] = {}
     for line in section.reduced:
         for name, run in line.runs.items() if line.tokens == tokens else ():
             setting, cell = ablation.setting(run), section.cell(line, name)
-            if setting is not None and cell is not None and run.complete:
+            same = run.config["options"].get("positions", "renumber") == policy
+            if same and setting is not None and cell is not None and run.complete:
                 cells.setdefault(setting, {})[name] = cell
     found = Settings(ablation, section, tokens, dict(sorted(cells.items())))
     ours = [set(found.cells[setting]) for setting in found.printed if setting in found.cells]

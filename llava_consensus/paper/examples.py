@@ -75,7 +75,7 @@ def whole(example: Example, tokens: int) -> Any:
             panel.set_title(_counts(label, chosen), fontsize=7)
             _answer(panel, chosen)
     _foot(figure, example)
-    return figure
+    return _literal(figure)
 
 
 def rows(examples: Sequence[Example], tokens: int) -> Any:
@@ -85,7 +85,7 @@ def rows(examples: Sequence[Example], tokens: int) -> Any:
         _compare(row, _view(example.image, example.side), example, tokens)
         row[0].set_xlabel(fill(_asked(example), 38), fontsize=6.5)
     _legend(figure, sides=False)
-    return figure
+    return _literal(figure)
 
 
 def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: str) -> Any:
@@ -101,6 +101,15 @@ def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: 
         panel.set_title(_counts(label, one), fontsize=7)
         _answer(panel, one)
     _legend(figure, fill(words, 108), sides=False)
+    return _literal(figure)
+
+
+def _literal(figure: Any) -> Any:
+    """The figure with every text as it is: in a question or an answer a $ is no beginning of a formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     return figure
 
 

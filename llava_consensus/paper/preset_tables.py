@@ -12,6 +12,7 @@ import numpy as np
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import Line, Row
 from llava_consensus.evaluation.report.section import Cell, Grid, signed, with_interval
+from llava_consensus.evaluation.report.stats import LEAST
 from llava_consensus.evaluation.report.table import ABSENT, Cells, Group, Table, groups, one_decimal
 from llava_consensus.paper.preset import Preset, PresetRow
 
@@ -140,17 +141,18 @@ def differences(results: Results) -> Table:
         cell = results.at(row, name)
         if cell is None or cell.test is None:
             return ABSENT
-        return signed(cell.test.difference, (cell.test.low, cell.test.high)) + cell.mark
+        return signed(cell.test.difference, cell.test.bounds) + cell.mark
 
     def line(row: PresetRow) -> Cells:
         other = preset.reference_of(row)
         label = f"{row.label} less {other.label}" if row.against and other else row.label
         return (label, *(difference(row, name) for name in preset.benchmarks))
 
-    marks = [cell.mark for cell in results.tested]
+    marks = [cell.mark for cell in results.tested if cell.test and cell.test.enough]
     note = (
-        f"Difference and 95 % interval, paired by question. Of {len(marks)} differences {marks.count('‡')} are "
-        f"real after Holm's correction (‡), {marks.count('†')} more only where each is looked at alone (†)."
+        f"Difference and 95 % interval, paired by question, pictures drawn together. Of {len(marks)} differences that "
+        f"have a test {marks.count('‡')} are real after Holm's correction (‡), {marks.count('†')} more only where each "
+        f"is looked at alone (†). From fewer than {LEAST} pictures there is no interval and no test."
     )
     head = ("", *(results.title(name) for name in preset.benchmarks))
     title = f"Difference to {preset.reference}" if preset.reference else "Differences"
@@ -197,6 +199,7 @@ def csv_rows(results: Results) -> list[dict[str, Any]]:
             cell = results.at(row, name)
             test = None if cell is None else cell.test
             low, high = (None, None) if cell is None or cell.bounds is None else cell.bounds
+            apart = (None, None) if test is None or test.bounds is None else test.bounds
             lines.append(
                 {
                     "preset": results.preset.name,
@@ -209,8 +212,8 @@ def csv_rows(results: Results) -> list[dict[str, Any]]:
                     "low": low,
                     "high": high,
                     "difference": None if test is None else test.difference,
-                    "difference_low": None if test is None else test.low,
-                    "difference_high": None if test is None else test.high,
+                    "difference_low": apart[0],
+                    "difference_high": apart[1],
                     "p": None if test is None else test.p,
                     "p_corrected": cell.corrected if cell is not None and test is not None else None,
                     "printed": results.printed(row, name),

@@ -1,9 +1,10 @@
 """Official LLaVA's own training, `llava.train.train.train()`, with a method attached to the model it builds.
 
-It is called as its scripts call it, with its own arguments. Four names of its module are replaced while it runs,
+It is called as its scripts call it, with its own arguments. Five names of its module are replaced while it runs,
 because it takes no arguments for them: the Trainer, by one that attaches the method; the model's class, by one that
-finds the vision tower in any folder; what asks DeepSpeed for parameters, by what asks only where it has cut them; and
-what saves the model at the end, by what leaves that to `run.py`.
+finds the vision tower in any folder; what asks DeepSpeed for parameters, by what asks only where it has cut them; what
+saves the model at the end, by what leaves that to `run.py`; and what opens pictures, by what refuses a damaged one in
+a line.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from unittest.mock import patch  # names of a module are others for a while, and
 
 import torch
 import transformers
+from PIL import Image
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
@@ -29,6 +31,7 @@ from llava_consensus.evaluation.models.llava_loading import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
@@ -119,6 +122,8 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
             if "not used by the HfArgumentParser" not in str(error):
                 raise
             raise OptionError(f"after `--`: {error}") from None
+        except SystemExit:  # of that parser, which has said why
+            raise OptionError("after `--`: LLaVA's own parser does not take that, see above") from None
     return trainers[0]
 
 
@@ -156,6 +161,7 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[An
     return {
         "LLaVATrainer": made,
         "LlavaLlamaForCausalLM": SimpleNamespace(from_pretrained=from_pretrained),
+        "Image": SimpleNamespace(open=open_image, new=Image.new),
         "maybe_zero_3": gathered,
         "safe_save_model_for_hf_trainer": save,
     }

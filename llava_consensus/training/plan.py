@@ -2,7 +2,9 @@
 before any weight loads.
 """
 
+import codecs
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -10,8 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from llava_consensus.errors import DataError, OptionError, missing_extra, unknown_name
-from llava_consensus.evaluation.files import Record, canonical, read_json
+from llava_consensus.errors import DataError, ImageError, OptionError, missing_extra, unknown_name
+from llava_consensus.evaluation.files import Record, canonical, misread, read_json
+from llava_consensus.evaluation.models.loading import ATTENTIONS
+from llava_consensus.evaluation.runs.pictures import check_file, check_size, open_header
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
@@ -46,6 +50,7 @@ IMAGE = "<image>"  # placeholder of a picture in a conversation
 HUMAN, MODEL = "human", "gpt"
 MEND = "Mend the file or take it out of the list; nothing was trained"
 EXAMPLES = 3  # in a message
+HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two halves
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,13 @@ class TrainingPlan:
     arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.tune not in RATES:
-            raise unknown_name("part to tune", self.tune, RATES)
-        if self.precision not in PRECISIONS:
-            raise unknown_name("dtype of training", self.precision, PRECISIONS)
+        for what, given, known in (
+            ("part to tune", self.tune, RATES),
+            ("dtype of training", self.precision, PRECISIONS),
+            ("attention", self.attention, ATTENTIONS),
+        ):
+            if given not in known:
+                raise unknown_name(what, given, known)
         for name, least in (("steps", 1), ("batch", 1), ("accumulate", 1), ("save_every", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -139,7 +147,8 @@ class TrainingPlan:
         if self.deepspeed is None:
             return 0
         config = read_json(self.deepspeed, "Take one of eval_scripts/zero2.json and eval_scripts/zero3.json", dict)
-        stage = config.get("zero_optimization", {}).get("stage", 0)
+        with misread(f"{self.deepspeed}", "Take one of eval_scripts/zero2.json and eval_scripts/zero3.json"):
+            stage = config.get("zero_optimization", {}).get("stage", 0)
         if stage not in (0, 1, 2, 3):
             raise DataError(f"{self.deepspeed}: zero_optimization.stage={stage!r} must be 0, 1, 2 or 3")
         return int(stage)
@@ -256,9 +265,13 @@ def read(path: Path, images: Path) -> Conversations:
         images: folder that the names of pictures are relative to.
     Raises:
         DataError: for a file that is none, a conversation without an answer, a placeholder without its picture or a
-            picture without its placeholder, a name that leads out of the folder, or a picture that is not there.
+            picture without its placeholder, a name that leads out of the folder, or a picture that is not there or
+            whose head says that it is none, or too large.
     """
     entries: list[Record] = read_json(path, MEND, list)
+    content = path.read_bytes()
+    if content.startswith(codecs.BOM_UTF8):
+        raise DataError(f"{path}: begins with a byte order mark, at which LLaVA's reader stops. Save it without")
     if not entries:
         raise DataError(f"{path}: an empty list: there is nothing to train on. {MEND}")
     problems = []
@@ -269,12 +282,10 @@ def read(path: Path, images: Path) -> Conversations:
     pictures = sorted({entry["image"] for entry in entries if "image" in entry})
     if not images.is_dir() and pictures:
         raise DataError(f"{images}: no such folder of pictures. Name it with --images")
-    sizes = {name: (images / name).stat().st_size if (images / name).is_file() else 0 for name in pictures}
-    missing = [f"{images / name}: no such picture, or an empty file" for name, size in sizes.items() if not size]
-    _refuse(path, missing, "are missing")
-    digest = hashlib.sha256(path.read_bytes())
-    for name, size in sizes.items():
-        digest.update(f"{name}\0{size}\n".encode())
+    _refuse(path, [problem for name in pictures for problem in _unreadable(images / name)], "pictures cannot be read")
+    digest = hashlib.sha256(content)
+    for name in pictures:
+        digest.update(f"{name}\0{(images / name).stat().st_size}\n".encode())
     return Conversations(path, entries, pictures, digest.hexdigest())
 
 
@@ -282,6 +293,16 @@ def _refuse(path: Path, problems: list[str], what: str) -> None:
     if problems:
         more = f"; and {len(problems) - EXAMPLES} more" if len(problems) > EXAMPLES else ""
         raise DataError(f"{path}: {len(problems)} {what}: {'; '.join(problems[:EXAMPLES])}{more}. {MEND}")
+
+
+def _unreadable(picture: Path) -> Iterator[str]:
+    """Why a picture cannot be read, as far as its head says."""
+    try:
+        check_file(picture)
+        with open_header(picture) as opened:
+            check_size(picture, opened.size)
+    except ImageError as error:
+        yield str(error)
 
 
 def _problems(entry: Any) -> Iterator[str]:
@@ -298,6 +319,8 @@ def _problems(entry: Any) -> Iterator[str]:
         yield f"turns must be {HUMAN}, {MODEL}, {HUMAN}, {MODEL} ...: found {', '.join(speakers[:4]) or 'none'}"
     elif any(not turn["value"].strip() for turn in turns if turn["from"] == MODEL):
         yield "an answer is empty, so nothing would be learned from it"
+    if any(HALF.search(turn["value"]) for turn in turns):
+        yield "a text holds half of a character (a lone surrogate), which no tokenizer reads"
     name, placeholders = entry.get("image"), sum(turn["value"].count(IMAGE) for turn in turns)
     if "image" in entry and not isinstance(name, str):
         yield f"`image` must be the name of one picture, found {type(name).__name__}"

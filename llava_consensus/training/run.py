@@ -20,7 +20,7 @@ from torch import Tensor
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.files import Record, read_json, remove_leftovers, take_lock, write_json
+from llava_consensus.evaluation.files import Record, misread, read_json, remove_leftovers, take_lock, write_json
 from llava_consensus.evaluation.runs.configuration import fingerprint, place, versions
 from llava_consensus.hosts import HOSTS
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
@@ -33,6 +33,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
 SMALL = (".json", ".model", ".txt", ".jinja", ".md", ".py")
 LEFT_OUT = (RESULT, "README.md", *INDEXES.values())
+ANEW = "Remove {} to begin anew"
 log = logging.getLogger(__name__)
 
 
@@ -76,7 +77,9 @@ def train(plan: TrainingPlan, name: str) -> Record:
     first = int(os.environ.get("RANK", 0)) == 0
     with _opened(plan.out, description) if first else contextlib.nullcontext():
         if (plan.out / RESULT).is_file():
-            return dict(read_json(plan.out / RESULT, f"Remove {plan.out} to begin anew", dict))
+            known: Record = read_json(plan.out / RESULT, ANEW.format(plan.out), dict)
+            with misread(str(plan.out / RESULT), ANEW.format(plan.out)):
+                return {**known, "steps_done": int(known["steps_done"]), "losses": list(map(float, known["losses"]))}
         source = models.find(plan.model).folder
         trainer = _stack(description["model"]["host"]).run(plan, data, source, plan.out / STATES)
         losses = [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
@@ -109,7 +112,7 @@ def _opened(out: Path, description: Record) -> Iterator[None]:
     try:
         remove_leftovers(states)
         file = states / DESCRIPTION
-        before = read_json(file, f"Remove {out} to begin anew", dict) if file.exists() else description
+        before = read_json(file, ANEW.format(out), dict) if file.exists() else description
         if before.get("versions") != description["versions"]:
             log.warning(f"{out}: was begun with other versions of packages, which training.json names")
         changed = [

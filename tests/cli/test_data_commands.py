@@ -4,173 +4,17 @@ shown first, and the embedded model works wherever it is put.
 Run: `pytest tests/cli/test_data_commands.py`.
 """
 
-import hashlib
 import io
-import os
-import subprocess
-import sys
-import threading
 import zipfile
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llava_consensus import cli
-from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.data import sources
-from llava_consensus.evaluation.data.unpack import unpack
 
 ROOT = Path(__file__).parents[2]
-CHUNK = 10 * 2**20  # what the hub's library writes at once; less is lost where a connection is cut
-BYTES = os.urandom(2 * CHUNK + 1_000_000)
-CUT = CHUNK + 100_000
-
-
-class Server(ThreadingHTTPServer):
-    """Serves files; cuts the connection in the middle of so many answers, and remembers what was asked for."""
-
-    files: dict[str, bytes]
-    cuts = 0
-    asked: list[tuple[str, str | None]]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """A range of a file, or what there is of it until the connection breaks."""
-
-    server: Server
-
-    def do_HEAD(self) -> None:
-        self._answer(send=False)
-
-    def do_GET(self) -> None:
-        self._answer(send=True)
-
-    def _answer(self, send: bool) -> None:
-        name, wanted = self.path.lstrip("/"), self.headers.get("Range")
-        content = self.server.files.get(name)
-        first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-        if send:
-            self.server.asked.append((name, wanted))
-        if content is None or (wanted and first >= len(content)):
-            self.send_error(404 if content is None else 416)
-            return
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Length", str(len(content) - first))
-        if wanted:
-            self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.end_headers()
-        if not send:
-            return
-        if self.server.cuts:
-            self.server.cuts -= 1
-            self.wfile.write(content[first : first + CUT])
-            self.wfile.flush()
-            self.close_connection = True
-            return
-        self.wfile.write(content[first:])
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A server on this machine."""
-    one = Server(("127.0.0.1", 0), Handler)
-    one.files, one.asked = {"a.bin": BYTES}, []
-    threading.Thread(target=one.serve_forever, daemon=True).start()
-    yield one
-    one.shutdown()
-    one.server_close()
-
-
-def fetched(server: Server, name: str, target: Path, md5: str = "") -> subprocess.CompletedProcess[str]:
-    """`transfer.fetch` in a process of its own: the tests' own have the hub offline."""
-    url = f"http://127.0.0.1:{server.server_port}/{name}"
-    code = "from llava_consensus.evaluation.data.transfer import fetch; from pathlib import Path; "
-    code += f"fetch({url!r}, Path({str(target)!r}), {md5!r})"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-
-
-def test_a_cut_connection_is_gone_on_with(server: Server, tmp_path: Path) -> None:
-    """In the same process where the hub's library does it, else by the same command given again."""
-    server.cuts, target = 2, tmp_path / "a.bin"
-    for _ in range(3):
-        done = fetched(server, "a.bin", target, hashlib.md5(BYTES).hexdigest())
-        if done.returncode == 0:
-            break
-        assert "The same command goes on from" in done.stderr, done.stderr[-2000:]
-    assert target.read_bytes() == BYTES and not target.with_name("a.bin.part").exists()
-    assert [wanted for _, wanted in server.asked] == [None, f"bytes={CHUNK}-", f"bytes={2 * CHUNK}-"]
-
-
-def test_what_a_killed_process_left_is_gone_on_with(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "a.bin.part").write_bytes(BYTES[:1234])
-    assert fetched(server, "a.bin", tmp_path / "a.bin").returncode == 0
-    assert (tmp_path / "a.bin").read_bytes() == BYTES and server.asked == [("a.bin", "bytes=1234-")]
-
-
-def test_a_whole_part_is_taken_and_an_impossible_one_dropped(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "a.bin.part").write_bytes(BYTES)
-    assert fetched(server, "a.bin", tmp_path / "a.bin").returncode == 0
-    (tmp_path / "b.bin.part").write_bytes(BYTES + b"more")
-    server.files["b.bin"] = BYTES
-    assert "TransferError" in fetched(server, "b.bin", tmp_path / "b.bin").stderr
-    assert fetched(server, "b.bin", tmp_path / "b.bin").returncode == 0 and (tmp_path / "b.bin").read_bytes() == BYTES
-
-
-@pytest.mark.parametrize("kind", ["another", "page", "absent"])
-def test_what_is_not_the_file_is_refused(server: Server, tmp_path: Path, kind: str) -> None:
-    server.files["page"] = b"<!DOCTYPE html><html>quota</html>"
-    names = {"another": ("a.bin", "0" * 32, "its md5 is not"), "page": ("page", "", "a page in place of the file")}
-    name, md5, why = names.get(kind, ("gone", "", "404"))
-    done = fetched(server, name, tmp_path / name, md5)
-    assert done.returncode and why in done.stderr and not (tmp_path / name).exists()
-
-
-def zipped(path: Path, members: dict[str, bytes]) -> Path:
-    """A zip with these members."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path
-
-
-def test_a_zip_is_unpacked_in_part_and_gone_on_with(tmp_path: Path) -> None:
-    archive = zipped(tmp_path / "a.zip", {"top/a.txt": b"a", "top/deep/b.txt": b"bb", "other/c.txt": b"c"})
-    folder = tmp_path / "out"
-    assert unpack(archive, folder, only="top/*", without="top/") == 2
-    assert sorted(path.name for path in folder.rglob("*.txt")) == ["a.txt", "b.txt"]
-    before = (folder / "a.txt").stat().st_mtime_ns
-    (folder / "deep" / "b.txt").unlink()
-    assert unpack(archive, folder, only="top/*", without="top/") == 2
-    assert (folder / "deep" / "b.txt").read_bytes() == b"bb" and (folder / "a.txt").stat().st_mtime_ns == before
-    with pytest.raises(DataError, match=r"nothing in it matches none\*"):
-        unpack(archive, folder, only="none*")
-
-
-@pytest.mark.parametrize("name", ["../a", "/a", "top/../../a", "..\\a", "C:/a"])
-def test_a_member_that_leads_outside_is_refused(tmp_path: Path, name: str) -> None:
-    archive = zipped(tmp_path / "a.zip", {name: b"a"})
-    with pytest.raises(DataError, match="leads out of"):
-        unpack(archive, tmp_path / "in" / "out")
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_damaged_zip_is_refused(tmp_path: Path) -> None:
-    archive = zipped(tmp_path / "a.zip", {"a.txt": b"something"})
-    archive.write_bytes(archive.read_bytes().replace(b"something", b"somewhere"))
-    with pytest.raises(DataError, match="CRC"):
-        unpack(archive, tmp_path / "out")
-    assert not (tmp_path / "out" / "a.txt").exists()
-    archive.write_bytes(b"no zip")
-    with pytest.raises(DataError, match="damaged"):
-        unpack(archive, tmp_path / "out")
 
 
 def test_every_benchmark_has_sources_in_its_own_folder() -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 
 import llava_consensus
 from llava_consensus import attach, make
+from llava_consensus.errors import QuestionError
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs import loop
@@ -103,6 +104,14 @@ def test_a_question_without_a_picture_is_asked_beside_others(loaded: tuple[str, 
         prompts = [Prompt(text, max_new_tokens=NEW) for text in TEXTS[:2]]
         _, bare = host.answer([encoded, []], prompts)
     assert bare.before == 0 and bare.text == users_own(host, [{"type": "text", "text": TEXTS[1]}])
+
+
+def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(loaded: tuple[str, Any]) -> None:
+    _, host = loaded
+    encoded = host.encode(pictures()[:1])
+    with pytest.raises(QuestionError, match="stands for a picture"):
+        host.answer([encoded], [Prompt(f"What is {host.processor.image_token}?", max_new_tokens=NEW)])
+    assert host.reserved and host.answer([encoded], [Prompt("What is <picture>?", max_new_tokens=NEW)])
 
 
 # ---- videos

@@ -1,5 +1,5 @@
 """Language models under a LLaVA of transformers: a method that reads their attention reads it right, or says that this
-one is not adapted.
+one is not adapted; and what asks nothing of them works on all.
 """
 
 import copy
@@ -8,47 +8,99 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_models import IMAGE, SQUARE, TEXT, prompts, ready, square
+from hf_models import CASES, IMAGE, SQUARE, TEXT, prompts, ready, square
+from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.saliency import rotate
 
 pytestmark = pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers >= 5.19")
 READ = ["llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "olmo", "smollm3", "mixtral", "starcoder2", "arcee"]
 REFUSED = [
     *("cohere", "cohere2", "hunyuan_v1_dense", "phi3", "phi", "olmo2", "glm4", "stablelm", "gemma2", "gemma3_text"),
-    *("exaone4", "nemotron", "lfm2", "persimmon", "ernie4_5", "gpt_neox", "opt", "gpt2", "mpt", "qwen3_next"),
+    *("exaone4", "nemotron", "lfm2", "persimmon", "ernie4_5", "gpt_neox", "opt", "gpt2", "mpt", "qwen3_next", "falcon"),
+    *("gpt_oss", "diffllama", "nanochat", "bloom"),
 ]
+UNREAD = "is not adapted to methods that read its attention"
 
 
 def llava(kind: str, **options: Any) -> Any:
     """LLaVA with a language model of this kind, tiny and random."""
-    text = transformers.CONFIG_MAPPING[kind](**{**TEXT, "head_dim": 16})
-    vision = transformers.CLIPVisionConfig(**SQUARE)
+    text = {**TEXT, "head_dim": 16} if kind != "falcon" else {**TEXT, "num_kv_heads": 2}
+    if kind == "granite":
+        text |= {"embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}
     config = transformers.LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=16, **options
+        vision_config=transformers.CLIPVisionConfig(**SQUARE),
+        text_config=transformers.CONFIG_MAPPING[kind](**text),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+        **options,
     )
     return ready(transformers.LlavaForConditionalGeneration, config)
 
 
 def asked() -> dict[str, Any]:
-    return prompts([1, 5, 6, square(0), 7, 8, 9], [1, square(1), 5])
+    return prompts([1, 5, 6, square(0), 7, 8, 9])
+
+
+PICTURE, TAIL = slice(3, 19), 19  # rows of the prompt
+
+
+def maps(model: Any) -> tuple[Tensor, ...]:
+    """Attention of every layer over the whole prompt, by the plain model itself, mean over heads: [S, S] each."""
+    with torch.no_grad():
+        return tuple(one[0].mean(0) for one in model(**asked(), output_attentions=True).attentions)
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_what_is_read_is_what_the_model_attends(kind: str) -> None:
+def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     model = llava(kind, attn_implementation="eager")
-    with attach(model, "consensusdrop", tokens=5) as attached:
-        decoder: Any = attached.model.decoder
-        embeds = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(1))
-        normed, positions = decoder.normed(0, embeds), torch.arange(9)[None]
-        angles = decoder.rotary(normed, positions)
-        query, key = rotate(decoder.query(0, normed), *angles), rotate(decoder.key(0, normed), *angles)
-        logits = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(-1, -2) * decoder.scale(0)
-        expected = decoder.module(inputs_embeds=embeds, output_attentions=True).attentions[0]
-    seen = torch.ones(9, 9, dtype=torch.bool).tril()
-    assert torch.allclose(logits.masked_fill(~seen, -torch.inf).softmax(-1), expected, atol=1e-5)
+    model.get_input_embeddings().weight.data.mul_(0.003)  # so small that norms feel what embeddings are multiplied with
+    rows = maps(model)[0][TAIL:, PICTURE]
+    expected = (rows / (rows.sum(-1, keepdim=True) + 1e-6)).mean(0)
+    with attach(model, "consensusdrop", tokens=5) as attached, torch.no_grad():
+        model(**asked())
+        ((_, reduction),) = attached.outcomes[0].reductions
+    assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READ if kind != "smollm3"])
+def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
+    """What FastV keeps, and the logits of a plain model in which later layers do not see the others."""
+    model = llava(kind, attn_implementation="eager")
+    kept = maps(model)[1][-1, PICTURE].topk(5).indices.sort().values
+    hidden = torch.ones(model.config.text_config.num_hidden_layers, 22, dtype=torch.bool)[0]
+    hidden[: PICTURE.start] = hidden[TAIL:] = hidden[PICTURE.start + kept] = False
+
+    def hide(layer: Any, args: Any, kwargs: Any) -> Any:
+        mask = kwargs["attention_mask"].masked_fill(hidden, torch.finfo(torch.float32).min)
+        return args, {**kwargs, "attention_mask": mask}
+
+    handles = [one.register_forward_pre_hook(hide, with_kwargs=True) for one in model.model.language_model.layers[2:]]
+    with torch.no_grad():
+        expected = model(**asked()).logits[0, -1]
+    for handle in handles:
+        handle.remove()
+    with attach(model, "fastv", tokens=5, layer=2) as attached, torch.no_grad():
+        logits = model(**asked()).logits[0, -1]
+        ((_, reduction),) = attached.outcomes[0].reductions
+    assert torch.equal(reduction.kept[0], kept)
+    assert torch.allclose(logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", READ + REFUSED)
+def test_what_asks_nothing_of_the_language_model_works_on_all(kind: str) -> None:
+    model = llava(kind)
+    with attach(model, "visionzip", tokens=5) as attached, torch.no_grad():
+        logits = model(**asked()).logits[0, -1]
+        answer = model.generate(**asked(), max_new_tokens=3, do_sample=False)
+        ((_, reduction),) = attached.outcomes[0].reductions
+    words = model.get_input_embeddings()(torch.tensor([[1, 5, 6, 7, 8, 9]]))
+    embeds = torch.cat((words[:, :3], reduction.tokens, words[:, 3:]), dim=1)
+    with torch.no_grad():
+        expected = model.lm_head(model.model.language_model(inputs_embeds=embeds).last_hidden_state)[0, -1]
+    assert torch.allclose(logits, expected * getattr(model, "logit_scale", 1), atol=1e-4)
+    assert answer[0, 22] == logits.argmax()
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -57,25 +109,106 @@ def test_what_cannot_be_read_is_named(kind: str) -> None:
     before = copy.deepcopy(model.state_dict())
     name = type(model.model.language_model).__name__
     for method in ("consensusdrop", "fastv"):
-        with pytest.raises(OptionError, match=f"language model {name} is not adapted"):
+        with pytest.raises(OptionError, match=f"language model {name} {UNREAD}"):
             attach(model, method, tokens=5)
-    if hasattr(model.model.language_model, "layers"):  # what asks nothing of it works
-        with attach(model, "visionzip", tokens=5) as attached:
-            model.generate(**asked(), max_new_tokens=2, do_sample=False)
-            assert [outcome.after for outcome in attached.outcomes] == [5, 5]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_the_check_leaves_modes_and_random_numbers() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_hides_no_difference_and_makes_none(dtype: torch.dtype) -> None:
+    for kind in ("llama", "qwen3", "granite"):
+        model = llava(kind).to(dtype)
+        for method in ("consensusdrop", "fastv"):
+            attach(model, method, tokens=5).detach()
+    model = llava("qwen2").to(dtype)
+    for layer in model.model.language_model.layers:  # as in Qwen2.5-VL-7B
+        layer.self_attn.q_proj.bias.data.fill_(30)
+        layer.self_attn.k_proj.bias.data.fill_(150)
+    attach(model, "consensusdrop", tokens=5).detach()
+    for kind in ("cohere", "hunyuan_v1_dense", "gemma2"):
+        with pytest.raises(OptionError, match=UNREAD):
+            attach(llava(kind).to(dtype), "consensusdrop", tokens=5)
+
+
+def test_layers_without_rotation_are_not_cut_by() -> None:
+    model = llava("smollm3")
+    attach(model, "consensusdrop", tokens=5).detach()
+    with pytest.raises(OptionError, match=f"SmolLM3Model {UNREAD}: the attention of layer 3 differs"):
+        attach(model, "fastv", tokens=5)
+
+
+def test_the_check_leaves_the_model_as_it_is() -> None:
     model = llava("llama").train()
-    model.model.language_model.layers[0].mlp.eval()
+    layer, fired = model.model.language_model.layers[0], list[str]()
+    layer.mlp.eval()
+    for name, module in layer.named_modules():
+        module.register_forward_hook(lambda *_, name=name: fired.append(name))
+        module.register_forward_pre_hook(lambda *_, name=name: fired.append(name))
     modes = [module.training for module in model.modules()]
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    with attach(model, "consensusdrop", tokens=5):
+    with torch.autocast("cpu", dtype=torch.bfloat16), attach(model, "consensusdrop", tokens=5):
         pass
-    assert [module.training for module in model.modules()] == modes
+    with torch.inference_mode(), attach(model, "fastv", tokens=5):
+        pass
+    assert [module.training for module in model.modules()] == modes and not fired
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_scale_of_embeddings_that_nobody_knows_of_is_refused() -> None:
+    model = llava("llama")
+    inner = model.model.language_model
+
+    class Scaled(type(inner)):  # type: ignore[misc]
+        def forward(self, *args: Any, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+            return super().forward(*args, inputs_embeds=3 * inputs_embeds, **kwargs)
+
+    inner.__class__ = Scaled
+    with pytest.raises(OptionError, match=f"Scaled {UNREAD}"):
+        attach(model, "consensusdrop", tokens=5)
+
+
+def test_a_layer_that_attends_to_other_states_than_its_norm_gives_is_refused() -> None:
+    model = llava("llama")
+    layer = model.model.language_model.layers[2]
+    attend = type(layer.self_attn).forward
+
+    class Doubled(type(layer)):  # type: ignore[misc]
+        def forward(self, hidden: Any, **kwargs: Any) -> Any:
+            return super().forward(hidden + 1, **kwargs)
+
+    layer.__class__ = Doubled
+    attach(model, "consensusdrop", tokens=5).detach()  # which reads the first layer alone
+
+    class Other(type(layer.self_attn)):  # type: ignore[misc]
+        def forward(self, hidden_states: Any, **kwargs: Any) -> Any:
+            return attend(self, hidden_states.flip(-1), **kwargs)
+
+    layer.self_attn.__class__ = Other
+    with pytest.raises(OptionError, match=f"{UNREAD}: the attention of layer 2"):
+        attach(model, "fastv", tokens=5)
+
+
+def test_weights_that_are_not_there_or_quantised_are_taken() -> None:
+    from accelerate import cpu_offload
+
+    model = llava("llama")
+    with attach(model, "consensusdrop", tokens=5) as attached:
+        expected = model.generate(**asked(), max_new_tokens=3, do_sample=False)
+    cpu_offload(model)
+    with attach(model, "consensusdrop", tokens=5) as attached:
+        assert torch.equal(model.generate(**asked(), max_new_tokens=3, do_sample=False), expected)
+        assert attached.outcomes[0].after == 5
+    with torch.device("meta"):
+        empty = transformers.LlavaForConditionalGeneration(copy.deepcopy(llava("llama").config))
+    attach(empty, "consensusdrop", tokens=5).detach()
+    quantised = llava("llama")
+    inner = quantised.model.language_model
+    torch.ao.quantization.quantize_dynamic(inner, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+    for method in ("consensusdrop", "fastv"):
+        with attach(quantised, method, tokens=5) as attached:
+            quantised.generate(**asked(), max_new_tokens=2, do_sample=False)
+            assert attached.outcomes[0].after == 5
 
 
 def test_rows_that_are_mixed_by_a_convolution_cannot_be_cut() -> None:
@@ -83,11 +216,13 @@ def test_rows_that_are_mixed_by_a_convolution_cannot_be_cut() -> None:
         attach(llava("falcon_h1"), "fastv", tokens=5)
 
 
-def test_attention_with_sinks_is_refused_under_internvl() -> None:
-    from hf_models import CASES
-
+@pytest.mark.parametrize("kind, name", [("gpt_oss", "GptOssModel"), ("phi3", "Phi3Model")])
+def test_what_cannot_be_read_is_refused_under_internvl(kind: str, name: str) -> None:
     config = copy.deepcopy(CASES["internvl"].build().config)
-    config.text_config = transformers.GptOssConfig(**{**TEXT, "head_dim": 16})
+    config.text_config = transformers.CONFIG_MAPPING[kind](**{**TEXT, "head_dim": 16})
     model = ready(transformers.InternVLForConditionalGeneration, config)
-    with pytest.raises(OptionError, match="GptOssModel is not adapted"):
-        attach(model, "consensusdrop", tokens=5)
+    with pytest.raises(OptionError, match=f"{name} {UNREAD}"):
+        attach(model, "consensusdrop", tokens=20)
+    with attach(model, "divprune", tokens=20) as attached:
+        model.generate(**prompts([1, 5, CASES["internvl"].picture(0), 7, 8]), max_new_tokens=2, do_sample=False)
+        assert attached.outcomes[0].after < attached.outcomes[0].before

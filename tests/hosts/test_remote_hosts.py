@@ -17,7 +17,7 @@ from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.cli import main
-from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.errors import MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.models import Loading, Prompt, check, load
 from llava_consensus.evaluation.models.check_host import watching
 from llava_consensus.evaluation.models.loading import OWN_PROMPTS as OWN
@@ -312,6 +312,14 @@ def test_the_harness_answers_batches_and_counts(case: Double, host: Any) -> None
         position = 2 * shape.kv_heads * shape.head_width * shape.number_bytes
         assert set(answer.prefill.kv_bytes) == {(rows + answer.after) * position}
     assert host.shape().available == case.tokens
+
+
+def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(case: Double, host: Any) -> None:
+    encoded = host.encode([remote_cases.picture(0)])
+    for word in host.reserved:
+        with pytest.raises(QuestionError, match="stands for a picture"):
+            host.answer([encoded], [Prompt(f"What is {word}?")])
+    assert host.reserved or case.name == "cogvlm", "its prompts have no word for pictures"
 
 
 def test_templates(tmp_path: Path) -> None:

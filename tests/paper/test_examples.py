@@ -125,10 +125,31 @@ def test_the_commands_draw_what_the_mini_model_keeps(
     assert "disagreement" in capsys.readouterr().out
     photographs = tmp_path / "photographs"
     photographs.mkdir()
-    Image.new("RGB", (60, 40), "green").save(photographs / "meadow.png")
+    for name in ("meadow.png", "meadow.jpg", "lawn.png"):
+        Image.new("RGB", (60, 40), "green").save(photographs / name)
+    (photographs / "cut.png").write_bytes((photographs / "meadow.png").read_bytes()[:50])
+    capsys.readouterr()
     to = tmp_path / "gallery"
-    assert cli.main(["paper", "gallery", str(photographs), "--methods", "consensusdrop random", "--to", str(to)]) == 0
-    assert (to / "meadow.png").exists()
+    command = ["paper", "gallery", str(photographs), "--methods", "consensusdrop random", "--to", str(to)]
+    assert cli.main(command) == 3, "one picture cannot be read"
+    said = capsys.readouterr()
+    assert "1 of 4 pictures have no sheet" in said.err and "cut.png: damaged or cut off" in said.err
+    assert said.out.count("gallery") == 3
+    names = ("meadow-png", "meadow-jpg", "lawn-png")
+    assert {path.name for path in to.iterdir()} == {f"{name}.{kind}" for name in names for kind in style.KINDS}
+    (photographs / "cut.png").unlink()
+    assert cli.main([*command, "--question", "How much is $\\frac$ of it?"]) == 0
+
+
+def test_a_word_that_stands_for_a_picture_is_refused_in_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "photographs").mkdir()
+    Image.new("RGB", (60, 40), "green").save(tmp_path / "photographs" / "meadow.png")
+    asked = ["--question", "What is in <image>?", "--methods", "random", "--to", str(tmp_path / "gallery")]
+    assert cli.main(["paper", "gallery", str(tmp_path / "photographs"), *asked]) == 2
+    assert "holds <image>, which stands for a picture" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -141,6 +162,7 @@ def test_the_commands_draw_what_the_mini_model_keeps(
         (["paper", "gallery", "{pictures}", "--methods", "none"], "unknown method"),
         (["paper", "gallery", "/nowhere"], "no such folder of photographs"),
         (["paper", "gallery", "{empty}"], "no .png"),
+        (["paper", "gallery", "{pictures}", "--to", "{pictures}/../pictures"], "is the folder of the photographs"),
     ],
 )
 def test_bad_arguments_end_before_weights_load(

@@ -167,6 +167,49 @@ def test_an_argument_llava_does_not_know_is_refused(data: Path, tmp_path: Path) 
         trained(data, tmp_path / "llava-x", arguments=("--nonsense", "1"))
 
 
+def test_an_argument_of_another_kind_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="after `--`: LLaVA's own parser does not take that"):
+        trained(data, tmp_path / "llava-x", arguments=("--lora_r", "many"))
+
+
+def test_a_damaged_picture_is_a_line(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    for file in (tmp_path / "data" / "images").iterdir():
+        file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(DataError, match="damaged or cut off"):
+        trained(tmp_path / "data", tmp_path / "llava-x")
+
+
+@pytest.mark.parametrize(
+    "name", ["trained.safetensors", "trainer_state.json", "optimizer.pt", "rng_state.pth", "complete"]
+)
+def test_a_damaged_state_is_a_line(projector: Path, data: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "llava-killed"
+    shutil.copytree(projector, out)
+    (out / "training.json").unlink()
+    (state,) = (out / STATES).glob("checkpoint-*")
+    whole = (state / name).read_bytes()
+    for content in (b"", whole[:-5], whole[:-1] + bytes([whole[-1] ^ 1]), None):
+        (state / name).unlink(missing_ok=True)
+        if content is not None:
+            (state / name).write_bytes(content)
+        if content is None and name == "complete":  # a state that was not stored to its end counts for nothing
+            continue
+        with pytest.raises(DataError, match=f"{name}.*Remove {state} to go on"):
+            trained(data, out)
+    shutil.rmtree(state)
+    assert trained(data, out) == json.loads((projector / "training.json").read_text())
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"losses": 3}', '{"losses": ["x"], "steps_done": 4}'])
+def test_a_damaged_result_is_a_line(projector: Path, data: Path, tmp_path: Path, content: str) -> None:
+    out = tmp_path / "llava-done"
+    shutil.copytree(projector, out)
+    (out / "training.json").write_text(content)
+    with pytest.raises(DataError, match=f"Remove {out} to begin anew"):
+        trained(data, out)
+
+
 def test_what_a_plan_needs_is_checked_before_weights(data: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="tokens=600"):
         prepare(plan(data, tmp_path / "llava-x", budgets=(Budget(600),)), "consensusdrop")

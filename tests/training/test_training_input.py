@@ -1,10 +1,13 @@
 """What stops a training is said before the first step: data, options, packages, methods."""
 
+import codecs
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from llava_consensus.cli import main
 from llava_consensus.errors import DataError, MissingDependency, OptionError
@@ -29,7 +32,7 @@ def written(folder: Path, entries: Any, pictures: tuple[str, ...] = ("a.png",)) 
     path.write_text(json.dumps(entries))
     images.mkdir(exist_ok=True)
     for name in pictures:
-        (images / name).write_bytes(b"not looked into")
+        Image.new("RGB", (3, 2)).save(images / name)
     return path, images
 
 
@@ -48,7 +51,8 @@ GOOD = {"id": "1", "image": "a.png", "conversations": turns("<image>\nWhat?", "a
         ([{"id": "2", "conversations": turns("<image> What?", "x")}], "1 placeholders <image> for 0 picture"),
         ([{**GOOD, "image": "../a.png"}], "leads out of the folder"),
         ([{**GOOD, "image": ["a.png"]}], "must be the name of one picture"),
-        ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"5 are missing: .*; and 2 more"),
+        ([GOOD, *[{**GOOD, "image": f"{n}.png"} for n in range(5)]], r"5 pictures cannot be read: .*; and 2 more"),
+        ([{**GOOD, "conversations": turns("<image>\nWhat?", "a \ud800dog")}], "half of a character"),
     ],
 )
 def test_bad_data_is_refused_with_the_entry(tmp_path: Path, entries: Any, message: str) -> None:
@@ -61,8 +65,30 @@ def test_good_data_is_read_and_its_fingerprint_follows_files_and_pictures(tmp_pa
     data = read(path, images)
     assert data.pictures == ["a.png"] and data.without_picture == 1
     assert data.description["conversations"] == 2
-    (images / "a.png").write_bytes(b"another, larger picture")
+    Image.new("RGB", (30, 20)).save(images / "a.png")
     assert read(path, images).fingerprint != data.fingerprint
+
+
+def test_what_would_stop_a_training_in_its_middle_is_refused_before_it(tmp_path: Path) -> None:
+    path, images = written(tmp_path, [GOOD])
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    with pytest.raises(DataError, match="byte order mark"):
+        read(path, images)
+    written(tmp_path, [GOOD])
+    (images / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"1 pictures cannot be read: .*a\.png: not a picture"):
+        read(path, images)
+    Image.new("1", (30_000, 30_000)).save(images / "a.png")
+    with pytest.raises(DataError, match="decompression bomb"):
+        read(path, images)
+    (images / "a.png").unlink()
+    os.mkfifo(images / "a.png")
+    with pytest.raises(DataError, match="not a regular file"):
+        read(path, images)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="is a pipe"):
+        read(path, images)
 
 
 def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
@@ -84,6 +110,7 @@ def plan(tmp_path: Path, **changes: Any) -> TrainingPlan:
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"learning_rate": 0.0}, "must be above 0"),
         ({"precision": "int8"}, "unknown dtype"),
+        ({"attention": "x"}, "unknown attention 'x'"),
         ({"budgets": ()}, "--tokens 64"),
         ({"out": Path("checkpoints/adapted")}, "must contain 'llava'"),
         ({"out": Path("checkpoints/llava-lora")}, "none of lora, mpt, mistral"),
@@ -111,9 +138,10 @@ def test_what_a_method_cannot_work_under_is_said(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="Leave it out, or take a method that acts after the tower"):
         plan(tmp_path, method=make("fastv"), checkpointing=True).check("fastv")
     stage = tmp_path / "zero3.json"
-    stage.write_text('{"zero_optimization": {"stage": 7}}')
-    with pytest.raises(DataError, match="must be 0, 1, 2 or 3"):
-        _ = plan(tmp_path, deepspeed=stage).zero_stage
+    for content in ('{"zero_optimization": {"stage": 7}}', '{"zero_optimization": []}', '{"zero_optimization": 3}'):
+        stage.write_text(content)
+        with pytest.raises(DataError, match=r"must be 0, 1, 2 or 3|is not what it must be"):
+            _ = plan(tmp_path, deepspeed=stage).zero_stage
 
 
 def test_stage_3_needs_a_picture_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

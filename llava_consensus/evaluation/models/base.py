@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from llava_consensus.errors import QuestionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current
@@ -97,6 +98,11 @@ class Host:
         self._door = threading.Lock()
 
     @property
+    def reserved(self) -> tuple[str, ...]:
+        """Words that stand for pictures in prompts of this model."""
+        return ()
+
+    @property
     def visual_tokens(self) -> int:
         """Tokens of one picture, or of one tile of it; the most where that depends on the picture."""
         tokens: int = self.view.tower.tokens
@@ -178,9 +184,16 @@ class Host:
         several for a video), in left-padded batches.
 
         Raises:
+            QuestionError: for a text that holds a word which stands for a picture.
             ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
                 method than the one that is attached.
         """
+        for prompt in prompts:
+            if taken := [word for word in self.reserved if word in prompt.text]:
+                raise QuestionError(
+                    f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for a picture in the prompts of "
+                    "this model; pictures are put in front of the question by themselves. Leave it out"
+                )
         with self.attachment() as attachment:
             _check_batch(attachment, encoded, prompts)
             ids = [self.question_ids(prompt, pictures) for prompt, pictures in zip(prompts, encoded, strict=True)]

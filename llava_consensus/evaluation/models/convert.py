@@ -23,9 +23,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import read_json, write_json
-from llava_consensus.evaluation.models.llava_loading import CONVERSATION, FLAG, tower_beside
+from llava_consensus.errors import ConsensusError, DataError
+from llava_consensus.evaluation.files import FRESH, read_json, write_json
+from llava_consensus.evaluation.models.llava_loading import CONVERSATION, FLAG
 
 MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights
@@ -46,34 +46,67 @@ Rename = Callable[[str, Tensor], tuple[str, Tensor]]  # name and values as read 
 
 
 def convert(source: Path, out: Path) -> str:
-    """Writes the checkpoint of one layout in the other; returns a line about what was written.
+    """Writes the checkpoint of one layout in the other; returns a line about what was written. The folder appears when
+    it is whole.
 
     Args:
         source: folder of an official LLaVA checkpoint, or of one that this function wrote.
         out: folder that is not there yet.
     Raises:
-        DataError: for a folder that is neither, an `out` that exists, or a tensor that was not written as it was read.
+        DataError: for a folder that is neither or is damaged, an `out` that exists or cannot be written, or a tensor
+            that was not written as it was read.
     """
     file = source / "config.json"
     if not file.is_file():
         raise DataError(f"{source}: no config.json in it, so it is no checkpoint")
     if out.exists():
         raise DataError(f"{out}: is there already. Give a folder that is not")
-    config = read_json(file, MEND, dict)
+    fresh = out.with_name(f".{out.name}{FRESH}")
+    shutil.rmtree(fresh, ignore_errors=True)  # of a call that was killed
+    try:
+        config = read_json(file, MEND, dict)
+        written = (
+            _to_official(source, fresh) if _is_converted(source, config) else _to_hugging_face(source, fresh, config)
+        )
+        fresh.rename(out)
+    except ConsensusError:
+        raise
+    except OSError as error:
+        raise DataError(f"{error.filename or out}: {error.strerror or error}. Nothing was written to {out}") from error
+    except Exception as error:  # a damaged checkpoint breaks foreign code in any way, and so does a full disk
+        raise DataError(
+            f"{source}: cannot be converted to {out} ({type(error).__name__}: {error}). {MEND}, or make room"
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return f"{written} tensors, every one read back and equal: {out}"
+
+
+def _is_converted(source: Path, config: dict[str, Any]) -> bool:
+    """Whether a checkpoint is in the layout of Hugging Face. DataError for one that cannot be converted."""
     made_by = config.get("architectures", [])
-    back = bool({SQUARE, TILED} & set(made_by))
-    if not back and not any(name.startswith("LlavaLlama") for name in made_by):
+    if {SQUARE, TILED} & set(made_by):
+        return True
+    if not any(name.startswith("LlavaLlama") for name in made_by):
         raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
     for name, known in (("mm_projector_type", "mlp2x_gelu"), ("mm_patch_merge_type", "spatial_unpad")):
-        if not back and config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
+        if config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
             raise DataError(f"{source}: {name}={config.get(name)!r} must be {known!r}, as in LLaVA 1.5 and 1.6")
-    written = _to_official(source, out) if back else _to_hugging_face(source, out, config)
-    return f"{written} tensors, every one read back and equal: {out}"
+    return False
+
+
+def _tower_name(source: Path, config: dict[str, Any]) -> str:
+    """The folder of a checkpoint's vision tower. DataError for a name that leads elsewhere."""
+    given = config.get("mm_vision_tower")
+    name = Path(given).name if isinstance(given, str) else ""
+    if name in ("", ".."):
+        raise DataError(f"{source}: mm_vision_tower={given!r} must name a folder. {MEND}")
+    return name
 
 
 def _to_hugging_face(source: Path, out: Path, config: dict[str, Any]) -> int:
     """Language model, projector and tower in one set of files; how many tensors."""
-    tower = Path(tower_beside(str(source)).get("mm_vision_tower", ""))
+    tower = source / _tower_name(source, config)
     if not (tower / "config.json").is_file():
         raise DataError(f"{source}: its vision tower {config.get('mm_vision_tower')!r} is not in the same folder")
     own_tower = bool(config.get(FLAG))
@@ -109,7 +142,7 @@ def _to_official(source: Path, out: Path) -> int:
     if not (official / "config.json").is_file():
         raise DataError(f"{source}: no folder {OFFICIAL} in it: only what this command wrote is converted back")
     config = read_json(official / "config.json", MEND, dict)
-    tower, own_tower = out / Path(config["mm_vision_tower"]).name, bool(config.get(FLAG))
+    tower, own_tower = out / _tower_name(official, config), bool(config.get(FLAG))
 
     def of_model(name: str, values: Tensor) -> tuple[str, Tensor]:
         name = "" if name.startswith("vision_tower.") and not own_tower else _renamed(name, back=True)

@@ -65,6 +65,12 @@ class HfHost(Host):
         self.processor = processor
         view.image_processor = processor.image_processor
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """What the chat template puts where a picture or a video belongs."""
+        words = (getattr(self.processor, f"{modality}_token", None) for modality in ("image", "video"))
+        return tuple(word for word in words if word)
+
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
         config, projector = self.model.config, getattr(self.view.inner, "multi_modal_projector", None)

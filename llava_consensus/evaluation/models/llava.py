@@ -60,6 +60,13 @@ class LlavaHost(Host):
         super().__init__(self.view_class(model, options), tokenizer)
         self.image_processor = image_processor
 
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """What LLaVA's templates put where a picture belongs."""
+        from llava.constants import DEFAULT_IMAGE_TOKEN
+
+        return (DEFAULT_IMAGE_TOKEN,)
+
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture of the most tiles and `text` other rows."""
         tower = self.model.get_vision_tower()

@@ -95,6 +95,8 @@ def _padded(rows: list[Tensor]) -> Tensor:
 class QwenVLHost(RemoteHost):
     """Qwen-VL, which reads pictures from files that its prompts name."""
 
+    reserved = ("<img>", "</img>", "<imgpad>")
+
     def shape(self, text: int = 0) -> Shape:
         """Sizes of the model, with a prompt of one picture and `text` other rows.
 

@@ -23,7 +23,17 @@ from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report import table as engine
 from llava_consensus.evaluation.report.rows import FULL, RANDOM, Catalogue, Line, Row, by_setting
 from llava_consensus.evaluation.report.section import Cell, Section, half, score, with_interval
-from llava_consensus.evaluation.report.stats import RESAMPLES, Comparison, Mean, compare, mark
+from llava_consensus.evaluation.report.stats import (
+    LEAST,
+    RESAMPLES,
+    SIGNIFICANT,
+    Comparison,
+    Mean,
+    compare,
+    counted,
+    mark,
+    mcnemar,
+)
 from llava_consensus.evaluation.report.table import (
     ABSENT,
     Column,
@@ -49,8 +59,9 @@ MEANS = (  # means and times in the paper's tables
     ("tpot_ms", "TPOT (ms)"),
 )
 MARKS = (
-    "† differs from the full model, paired by question (exact McNemar, or bootstrap where a score is no mean of right "
-    "and wrong; p < 0.05), ‡ also after Holm's correction over all cells."
+    "† differs from the full model, paired by question (McNemar's exact test, or swaps of pictures where several "
+    f"questions are about one; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
+    "pictures no test."
 )
 NAME = Column("method", lambda line: line.label)
 
@@ -124,11 +135,32 @@ def scores(section: Section, complete: bool = False) -> Table | None:
     omission = " Lines with an incomplete cell are left out." if len(lines) < len(section.lines) else ""
     near = section.guessed(names)
     guessed = f" In no average, because all tokens cannot be told from guessing there: {near}." if near else ""
+    tasks = "; ".join(filter(None, (guessed_tasks(section, name) for name in names)))
+    at_chance = f" {tasks}." if tasks else ""
     note = (
         f"Acc: plain mean of the columns (MME perception / 20){exclusion}. Rel: Acc in percent of the full model's. A "
-        f"line with an incomplete cell has neither.{omission}{guessed} {MARKS}"
+        f"line with an incomplete cell has neither.{omission}{guessed}{at_chance} {MARKS}"
     )
     return tabulate(section, "Scores", [*of_benchmarks(section, names, score), *means(section, count)], note, lines)
+
+
+def guessed_tasks(section: Section, name: str) -> str:
+    """The tasks of a benchmark in which all tokens answer no more than half of the yes-or-no questions right, as far as
+    can be told: what they say is noise, though their sum may be above chance.
+    """
+    run = None if section.full is None else section.full.runs.get(name)
+    if run is None or not run.complete or run.report.get("statistic") != "mme":
+        return ""
+    found = []
+    for task in run.report["counted"]:
+        rows = [row for row in counted(run.report) if row.get("group") == task]
+        right = sum(row["correct"] for row in rows)
+        if rows and mcnemar(right, len(rows) - right) >= SIGNIFICANT:
+            found.append(f"{task} ({right} of {len(rows)})")
+    return (
+        f"{section.title(name)} has tasks that all tokens guess, right answers in brackets: {', '.join(found)}"
+        * bool(found)
+    )
 
 
 def intervals(section: Section) -> Table:
@@ -136,10 +168,13 @@ def intervals(section: Section) -> Table:
     columns = []
     for name, column in zip(section.names, of_benchmarks(section, section.names, with_interval), strict=True):
         done = [row.metrics for row in section.rows if row.metrics is not None and row.benchmark == name]
-        asked = f"{done[0]['questions']} questions" if done else "no complete run"
+        pictures = [row.pictures for row in section.rows if row.benchmark == name and row.pictures]
+        about = f" about {pictures[0]} pictures" if pictures else ""
+        asked = f"{done[0]['questions']} questions{about}" if done else "no complete run"
         columns.append(replace(column, title=f"{column.title} ({asked})"))
     note = (
-        f"Score ± half of its 95 % interval: bootstrap over questions, {RESAMPLES} resamples. MME in points. {MARKS} "
+        f"Score ± half of its 95 % interval: bootstrap over pictures, {RESAMPLES} resamples; sd: over seeds. MME in "
+        f"points. {MARKS} "
         "A score without an interval has a scorer that does not say what it is made of."
     )
     return tabulate(section, "Scores with 95 % intervals", columns, note)
@@ -191,10 +226,10 @@ def differences(section: Section) -> Table | None:
     def difference(line: Line, name: str) -> str:
         first, second = line.runs.get(name), floors[line.tokens].runs.get(name)
         test = None if first is None or second is None else compare(first, second)
-        return ABSENT if test is None else f"{test.difference:+.1f}{half((test.low, test.high))}"
+        return ABSENT if test is None else f"{test.difference:+.1f}{half(test.bounds)}"
 
     columns = [Column(section.title(name), partial(difference, name=name)) for name in section.names]
-    note = "Difference ± half of its 95 % interval (paired bootstrap over questions)."
+    note = "Difference ± half of its 95 % interval (bootstrap over pictures, paired by question)."
     table = tabulate(section, "Difference to random selection with the same budget", columns, note, lines)
     return None if table.empty else table
 
@@ -351,17 +386,19 @@ CELLS = (  # of Entry; COSTS follow. Scores in percent (MME in points), unrounde
     metric("metric"),
     Column("status", lambda entry: "complete" if entry.cell.row.complete else "incomplete"),
     metric("questions"),
+    Column("pictures", lambda entry: entry.cell.row.pictures),
     Column("answered", lambda entry: entry.metrics.get("answered", entry.cell.row.answered)),
     Column("score", lambda entry: entry.cell.row.score),
+    Column("spread", lambda entry: entry.cell.row.spread),
     Column("low", lambda entry: entry.cell.bounds and entry.cell.bounds[0]),
     Column("high", lambda entry: entry.cell.bounds and entry.cell.bounds[1]),
     Column("chance", lambda entry: entry.cell.row.chance),
     tested("difference", lambda test: test.difference),
-    tested("difference_low", lambda test: test.low),
-    tested("difference_high", lambda test: test.high),
+    tested("difference_low", lambda test: test.bounds and test.bounds[0]),
+    tested("difference_high", lambda test: test.bounds and test.bounds[1]),
     tested("p", lambda test: test.p),
     Column("p_corrected", lambda entry: entry.cell.test and entry.cell.corrected),
-    tested("test", lambda test: test.name),
+    tested("test", lambda test: test.test),
 )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
@@ -32,7 +33,7 @@ from llava_consensus.evaluation.files import (
     read_json,
     read_lines,
 )
-from llava_consensus.evaluation.report.stats import Bounds, Sample, draws, interval, sample
+from llava_consensus.evaluation.report.stats import Bounds, Sample, bounds, pooled, sample
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -131,6 +132,7 @@ class Row:
     answered: int
     folder: Path
     catalogue: Catalogue = field(default_factory=Catalogue)
+    seeds: tuple["Row", ...] = ()  # the runs of a method that draws, which this one stands for; none for one run alone
 
     @property
     def benchmark(self) -> str:
@@ -157,7 +159,24 @@ class Row:
     @property
     def score(self) -> float | None:
         """The headline number, in percent where the benchmark's scale is 1."""
+        if self.seeds and self.complete:
+            return fmean(row.score or 0.0 for row in self.seeds)
         return None if self.metrics is None else self.metrics["score"]
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the score over seeds; None for one run alone."""
+        return stdev(row.score or 0.0 for row in self.seeds) if self.seeds and self.complete else None
+
+    @property
+    def scale(self) -> float:
+        """The score divided by this is a percentage: where fewer tasks of a sum were asked, of those alone."""
+        return self.facts.scale if self.sample is None or self.facts.scale == 1 else self.sample.most / 100
+
+    @property
+    def pictures(self) -> int | None:
+        """How many the questions are about; None where the rows do not make up the score."""
+        return None if self.sample is None else len(self.sample.sums)
 
     @property
     def chance(self) -> float:
@@ -167,7 +186,9 @@ class Row:
     @property
     def complete(self) -> bool:
         """Whether every question of the run was asked, answered and scored: only then it enters an average."""
-        return self.metrics is not None and self.score is not None and self.unanswered == 0
+        if self.seeds:
+            return all(row.complete for row in self.seeds)
+        return self.metrics is not None and self.metrics["score"] is not None and self.unanswered == 0
 
     @property
     def limited(self) -> bool:
@@ -193,6 +214,7 @@ class Row:
         """The label without a word about positions."""
         changed, method = dict(self.config["changed"]), self.config["method"]
         changed.pop("positions", None)
+        changed.pop("seed", None)
         suffix = "" if self.config["merged"] is None else f", merged={self.config['merged']}"
         match = self.config.get("match") or "kept"
         suffix += "" if match == "kept" else f", match={match}"
@@ -215,12 +237,15 @@ class Row:
     @cached_property
     def sample(self) -> Sample | None:
         """What the score is made of; None while it is incomplete, or where its scorer does not say."""
+        if self.seeds:
+            samples = [row.sample for row in self.seeds]
+            return pooled([one for one in samples if one is not None]) if all(samples) else None
         return sample(self.report, self.score) if self.complete else None
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """The 95 % interval of the score; None without a sample."""
-        return None if self.sample is None else interval(draws(self.sample, self.benchmark))
+        """The 95 % interval of the score; None without a sample, or from too few pictures."""
+        return None if self.sample is None else bounds(self.sample, self.benchmark)
 
 
 def read_row(folder: Path) -> Row:
@@ -369,12 +394,23 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last; each
-    method's own way with positions before another one.
+    method's own way with positions before another one. Runs that differ in `seed` alone are one.
     """
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
-    runs_by_line: dict[tuple[float, str], dict[str, Row]] = {}
+    runs_by_line: dict[tuple[float, str], dict[str, list[Row]]] = {}
     ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.variant, len(order)), row.variant, row.label))
     for row in ranked:
         if not row.full:
-            runs_by_line.setdefault((row.tokens, row.label), {})[row.benchmark] = row
-    return [Line(tokens, label, runs) for (tokens, label), runs in runs_by_line.items()]
+            runs_by_line.setdefault((row.tokens, row.label), {}).setdefault(row.benchmark, []).append(row)
+    return [
+        Line(tokens, label, {name: over_seeds(own) for name, own in runs.items()})
+        for (tokens, label), runs in runs_by_line.items()
+    ]
+
+
+def over_seeds(rows: Sequence[Row]) -> Row:
+    """One row for runs of a benchmark that differ in `seed` alone: the mean of them."""
+    by_seed = {row.config["changed"].get("seed"): row for row in rows}
+    if len(by_seed) == 1:
+        return rows[-1]
+    return replace(next(iter(by_seed.values())), seeds=tuple(by_seed.values()))

@@ -20,12 +20,12 @@ from llava_consensus.evaluation.report.stats import (
     Comparison,
     Mean,
     above_chance,
-    bootstrap_p,
     compare,
     draws,
     holm,
     interval,
     mark,
+    mean_difference,
     mean_draws,
 )
 from llava_consensus.evaluation.report.table import ABSENT
@@ -45,19 +45,19 @@ class Cell(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Whether it differs from the reference: † p < 0.05, ‡ also after the correction."""
+        """Whether it differs from the reference: † p < 0.05, ‡ also after the correction; nothing without a test."""
         return "" if self.test is None else mark(self.test.p, self.corrected)
 
     @property
     def percent(self) -> float:
         """The score in percent."""
-        return (self.row.score or 0.0) / self.row.facts.scale
+        return (self.row.score or 0.0) / self.row.scale
 
     @property
     def percent_bounds(self) -> Bounds:
         """Its interval in percent; the score itself where it has none."""
         low, high = self.bounds or (self.row.score or 0.0,) * 2
-        return low / self.row.facts.scale, high / self.row.facts.scale
+        return low / self.row.scale, high / self.row.scale
 
 
 class Grid(ABC):
@@ -93,7 +93,7 @@ class Grid(ABC):
                 other = None if row.sample is None else self.reference(line, name)
                 test = None if other is None or other is row else compare(row, other)
                 cells[line.tokens, line.label, name] = Cell(row, test)
-        tested = {key: cell.test.p for key, cell in cells.items() if cell.test is not None}
+        tested = {key: cell.test.p for key, cell in cells.items() if cell.test is not None and cell.test.p is not None}
         corrected = zip(tested, holm(list(tested.values())), strict=True)
         return cells | {key: cells[key]._replace(corrected=p) for key, p in corrected}
 
@@ -124,7 +124,7 @@ class Grid(ABC):
         runs = [line.runs[name] for name in self.averaged if name in line.runs]
         if not runs or len(runs) < len(self.averaged) or not all(row.complete for row in runs):
             return None
-        return [(row.score or 0.0) / row.facts.scale for row in runs]
+        return [(row.score or 0.0) / row.scale for row in runs]
 
     def guessed(self, names: Sequence[str] | None = None) -> str:
         """The benchmarks of `near_chance` with the full model's scores there, as words of a note."""
@@ -205,17 +205,12 @@ class Section(Grid):
         scores = self.scores(line)
         if scores is None:
             return None
-        value, pairs = sum(scores) / len(scores), self._resampled_pairs(line)
-        if pairs is not None:
-            full = self.scores(self.full) if self.full else None
-            p = bootstrap_p(pairs[:, 0] - pairs[:, 1], value - sum(full) / len(full)) if full else None
-            tests = [cell.test for name in self.averaged if (cell := self.cell(line, name)) and cell.test]
-            return Mean(value, interval(pairs[:, 0]), tests[0].p if len(tests) == 1 else p)
-        samples = [(line.runs[name].sample, line.runs[name].facts.scale) for name in self.averaged]
-        if any(sample is None for sample, _ in samples):
+        value, runs = sum(scores) / len(scores), [line.runs[name] for name in self.averaged]
+        if any(row.bounds is None for row in runs):
             return Mean(value, None)
-        total = [draws(one, name) / scale for (one, scale), name in zip(samples, self.averaged, strict=True) if one]
-        return Mean(value, interval(np.mean(total, axis=0)))
+        total = [draws(row.sample, row.benchmark) / row.scale for row in runs if row.sample]
+        tests = self._tests(line)
+        return Mean(value, interval(np.mean(total, axis=0)), None if tests is None else mean_difference(*tests).p)
 
     def relative(self, line: Line) -> Mean | None:
         """Acc in percent of the full model's (the paper's Rel); None without either."""
@@ -224,16 +219,17 @@ class Section(Grid):
             return None
         if any(self.reference(line, name) is None for name in self.averaged):
             return None
-        value, pairs = 100 * sum(scores) / sum(full), self._resampled_pairs(line)
+        value, tests = 100 * sum(scores) / sum(full), self._tests(line)
+        pairs = None if tests is None else mean_draws(*tests)
         if pairs is None or not pairs[:, 1].all():
             return Mean(value, None)
         return Mean(value, interval(100 * pairs[:, 0] / pairs[:, 1]))
 
-    def _resampled_pairs(self, line: Line) -> np.ndarray | None:
-        """Resampled Acc of a reduced line and of the full model, [resamples, 2]; None where a benchmark has no test."""
-        cells = [self.cell(line, name) for name in self.averaged]
-        tests = [cell.test if cell else None for cell in cells]
-        return mean_draws(tests, [line.runs[name].facts.scale for name in self.averaged])
+    def _tests(self, line: Line) -> tuple[list[Comparison], list[float]] | None:
+        """The tests that a mean is made of, with their scales; None where a benchmark has none."""
+        cells = [cell for name in self.averaged if (cell := self.cell(line, name)) is not None]
+        tests = [cell.test for cell in cells if cell.test is not None and cell.test.enough]
+        return (tests, [cell.row.scale for cell in cells]) if tests and len(tests) == len(self.averaged) else None
 
 
 # ---- cells in words
@@ -252,13 +248,19 @@ def state(cell: Cell | None) -> str:
 
 
 def score(cell: Cell | None) -> str:
-    """A score as papers print it, marked where it differs from the reference."""
-    return state(cell) or f"{cell.row.score:.1f}{cell.mark}"  # type: ignore[union-attr]
+    """A score as papers print it, marked where it differs from the reference; of several seeds with their spread."""
+    if cell is None or state(cell):
+        return state(cell)
+    seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
+    return f"{cell.row.score:.1f}{cell.mark}{seeds}"
 
 
 def with_interval(cell: Cell | None) -> str:
     """A score with half of its interval, and its mark."""
-    return state(cell) or f"{cell.row.score:.1f}{half(cell.bounds)}{cell.mark}"  # type: ignore[union-attr]
+    if cell is None or state(cell):
+        return state(cell)
+    seeds = "" if cell.row.spread is None else f" (sd {cell.row.spread:.1f})"
+    return f"{cell.row.score:.1f}{half(cell.bounds)}{cell.mark}{seeds}"
 
 
 def half(bounds: Sequence[float] | None) -> str:
@@ -272,8 +274,9 @@ def beside_chance(cell: Cell) -> str:
     return f"{cell.row.score:.1f}{between}, chance {cell.row.chance:.1f}"
 
 
-def signed(difference: float | None, bounds: Sequence[float] | None = None) -> str:
-    """A difference with its interval."""
+def signed(difference: float | None, bounds: Sequence[float] | None = None, places: int = 1) -> str:
+    """A difference with its interval, where it has one."""
     if difference is None:
         return ABSENT
-    return f"{difference:+.1f}" + ("" if bounds is None else f" ({bounds[0]:+.1f} to {bounds[1]:+.1f})")
+    between = "" if bounds is None else f" ({bounds[0]:+.{places}f} to {bounds[1]:+.{places}f})"
+    return f"{difference:+.{places}f}{between}"

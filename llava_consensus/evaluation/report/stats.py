@@ -1,23 +1,30 @@
 """All statistics of reports: what a score is made of, its interval, paired tests, corrections, means. numpy only.
 
     found = sample(metrics["report"], metrics["score"])   # None if the scorer's rows do not make up the score
-    interval(draws(found, "gqa"))                         # 95 %, bootstrap over questions
+    bounds(found, "gqa")                                  # 95 %, bootstrap over pictures
     compare(row, other_row)                               # paired by question: difference, interval, p
 
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
-(0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that are drawn together:
-MME's picture, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the groups
-that enter the headline, absent means all; `rounded`, the decimals the headline is rounded to, if it is. A new statistic
-is one function of sums and one line in STATISTICS.
+(0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that count together: the
+two of MME's picture, MMBench's circular group); `statistic`, a key of STATISTICS, absent means `mean`; `counted`, the
+groups that enter the headline, absent means all; `rounded`, the decimals the headline is rounded to, if it is. A new
+statistic is one function of sums and one line in STATISTICS. The run adds `picture` to each row.
 
-The bootstrap draws units with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within groups where the
-statistic has a term per group. Units with equal sums are interchangeable, so a draw is one multinomial over the
-distinct ones: exact, and 100,000 questions cost what 1,000 do.
+Questions about one picture go right and wrong together, so pictures are what is drawn and swapped; a row that names no
+picture is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
+groups where the statistic has a term per group. Two runs are compared by swapping their answers picture by picture
+(Edgington 1969), which is exactly McNemar's test where each picture has one question. Pictures with equal sums are
+interchangeable, so a draw is one multinomial over the distinct ones: exact, and 100,000 questions cost what 1,000 do.
+
+From fewer than LEAST pictures there is a score, and no interval, no test and no mark.
 """
 
 import math
+import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
+SWAPS = 9999  # so no p by swapping is below 0.0001, and one of 400 in a table can stand after Holm's correction
+LEAST = 10  # pictures
 LEVEL = 95.0  # percent
 SEED = 20260
 SIGNIFICANT = 0.05
@@ -40,10 +49,23 @@ Bounds = tuple[float, float]  # the ends of an interval
 class Sample(NamedTuple):
     """What a score is made of."""
 
-    sums: np.ndarray  # [U, C] float64, what each unit adds
-    strata: np.ndarray  # [U] int, units that are drawn among each other
+    sums: np.ndarray  # [P, C] float64, what each picture adds
+    strata: np.ndarray  # [P] int, pictures that are drawn among each other
     questions: np.ndarray  # [R] int, their indices
     score: Score
+    most: float  # the highest score there is
+
+    @property
+    def value(self) -> float:
+        """The score."""
+        return float(self.score(self.sums.sum(axis=0)))
+
+    @property
+    def reach(self) -> float:
+        """How far the score may lie from what is seen where no picture differs from another: where none of P pictures
+        is otherwise, at most a share of 1 - 0.05 ** (1 / P) of all pictures is, with 95 % confidence.
+        """
+        return self.most * (1 - (1 - LEVEL / 100) ** (1 / len(self.sums)))
 
 
 class Rows(NamedTuple):
@@ -70,6 +92,7 @@ class Statistic(NamedTuple):
     by_group: bool  # whether groups have terms of their own
     adds: Callable[[Rows], Sequence[np.ndarray]]  # what each unit adds in each group: C / G arrays [U, G]
     score: Score  # their sums [..., C], group by group -> [...]
+    most: float = 100.0  # the highest score, of each group where the score is a sum over groups
 
 
 def _mean(sums: np.ndarray) -> np.ndarray:
@@ -102,7 +125,9 @@ STATISTICS = {
         ],
         _f1_mean,
     ),
-    "mme": Statistic(True, lambda rows: [rows.total(rows.correct), rows.number, rows.whole, rows.number > 0], _mme),
+    "mme": Statistic(
+        True, lambda rows: [rows.total(rows.correct), rows.number, rows.whole, rows.number > 0], _mme, most=200.0
+    ),
 }
 
 
@@ -126,12 +151,13 @@ def counted(report: Report) -> list[Answer]:
 
 
 def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
-    """One line of sums for each unit, in the order of their first rows."""
+    """One line of sums for each picture, in the order of their first rows."""
     statistic = STATISTICS.get(name)
     if statistic is None:
         return None
     groups, of_group = _codes([str(row.get("group", "")) if statistic.by_group else "" for row in rows])
-    units, of_unit = _codes([_unit(row, name) for row in rows])
+    units, of_unit = _codes([_named(row, name, "unit") for row in rows])
+    pictures, of_picture = _codes([_named(row, name, "picture", "unit") for row in rows])
     place = of_unit * groups + of_group
 
     def total(values: np.ndarray) -> np.ndarray:
@@ -139,11 +165,15 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
 
     correct = np.array([float(row["correct"]) for row in rows])
     columns = Rows(correct, np.array([row.get("extracted") != "no" for row in rows]), total)
-    sums = np.stack(statistic.adds(columns), axis=-1).reshape(units, -1).astype(np.float64)
-    count = columns.number > 0
-    # a unit that lies in several groups cannot be drawn within one
-    strata = np.zeros(units, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
-    return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score)
+    of_units = np.stack(statistic.adds(columns), axis=-1).reshape(units, -1).astype(np.float64)
+    picture = np.zeros(units, dtype=np.int64)
+    picture[of_unit] = of_picture
+    sums = np.stack([np.bincount(picture, weights=column, minlength=pictures) for column in of_units.T], axis=1)
+    count = np.bincount(of_picture * groups + of_group, minlength=pictures * groups).reshape(pictures, groups) > 0
+    # a picture that lies in several groups cannot be drawn within one
+    strata = np.zeros(pictures, dtype=np.int64) if (count.sum(axis=1) > 1).any() else count.argmax(axis=1)
+    most = statistic.most * (groups if statistic.score is _mme else 1)
+    return Sample(sums, strata, np.array([row["index"] for row in rows]), statistic.score, most)
 
 
 def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
@@ -153,48 +183,25 @@ def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
     return len(numbers), codes
 
 
-def _unit(row: Answer, name: str) -> Hashable:
-    """What a row is drawn with. A picture of MME may be in two tasks: it is two units, as the official pairs are."""
-    unit = row.get("unit")
-    if unit is None:
-        return ("row", row["index"])
-    return (row.get("group"), unit) if name == "mme" else ("unit", unit)
+def _named(row: Answer, name: str, *keys: str) -> Hashable:
+    """What a row goes with: the first of these keys that it has, else itself. A picture of MME may be in two tasks: it
+    is two, as the official pairs are.
+    """
+    for key in keys:
+        if row.get(key) is not None:
+            return (row.get("group") if name == "mme" else "", row[key])
+    return ("row", row["index"])
 
 
-def common(first: Report, second: Report) -> tuple[Sample, Sample] | None:
-    """Samples of two reports over the questions both answered; None where their scores cannot be made from rows."""
-    name = first.get("statistic", "mean")
-    if name != second.get("statistic", "mean"):
-        return None
-    first_rows, second_rows = ({row["index"]: row for row in counted(report)} for report in (first, second))
-    shared = [index for index in sorted(first_rows) if index in second_rows]
-    # group and unit are properties of the question: the first run's stand for both
-    second_aligned = [
-        {
-            **first_rows[index],
-            "extracted": second_rows[index].get("extracted"),
-            "correct": second_rows[index]["correct"],
-        }
-        for index in shared
-    ]
-    if not shared:
-        return None
-    first_sample = _sample([first_rows[index] for index in shared], name)
-    second_sample = _sample(second_aligned, name)
-    return None if first_sample is None or second_sample is None else (first_sample, second_sample)
+def pooled(samples: Sequence[Sample]) -> Sample:
+    """The mean score of runs that asked the same questions, of several seeds for example."""
+    width, first = samples[0].sums.shape[1], samples[0]
 
+    def mean(sums: np.ndarray) -> np.ndarray:
+        parts = [sums[..., start : start + width] for start in range(0, sums.shape[-1], width)]
+        return np.mean([first.score(part) for part in parts], axis=0)
 
-class Comparison(NamedTuple):
-    """A paired comparison: mean difference in points, its interval, p of no difference, on how many questions."""
-
-    difference: float
-    low: float
-    high: float
-    p: float
-    name: str  # of the test
-    questions: int
-    only: tuple[int, int] | None  # McNemar: right in the first run only, in the second only
-    draws: np.ndarray  # [resamples, 2], both scores, for what is made of several benchmarks
+    return first._replace(sums=np.hstack([one.sums for one in samples]), score=mean)
 
 
 def draws(sample: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
@@ -209,65 +216,146 @@ def draws(sample: Sample, name: str, count: int = RESAMPLES) -> np.ndarray:
     return sample.score(total)
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """The middle LEVEL percent of resampled scores (percentile interval)."""
-    low, high = np.percentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])
-    return float(low), float(high)
+def interval(values: np.ndarray, reach: float = 0.0) -> Bounds:
+    """The middle LEVEL percent of resampled scores (percentile interval); `reach` to both sides where none differs."""
+    low, high = map(float, np.percentile(values, [(100 - LEVEL) / 2, (100 + LEVEL) / 2]))
+    return (low, high) if low < high else (low - reach, high + reach)
+
+
+def bounds(sample: Sample, name: str) -> Bounds | None:
+    """The interval of a score; None from too few pictures."""
+    if len(sample.sums) < LEAST:
+        return None
+    low, high = interval(draws(sample, name), sample.reach)
+    return max(low, 0.0), min(high, sample.most)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A paired comparison of two runs' scores over the same pictures, first less second.
+
+    Args:
+        first, second: what the two scores are made of.
+        benchmark: seeds the draws, which are independent for different names.
+        count: resamples.
+    """
+
+    first: Sample
+    second: Sample
+    benchmark: str
+    count: int = RESAMPLES
+
+    @property
+    def difference(self) -> float:
+        """In points."""
+        return self.first.value - self.second.value
+
+    @property
+    def questions(self) -> int:
+        """On how many."""
+        return len(self.first.questions)
+
+    @property
+    def pictures(self) -> int:
+        """About how many."""
+        return len(self.first.sums)
+
+    @property
+    def enough(self) -> bool:
+        """Whether these are enough for an interval and a test."""
+        return self.pictures >= LEAST
+
+    @cached_property
+    def draws(self) -> np.ndarray:
+        """Both scores of resamples [resamples, 2], which keep the answers to a question together."""
+        width, first, second = self.first.sums.shape[1], self.first.score, self.second.score
+        both = self.first._replace(
+            sums=np.hstack([self.first.sums, self.second.sums]),
+            score=lambda sums: np.stack([first(sums[..., :width]), second(sums[..., width:])], axis=-1),
+        )
+        return draws(both, self.benchmark, self.count)
+
+    @cached_property
+    def swapped(self) -> np.ndarray:
+        """The difference [SWAPS] if neither run were better: each picture's answers swapped or not, as a coin falls."""
+        first, second = self.first.sums, self.second.sums
+        if first.shape != second.shape:  # one is the mean of several runs: the other one is swapped with each of them
+            times = max(first.shape[1], second.shape[1])
+            first, second = (np.tile(sums, times // sums.shape[1]) for sums in (first, second))
+        one, other = self.first, self.second
+        score = one.score if one.sums.shape[1] >= other.sums.shape[1] else other.score
+        distinct, counts = np.unique(second - first, axis=0, return_counts=True)
+        random = np.random.default_rng([SEED, zlib.crc32(self.benchmark.encode()), 1])
+        moved = random.binomial(counts, 0.5, size=(SWAPS, len(counts))) @ distinct
+        return score(first.sum(axis=0) + moved) - score(second.sum(axis=0) - moved)
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """The interval of the difference; None from too few pictures."""
+        shift = self.draws[:, 0] - self.draws[:, 1]
+        return interval(shift, self.first.reach) if self.enough else None
+
+    @cached_property
+    def _steps(self) -> np.ndarray | None:
+        """By how much each picture's sum differs, where the scores are means over the same numbers of questions."""
+        alike = self.first.score is _mean and self.second.score is _mean
+        return self.first.sums[:, 0] - self.second.sums[:, 0] if alike else None
+
+    @property
+    def test(self) -> str:
+        """The name of the test that `p` comes from."""
+        if not self.enough:
+            return f"fewer than {LEAST} pictures, no test"
+        if not self._is_sign_test:
+            return "swaps of pictures"
+        return "exact McNemar" if self.first.sums[:, 1].max() == 1 else "exact sign test over pictures"
+
+    @cached_property
+    def _is_sign_test(self) -> bool:
+        steps = self._steps
+        return steps is not None and len(np.unique(np.abs(steps[steps != 0]))) < 2
+
+    @cached_property
+    def p(self) -> float | None:
+        """Two-sided, of no difference; None from too few pictures."""
+        if not self.enough:
+            return None
+        if self._steps is not None and self._is_sign_test:
+            return mcnemar(int((self._steps > 0).sum()), int((self._steps < 0).sum()))
+        return swap_p(self.swapped, self.difference)
 
 
 def compare(first: "Row", second: "Row", count: int = RESAMPLES) -> Comparison | None:
-    """Difference of two runs' scores, first less second, paired by question; None unless rows make up both scores.
-
-    p is McNemar's exact test where the score is a mean of right and wrong over single questions, else comes from the
-    paired bootstrap's standard error.
+    """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
 
     Args:
         first, second: runs that were asked the same questions.
         count: resamples.
     """
     one, other = first.sample, second.sample
-    if one is None or other is None:
+    if one is None or other is None or not np.array_equal(one.questions, other.questions):
         return None
-    alike = one.score is other.score and one.sums.shape == other.sums.shape
-    if alike and np.array_equal(one.questions, other.questions) and np.array_equal(one.strata, other.strata):
-        return _compare(one, other, first.benchmark, count)
-    return paired(first.report, second.report, first.benchmark, count)
+    return Comparison(one, other, first.benchmark, count)
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
-    """The same of two scorers' reports, whatever their headlines: of one question type, for example.
+    """The same of two scorers' reports over the questions that both answered, whatever their headlines: of one question
+    type, for example.
 
     Args:
         name: seeds the bootstrap, the benchmark's name.
     """
-    samples = common(first, second)
-    return None if samples is None else _compare(*samples, name, count)
-
-
-def _compare(first: Sample, second: Sample, name: str, count: int) -> Comparison:
-    """Two runs over the same units: resampling keeps their answers to a question together."""
-    width = first.sums.shape[1]
-    both = first._replace(
-        sums=np.hstack([first.sums, second.sums]),
-        score=lambda sums: np.stack([first.score(sums[..., :width]), second.score(sums[..., width:])], axis=-1),
-    )
-    resamples = draws(both, name, count)
-    shift = resamples[:, 0] - resamples[:, 1]
-    low, high = interval(shift)
-    observed = float(first.score(first.sums.sum(axis=0)) - second.score(second.sums.sum(axis=0)))
-    questions = len(first.questions)
-    if _is_plain_mean(first) and _is_plain_mean(second):
-        first_right, second_right = first.sums[:, 0], second.sums[:, 0]
-        only = int((first_right > second_right).sum()), int((second_right > first_right).sum())
-        return Comparison(observed, low, high, mcnemar(*only), "exact McNemar", questions, only, resamples)
-    p = bootstrap_p(shift, observed)
-    return Comparison(observed, low, high, p, "paired bootstrap", questions, None, resamples)
-
-
-def _is_plain_mean(one: Sample) -> bool:
-    """Whether the score is a mean over single units, each right or wrong."""
-    right, count = one.sums[:, 0], one.sums[:, 1]
-    return one.score is _mean and bool((count == 1).all()) and bool(np.isin(right, (0, 1)).all())
+    statistic = first.get("statistic", "mean")
+    answers = [{row["index"]: row for row in counted(report)} for report in (first, second)]
+    shared = sorted(answers[0].keys() & answers[1].keys())
+    # group, unit and picture are properties of the question: the first run's stand for both
+    own = [
+        [{**answers[0][index], **{key: rows[index].get(key) for key in ("extracted", "correct")}} for index in shared]
+        for rows in answers
+    ]
+    one, other = (_sample(rows, statistic) if rows else None for rows in own)
+    alike = statistic == second.get("statistic", "mean")
+    return Comparison(one, other, name, count) if alike and one is not None and other is not None else None
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
@@ -277,19 +365,13 @@ def mcnemar(first_only: int, second_only: int) -> float:
     for taken in range(few):
         term = term * (total - taken) // (taken + 1)  # comb(total, taken + 1)
         tail += term
-    return min(1.0, 2 * tail / 2**total)
+    return max(min(1.0, 2 * tail / 2**total), sys.float_info.min)
 
 
-def bootstrap_p(shift: np.ndarray, observed: float) -> float:
-    """Two-sided p of no difference: the normal tail beyond the difference in units of its bootstrap standard error.
-
-    Efron and Tibshirani 1993, section 12.3; unlike counting resamples on the other side of zero it has no smallest
-    value, which a correction for many cells would run into.
-    """
-    error = float(shift.std(ddof=1))
-    if error == 0:
-        return 1.0 if observed == 0 else 0.0
-    return math.erfc(abs(observed) / error / math.sqrt(2))
+def swap_p(swapped: np.ndarray, observed: float) -> float:
+    """Two-sided p of no difference: the share of swaps that differ as much, what was observed among them."""
+    as_far = np.abs(swapped) >= abs(observed) - TOLERANCE
+    return float(1 + as_far.sum()) / (1 + len(swapped))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -321,23 +403,38 @@ class Mean(NamedTuple):
     p: float | None = None  # of no difference to the full model
 
 
-def mean_draws(tests: Iterable[Comparison | None], scales: Iterable[float]) -> np.ndarray | None:
-    """Resampled means [resamples, 2] over benchmarks of what is compared; None where one of them has no test.
+class MeanDifference(NamedTuple):
+    """The mean of paired differences over benchmarks, each divided by its scale, in points."""
 
-    The benchmarks' resamples are independent, so they are added draw by draw.
+    difference: float
+    bounds: Bounds | None  # None where a benchmark has too few pictures
+    p: float | None
+    pictures: int  # of the benchmark with the fewest
+
+
+def mean_draws(tests: Sequence[Comparison], scales: Sequence[float]) -> np.ndarray:
+    """Resampled means [resamples, 2] over benchmarks of what is compared. The benchmarks' resamples are independent, so
+    they are added draw by draw.
     """
-    scaled = [None if test is None else test.draws / scale for test, scale in zip(tests, scales, strict=True)]
-    return None if not scaled or any(one is None for one in scaled) else np.mean(scaled, axis=0)  # type: ignore[arg-type]
+    return np.mean([test.draws / scale for test, scale in zip(tests, scales, strict=True)], axis=0)
 
 
-def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences over benchmarks, each divided by its scale, and the ends of its interval."""
-    shifts = [(test.draws[:, 0] - test.draws[:, 1]) / scale for test, scale in zip(tests, scales, strict=True)]
-    mean = sum(test.difference / scale for test, scale in zip(tests, scales, strict=True)) / len(tests)
-    return mean, *interval(np.mean(shifts, axis=0))
+def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> MeanDifference:
+    """Mean of paired differences, its interval and p, from resamples and swaps that are added one by one."""
+    pairs = list(zip(tests, scales, strict=True))
+    mean = sum(test.difference / scale for test, scale in pairs) / len(pairs)
+    pictures = min(test.pictures for test in tests)
+    if not all(test.enough for test in tests):
+        return MeanDifference(mean, None, None, pictures)
+    resampled = mean_draws(tests, scales)
+    reach = math.sqrt(sum((test.first.reach / scale) ** 2 for test, scale in pairs)) / len(pairs)
+    between = interval(resampled[:, 0] - resampled[:, 1], reach)
+    swapped = np.mean([test.swapped / scale for test, scale in pairs], axis=0)
+    p = tests[0].p if len(tests) == 1 else swap_p(swapped, mean)
+    return MeanDifference(mean, between, p, pictures)
 
 
-def independent_mean(values: Sequence[float], widths: Sequence[float], count: int) -> tuple[float, float, float]:
-    """Sum of numbers over `count`, and the ends of its interval from the widths of independent intervals."""
+def independent_mean(values: Sequence[float], widths: Sequence[float], count: int) -> tuple[float, Bounds]:
+    """Sum of numbers over `count`, and its interval from the widths of independent intervals."""
     mean, half = sum(values) / count, math.sqrt(sum((width / 2) ** 2 for width in widths)) / count
-    return mean, mean - half, mean + half
+    return mean, (mean - half, mean + half)

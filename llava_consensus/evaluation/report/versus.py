@@ -7,7 +7,8 @@ from pathlib import Path
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row, version
-from llava_consensus.evaluation.report.stats import Comparison, Report, compare, counted, holm, paired
+from llava_consensus.evaluation.report.section import signed
+from llava_consensus.evaluation.report.stats import LEAST, Comparison, Report, compare, counted, holm, paired
 
 RESAMPLES = 10000
 
@@ -45,21 +46,24 @@ def lines(first: Row, second: Row) -> list[str]:
     comparison = compare(first, second, RESAMPLES)
     if comparison is None:
         raise DataError(f"{name}: the scorer's rows do not make up the scores. Remove metrics.json and run eval again")
-    output = [f"{name}, {comparison.questions} questions"]
+    output = [f"{name}, {comparison.questions} questions about {comparison.pictures} pictures"]
     for letter, row in (("A", first), ("B", second)):
         output.append(f"{letter}: {row.score:.2f}  {row.label}, {'all' if row.full else row.config['tokens']} tokens")
     keys = (*OF_SECTION, "weights", "dtype", "loading")
     differing = [key for key in keys if first.config.get(key) != second.config.get(key)]
     output += [f"note: the runs differ in {', '.join(differing)} too"] * bool(differing)
-    return [*output, f"A - B: {_difference(comparison)}", *_by_type(first.report, second.report, name)]
+    rows = zip(counted(first.report), counted(second.report), strict=True)
+    steps = [one["correct"] - other["correct"] for one, other in rows]
+    better = f"{sum(step > 0 for step in steps)} questions better in A, {sum(step < 0 for step in steps)} in B"
+    return [
+        *output,
+        f"A - B (95 % interval): {signed(comparison.difference, comparison.bounds, 2)}, {_p(comparison)}; {better}",
+        *_by_type(first.report, second.report, name),
+    ]
 
 
-def _difference(comparison: Comparison) -> str:
-    test = comparison.name
-    if comparison.only is not None:
-        test += f": {comparison.only[0]} right in A only, {comparison.only[1]} in B only"
-    bounds = f"{comparison.low:+.2f} to {comparison.high:+.2f}"
-    return f"{comparison.difference:+.2f}, 95 % interval {bounds}, p = {comparison.p:.2g} ({test})"
+def _p(comparison: Comparison) -> str:
+    return comparison.test if comparison.p is None else f"p = {comparison.p:.2g} ({comparison.test})"
 
 
 def _by_type(first: Report, second: Report, name: str) -> list[str]:
@@ -70,16 +74,18 @@ def _by_type(first: Report, second: Report, name: str) -> list[str]:
 
     groups = sorted({str(row["group"]) for row in counted(first) if row.get("group") is not None})
     tests = {group: paired(only(first, group), only(second, group), name, RESAMPLES) for group in groups}
-    tested = {group: test for group, test in tests.items() if test is not None}
-    if len(tested) < 2:
+    found = {group: test for group, test in tests.items() if test is not None}
+    if len(found) < 2:
         return []
-    corrected = holm([test.p for test in tested.values()])
-    head = f"{'by question type':24} {'questions':>9} {'A - B':>8}  {'95 % interval':19} {'p':>8} {'p (Holm)':>8}"
+    tested = {group: test.p for group, test in found.items() if test.p is not None}
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    between = "A - B (95 % interval)"
+    head = f"{'by question type':24} {'questions':>9} {'pictures':>8}  {between:30} {'p':>8} {'p (Holm)':>8}"
     return [
         head,
         *(
-            f"{group:24} {test.questions:9d} {test.difference:+8.2f}  {test.low:+8.2f} to {test.high:+7.2f} "
-            f"{test.p:8.2g} {p:8.2g}"
-            for (group, test), p in zip(tested.items(), corrected, strict=True)
+            f"{group:24} {test.questions:9d} {test.pictures:8d}  {signed(test.difference, test.bounds, 2):30} "
+            + (f"{test.p:8.2g} {corrected[group]:8.2g}" if test.p is not None else f"too few pictures (< {LEAST})")
+            for group, test in found.items()
         ),
     ]

@@ -138,7 +138,8 @@ def measure(plan: RunPlan, folder: Run) -> Record:
     """What metrics.json says of the answers; it follows from them alone.
 
     Score and costs, how tables call method and benchmark, `scale`, `column` and `chance` as `Benchmark` has them,
-    and in `report.extracted` each answer as it was scored, which `Run.finish` keeps in a file of its own.
+    and in `report.extracted` each answer as it was scored, with its picture, which `Run.finish` keeps in a file of its
+    own.
     """
     answers = [folder.answers[index] for index in sorted(folder.answers)]
     if not answers:
@@ -153,6 +154,9 @@ def measure(plan: RunPlan, folder: Run) -> Record:
         )
     with misread(f"{plan.benchmark.place(plan.data)}: a file of {plan.benchmark.name}"):
         report = plan.benchmark.score(answers, plan.data)
+    pictures = {question.index: " ".join(question.images) for question in plan.questions}
+    for row in report.get("extracted", ()):
+        row["picture"] = pictures.get(row["index"])
     notes = Counter(note for answer in answers for note in answer["metadata"]["notes"])
     kinds = ("before", "after", "structural")
     return {

@@ -12,10 +12,9 @@ from pathlib import Path
 from llava_consensus.errors import ConsensusError, Interrupted
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Host, Loading
-from llava_consensus.evaluation.runs.batches import HostLoader
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.loop import RunResult, evaluate
+from llava_consensus.evaluation.runs.loop import HostLoader, RunResult, evaluate
 from llava_consensus.evaluation.runs.store import ALL
 from llava_consensus.reduction.budget import Budget, Share, most_first
 from llava_consensus.reduction.method import Method

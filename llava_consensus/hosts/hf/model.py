@@ -151,7 +151,7 @@ class HfModel:
         raise NotImplementedError
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
-        """Positions of the full prompts: [R, S], or [R, S, A] of A axes."""
+        """Positions of the full prompts: [R, S], or [R, S, A] of A axes. Ids and mask are on the CPU."""
         positions = inputs.get("position_ids")
         return (real.cumsum(1) - 1).clamp_min(0) if positions is None else positions.expand(ids.shape)
 
@@ -186,15 +186,17 @@ def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[Rows]) -> 
     """The tiles of every picture, given all tokens as prompts hold them [n, D] and parts [T, ...] of all tiles. Tokens
     of a tile that no prompt holds, such as those that unpadding cuts away, are zero.
     """
+    sizes = [int(rows.token.max()) + 1 for rows in pictures]
+    rooms = [rows.tiles * size for rows, size in zip(pictures, sizes, strict=True)]
+    places = [rows.tile * size + rows.token for rows, size in zip(pictures, sizes, strict=True)]
+    place = torch.cat([place + sum(rooms[:index]) for index, place in enumerate(places)])
+    real = torch.cat([rows.token for rows in pictures]) >= 0
+    into, taken = torch.stack((place[real], real.nonzero()[:, 0])).to(tokens.device)
+    projected = tokens.new_zeros(sum(rooms), tokens.shape[1])
+    projected[into] = tokens.detach()[taken]
+    tiles = [part.unflatten(0, (-1, size)) for part, size in zip(projected.split(rooms), sizes, strict=True)]
     split = {name: value.split([rows.tiles for rows in pictures]) for name, value in parts.items()}
-    tiles = []
-    for index, picture_tokens in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
-        rows, real = pictures[index], (pictures[index].token >= 0).to(picture_tokens.device)
-        tile, token = rows.tile.to(picture_tokens.device)[real], rows.token.to(picture_tokens.device)[real]
-        projected = picture_tokens.new_zeros(rows.tiles, int(rows.token.max()) + 1, picture_tokens.shape[1])
-        projected[tile, token] = picture_tokens[real]
-        tiles.append(Tiles(projected, {name: values[index] for name, values in split.items()}))
-    return tiles
+    return [Tiles(tile, {name: values[i] for name, values in split.items()}) for i, tile in enumerate(tiles)]
 
 
 def joined(features: Any) -> Tensor:

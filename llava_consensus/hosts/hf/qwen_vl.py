@@ -122,18 +122,21 @@ class QwenVL(HfModel):
         positions = inputs.get("position_ids")
         if positions is not None and positions.ndim == 3:
             return positions[-3:].expand(3, *ids.shape).permute(1, 2, 0)
+        ids, real = ids.cpu(), real.cpu()  # the function below reads number after number
         grids = {name: inputs[name] for name in self.placed_by if inputs.get(name) is not None}
+        grids = {name: grid.cpu() if isinstance(grid, Tensor) else grid for name, grid in grids.items()}
         types = inputs.get("mm_token_type_ids")
         if types is None:
             config = self.module.config
             types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        types = types.cpu()
         places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **grids)
         coordinates: Tensor = places.permute(1, 2, 0)
         return coordinates
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The positions: time, row and column of every row."""
-        return {"position_ids": self.positions(inputs, ids, real).permute(2, 0, 1)}
+        return {"position_ids": self.positions(inputs, ids, real).permute(2, 0, 1).to(ids.device)}
 
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """A text axis in front of the three, as `generate` wants it, and the step from rows to positions, for decoding

@@ -20,7 +20,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
 from llava_consensus.hosts.call import Report, uncompiled
-from llava_consensus.hosts.layout import RowKinds, fingerprints
+from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
 from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
 from llava_consensus.reduction.method import Place
 
@@ -186,10 +186,11 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     if not encoder_inputs and call.given.encoded is None:
         return inputs
     ids, real = _prompts(view, inputs)
-    placed = _placed(view, call, encoder_inputs, ids.cpu())
+    known_ids, known_real = torch.stack((ids, real.to(ids.dtype))).cpu()  # the one time that the device is waited for
+    placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
-    kinds = row_kinds(ids.cpu(), real.cpu(), placed, answer)
+    kinds = row_kinds(known_ids, known_real.bool(), placed, answer)
     layout = attachment.layout(kinds)
     unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
     encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
@@ -200,17 +201,18 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> dict[str, Any]
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
         attachment.arm(call, layout, inputs["input_ids"], tiles)
-    full = assembled(view, inputs, ids, real, features)
+    positions = view.positions(inputs, known_ids, kinds.real).to(ids.device)
+    full = assembled(view, inputs, ids, real, positions, features)
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
-        return reduced_arguments(attachment, inputs, full, list(features), used_names)
+        return reduced_arguments(attachment, inputs, full, _held(call, layout, placed), used_names)
     kinds = without_dropped(kinds)
-    layout, real = attachment.layout(kinds), kinds.real.to(real.device)
-    full = replace(full, real=real)
-    out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(ids, real, kinds.picture.to(ids.device))))
-    if real[:, -1].all():  # else the prompts are padded on the right, as in training
+    layout = attachment.layout(kinds)
+    full = replace(full, real=kinds.real.to(real.device))
+    out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(known_ids, kinds.real, kinds.picture)))
+    if kinds.real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
-    return reduced_arguments(attachment, inputs, out, list(features), used_names)
+    return reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names)
 
 
 def _refuse_embeds(attachment: "Attachment", inputs: dict[str, Any]) -> None:
@@ -230,6 +232,15 @@ def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, A
         Placed(name, view.placeholder(name), view.pictures(name, inputs, ids))
         for name, inputs in encoder_inputs.items()
     ]
+
+
+def _held(call: "Call", layout: Layout, placed: list[Placed]) -> dict[str, list[int]]:
+    """Rows of pictures of each modality that are left in each prompt: known without a look at the device."""
+    modality = [group.modality for group in placed for _ in group.pictures]
+    held = {group.modality: [0] * len(layout.real) for group in placed}
+    for picture, outcome in zip(layout.pictures, call.report.outcomes, strict=True):
+        held[modality[picture.source]][picture.row] += outcome.after + outcome.structural
+    return held
 
 
 def _encoded(
@@ -290,7 +301,12 @@ def unpadded(view: "HfModel", ids: Tensor) -> Tensor:
 
 
 def assembled(
-    view: "HfModel", inputs: dict[str, Any], ids: Tensor, real: Tensor, features: dict[str, "Features"]
+    view: "HfModel",
+    inputs: dict[str, Any],
+    ids: Tensor,
+    real: Tensor,
+    positions: Tensor,
+    features: dict[str, "Features"],
 ) -> Sequence:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
     embeds = view.module.get_input_embeddings()(ids)
@@ -308,7 +324,7 @@ def assembled(
     if inputs.get("labels") is not None:
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
     channels |= {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
-    return Sequence(embeds, real, view.positions(inputs, ids, real), channels)
+    return Sequence(embeds, real, positions, channels)
 
 
 def _filled(cache: Any) -> int:
@@ -338,9 +354,11 @@ def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 def reduced_arguments(
-    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, modalities: list[str], used_names: set[str]
+    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, held: dict[str, list[int]], used_names: set[str]
 ) -> dict[str, Any]:
-    """The arguments for the reduced prompts, without those the encoders have used."""
+    """The arguments for the reduced prompts, without those the encoders have used; `held` says how many rows of each
+    modality a prompt has.
+    """
     view: Any = attachment.here
     values = {name: channel.values for name, channel in out.channels.items()}
     planes = [value for name, value in values.items() if name.startswith("plane ")]
@@ -355,11 +373,11 @@ def reduced_arguments(
     if not takes_features(transformers.__version__):
         return _embedded(view, arguments, out, bool(planes))
     encoded = {}
-    for modality in modalities:
+    for modality, counts in held.items():
         at_placeholder = (ids == view.placeholder(modality)) & out.real
-        filled = at_placeholder.any(1).tolist()
+        places = at_placeholder.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
         parts = [
-            [part[row][at_placeholder[row]] for row, has_rows in enumerate(filled) if has_rows]
+            [part[row, places[row, :count]] for row, count in enumerate(counts) if count]
             for part in (out.embeds, *planes)
         ]
         encoded[modality] = view.output(parts[0], parts[1:])

@@ -56,7 +56,7 @@ class LlavaNext(Llava):
         size, family_module = self.module.config.vision_config.image_size, import_module(type(self.inner).__module__)
         return [
             family_module.image_size_to_num_patches(image_size, self.pinpoints, size)
-            for image_size in inputs["image_sizes"]
+            for image_size in inputs["image_sizes"].cpu()
         ]
 
     def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class LlavaNext(Llava):
         """The rows of every picture, in the order in which the model packs its tiles."""
         sizes, newline = inputs["image_sizes"].cpu(), torch.full((3,), NEWLINE)
         pictures = []
-        for index, count in enumerate(self.counts(inputs)):
+        for index, count in enumerate(self.counts({**inputs, "image_sizes": sizes})):
             size, columns = sizes[index : index + 1], self._columns(sizes[index])
             packed = self._packed([self._coordinates(count, columns)], size, newline, inputs)
             pictures.append(self._rows(packed[0], count, columns))
@@ -112,7 +112,7 @@ class LlavaNext(Llava):
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
         """Tiles [t, N, D] of each picture, packed by the model itself: [n, D] each."""
-        return self._packed(projected, inputs["image_sizes"], self.inner.image_newline, inputs)
+        return self._packed(projected, inputs["image_sizes"].cpu(), self.inner.image_newline, inputs)
 
     def _packed(
         self, views: list[Tensor], sizes: Tensor, newline: Tensor | None, inputs: dict[str, Any]

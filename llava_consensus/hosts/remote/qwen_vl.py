@@ -75,7 +75,7 @@ class QwenDecoder:
     those of prompts within `seq_length`; longer ones are stretched by the model, which the probe leaves out.
     """
 
-    kernel, cache_axis, follows_length = "eager", 1, False
+    kernel, cache_axis, follows_length, embedding_scale = "eager", 1, False, 1.0
 
     def __init__(self, module: Any) -> None:
         self.module: Any = module

@@ -153,14 +153,13 @@ def _improvement(panel: Any, found: Settings, none: Setting, name: str, number: 
     reference = found.cells[none][name].row
     for setting in found.cells:
         row = found.cells[setting][name].row
-        test, scale = compare(row, reference), row.facts.scale
+        test, scale = compare(row, reference), row.scale
         if setting != none and test is not None:
-            points.append(
-                (setting[0] + 0.35 * (number - 2), test.difference / scale, test.low / scale, test.high / scale)
-            )
+            low, high = test.bounds or (test.difference,) * 2
+            points.append((setting[0] + 0.35 * (number - 2), test.difference / scale, low / scale, high / scale))
     if points:
-        across, middle, low, high = zip(*points, strict=True)
-        ends = style.reaches(middle, list(zip(low, high, strict=True)))
+        across, middle, lows, highs = zip(*points, strict=True)
+        ends = style.reaches(middle, list(zip(lows, highs, strict=True)))
         colour, marker = style.look(number)
         panel.errorbar(across, middle, ends, color=colour, marker=marker, linestyle="", elinewidth=0.7)
 

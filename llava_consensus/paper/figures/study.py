@@ -11,6 +11,7 @@ from llava_consensus.paper.material import Material, NotMeasured
 Row = Mapping[str, Any]
 SINGLES = (("cross", "cross-only"), ("vision", "vision-only"))
 DECAY = ("pope", "gqa")  # benchmarks of the paper's F4
+DRAWN = "keep"  # the position policy that figures show; tables have both
 
 
 def recovery_helps(material: Material) -> Any:
@@ -119,8 +120,10 @@ def _range(rows: Sequence[Row], retention: float) -> str:
 
 
 def _rows(material: Material) -> list[Row]:
-    """Rows of the study; those of all tokens are drawn as lines, so they are not among them."""
-    rows = [] if material.study is None else [row for row in material.study.get("rows", ()) if row["scores"] != "full"]
+    """Rows of the study with positions kept, as FastV does; those of all tokens are drawn as lines."""
+    rows = (
+        [] if material.study is None else [row for row in material.study.get("rows", ()) if row["positions"] == DRAWN]
+    )
     if not rows:
         raise NotMeasured("no study.json with rows")
     return rows

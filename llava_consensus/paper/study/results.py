@@ -7,14 +7,18 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
 
     {"description": {"model": ..., "data": ..., "limit": ..., "layer": 2, "versions": {...}, ...},
      "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
-               "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
+               "positions": "keep", "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
                "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
                "agreement": 0.61, "disagreement": 0.39, "correction": 0.42,
-               "gain": 1.3, "gain_interval": [0.2, 2.4], "p": 0.02}, ...]}
+               "gain": 1.3, "gain_interval": [0.2, 2.4], "p": 0.02}, ...],
+     "contrasts": [{"of": "gain", "positions": "keep", "retention": 0.25, "student": "vision", "rate": 0.1,
+                    "difference": 0.4, "interval": [-0.2, 1.0], "p": 0.2, "pictures": 50,
+                    "benchmarks": ["pope", ...]}, ...]}
 
     benchmark, title, metric   what was asked, how papers write it, which number of its scorer `accuracy` is
     scale         what `accuracy` is divided by to be a percentage: 1, and 20 for MME
     chance        what guessing scores on these questions, in the unit of `accuracy`; older files do not have it
+    positions     "keep", those of all tokens, or "renumber", closed up after the cut; null for all tokens
     retention     share of a picture's tokens that are left, rho; 1.0 for the row of all tokens
     scores        what tokens are ranked by: "vision", "cross", "recovery" (the student's ranking, corrected by the
                   teacher's), or "full" for all tokens
@@ -23,17 +27,28 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
     accuracy      the benchmark's own number, from 0 to 100 times `scale`
     interval      of it, 95 %, bootstrap over questions; null where the scorer's rows do not make it up
     questions     how many were answered
+    pictures      how many they are about; null in files written before it was counted
     agreement     overlap of the two sides' K best tokens as a share of K, mean over pictures; null for all tokens
     disagreement  1 - agreement
     correction    correction factor, mean over pictures; null unless `scores` is "recovery"
     gain          accuracy less that of the student alone; null unless `scores` is "recovery"
-    gain_interval, p   of the gain, paired by question; null where `gain` is, or where rows do not make up a score
+    gain_interval, p   of the gain, paired by question; null where `gain` is, where rows do not make up a score, or
+                  from too few pictures
+
+A contrast is a mean over the benchmarks in which all tokens are above guessing, paired by question, in points:
+
+    of            "gain": recovery less its student alone; "sides": vision alone less the question alone; and of what is
+                  measured picture by picture, in percent: "disagreement" and "correction" at the least retention less
+                  those at the most, "rise" of the gain between the same, and "fall" of the correction from one rate to
+                  the next
+    pictures      of the benchmark that has the fewest; from too few `interval` and `p` are null
 
 `scap.json` says how SCAP, which is the attention of the first layer, compares with the attention of every layer:
 
     {"description": {...}, "benchmark": "gqa", "questions": 400, "retention": 0.25,
      "layers": [{"layer": 1, "aggregate": "all", "correlation": 1.0, "overlap": 1.0}, ...],
-     "positions": [{"rotated": true, "saliency": [...]}, {"rotated": false, "saliency": [...]}]}
+     "pictures": 50, "positions": [{"rotated": true, "saliency": [...]}, {"rotated": false, "saliency": [...]}],
+     "contrasts": [{"of": "late", ...}, {"of": "rotation", ...}]}
 
     layer         a decoder layer, counted from 1
     aggregate     how the rows of the text become one saliency, of SCAP and of the layer alike: "all", "last" or "max"
@@ -42,6 +57,8 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
     positions     SCAP's mean saliency (aggregate "all") with and without rotation of queries and keys, by patch index:
                   that of each of 24 equal stretches, from the first patch to the last. It is a multiple of what each
                   patch would have if all had the same, so 1 is no preference.
+    contrasts     "late": SCAP in the last third of the patches less that in the first, in percent of no preference;
+                  "rotation": the same less that without rotation
 
 `positions.json` says what closing up the positions of the tokens that stay does:
 
@@ -62,9 +79,11 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
 A null number was not measured, or means nothing there. Rows stand in the order they were run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,7 +91,15 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
 from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
-from llava_consensus.evaluation.report.stats import compare
+from llava_consensus.evaluation.report.stats import (
+    Comparison,
+    MeanDifference,
+    Report,
+    above_chance,
+    compare,
+    mean_difference,
+    paired,
+)
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.pictures import reader
 from llava_consensus.evaluation.runs.sweep import Cell, cells
@@ -100,7 +127,8 @@ POLICIES = {"full": make("full"), "renumber": make("consensusdrop"), "keep": mak
 def grid(
     full: Sequence[RunConfig], retentions: Sequence[Share], rates: Sequence[float], layer: int | None = None
 ) -> list[Cell]:
-    """All runs of the study, each checked: both sides alone, then recovery with either student at every rate.
+    """All runs of the study, each checked: under both position policies both sides alone, then recovery with either
+    student at every rate.
 
     Args:
         full: the run with all tokens of each benchmark.
@@ -114,7 +142,8 @@ def grid(
     recovered = [
         Selection(scores=RECOVERY, student=student, rate=rate, layer=layer) for student in SIDES for rate in rates
     ]
-    return cells(full, [*alone, *recovered], retentions)
+    methods = [replace(one, positions=policy) for policy in ("keep", "renumber") for one in (*alone, *recovered)]
+    return cells(full, methods, retentions)
 
 
 def probing(full: RunConfig, retention: Share) -> Cell:
@@ -129,8 +158,36 @@ def study(folders: Sequence[Path]) -> Record:
         folders: of complete runs of the study, in order.
     """
     runs = [read_row(folder) for folder in folders]
-    alone = {(run.benchmark, run.tokens, run.config["options"].get("scores")): run for run in runs}
-    return {"description": description(runs), "rows": [study_row(run, alone) for run in runs]}
+    known = {_key(run): run for run in runs}
+    return {
+        "description": description(runs),
+        "rows": [study_row(run, known) for run in runs],
+        "contrasts": list(contrasts(known)),
+    }
+
+
+class Key(NamedTuple):
+    """What tells the runs of a study apart."""
+
+    benchmark: str
+    positions: str | None = None  # None and the following for all tokens
+    retention: float = 1.0
+    scores: str = "full"
+    student: str | None = None
+    rate: float | None = None
+
+    @property
+    def alone(self) -> "Key":
+        """The run of recovery's student alone."""
+        return self._replace(scores=str(self.student), student=None, rate=None)
+
+
+def _key(run: Row) -> Key:
+    if run.full:
+        return Key(run.benchmark)
+    options = run.config["options"]
+    key = Key(run.benchmark, options["positions"], run.tokens, str(options["scores"]))
+    return key._replace(student=options["student"], rate=options["rate"]) if key.scores == RECOVERY else key
 
 
 def description(runs: Sequence[Row]) -> Record:
@@ -148,28 +205,22 @@ def layer_of(runs: Sequence[Row]) -> int | None:
     return None
 
 
-def study_row(run: Row, alone: Mapping[tuple[str, float, Any], Row]) -> Record:
+def study_row(run: Row, known: Mapping[Key, Row]) -> Record:
     """One row of study.json."""
-    options = run.config["options"]
-    scores = "full" if run.full else str(options["scores"])
-    recovery = scores == RECOVERY
-    pictures = [] if run.full else measures(run)
-    agreement, correction = mean_of(pictures, "agreement"), mean_of(pictures, "correction")
-    student = alone.get((run.benchmark, run.tokens, options["student"])) if recovery else None
+    key = _key(run)
+    agreement, correction = (None if run.full else mean_of(measures(run), name) for name in ("agreement", "correction"))
+    student = known.get(key.alone) if key.scores == RECOVERY else None
     assert run.metrics is not None
     return {
-        "benchmark": run.benchmark,
+        **key._asdict(),
         "title": run.facts.title,
         "metric": run.metrics["metric"],
-        "scale": run.facts.scale,
+        "scale": run.scale,
         "chance": run.chance,
-        "retention": 1.0 if run.full else run.tokens,
-        "scores": scores,
-        "student": options["student"] if recovery else None,
-        "rate": options["rate"] if recovery else None,
         "accuracy": run.score,
         "interval": run.bounds,
         "questions": run.metrics["answered"],
+        "pictures": run.pictures,
         "agreement": agreement,
         "disagreement": None if agreement is None else 1 - agreement,
         "correction": correction,
@@ -177,15 +228,84 @@ def study_row(run: Row, alone: Mapping[tuple[str, float, Any], Row]) -> Record:
     }
 
 
+def contrasts(known: Mapping[Key, Row]) -> Iterator[Record]:
+    """What the paper's claims are about, each a mean over benchmarks, paired by question."""
+    full = {key.benchmark: run for key, run in known.items() if key.scores == "full"}
+    told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
+    settings = dict.fromkeys(key._replace(benchmark="") for key in known if key.positions)
+    most = max((one.retention for one in settings), default=1.0)
+    least = min((one.retention for one in settings), default=1.0)
+    later = dict(pairwise(sorted({one.rate for one in settings if one.rate is not None})))
+    for one in settings:
+        keys = [one._replace(benchmark=name) for name in told]
+        if one.scores == SIDES[0]:
+            other = SIDES[1]
+            yield from _contrast("sides", one, [_compared(known, key, key._replace(scores=other)) for key in keys])
+        if one.scores != RECOVERY:
+            continue
+        yield from _contrast("gain", one, [_compared(known, key, key.alone) for key in keys])
+        if one.retention == least < most:
+            for of in ("disagreement", "correction", "rise"):
+                tests = [_changed(known, key, key._replace(retention=most), of) for key in keys]
+                yield from _contrast(of, one, tests)
+        if one.rate in later:
+            tests = [_changed(known, key, key._replace(rate=later[one.rate]), "correction") for key in keys]
+            yield from _contrast("fall", one, tests)
+
+
+def _contrast(of: str, one: Key, found: Sequence[Comparison | None]) -> Iterator[Record]:
+    """A contrast over the benchmarks that have a test."""
+    tests = [test for test in found if test is not None]
+    if tests:
+        mean = mean_difference(tests, [test.first.most / 100 for test in tests])
+        setting = {key: value for key, value in one._asdict().items() if key not in ("benchmark", "scores")}
+        yield {"of": of, **setting, **_said(mean), "benchmarks": [test.benchmark for test in tests]}
+
+
+def _said(mean: MeanDifference) -> Record:
+    return {"difference": mean.difference, "interval": mean.bounds, "p": mean.p, "pictures": mean.pictures}
+
+
+def _compared(known: Mapping[Key, Row], first: Key, second: Key) -> Comparison | None:
+    return compare(known[first], known[second]) if first in known and second in known else None
+
+
+def _changed(known: Mapping[Key, Row], first: Key, second: Key, what: str) -> Comparison | None:
+    """What is measured picture by picture, or the gain (`rise`), of one run less that of another."""
+    return paired(_by_picture(known, first, what), _by_picture(known, second, what), first.benchmark)
+
+
+def _by_picture(known: Mapping[Key, Row], key: Key, what: str) -> Report:
+    """A run's `disagreement`, `correction`, or gain over the student alone, as rows of a report, one a question."""
+    if key not in known or (what == "rise" and key.alone not in known):
+        return {}
+    if what == "rise":
+        alone = {row["index"]: row["correct"] for row in known[key.alone].report.get("extracted", ())}
+        rows = [row for row in known[key].report.get("extracted", ()) if row["index"] in alone]
+        return {
+            "extracted": [
+                {**row, "group": None, "unit": None, "correct": row["correct"] - alone[row["index"]]} for row in rows
+            ]
+        }
+    name = "correction" if what == "correction" else "agreement"
+    rows = []
+    for answer in read_lines(known[key].folder / ANSWERS, ("metadata",)):
+        values = [value for one in answer["metadata"].get("measures", ()) for value in one.get(name, ())]
+        if values:
+            share = float(np.mean(values))
+            value = share if name == what else 1 - share
+            rows.append(
+                {"index": answer["metadata"]["index"], "picture": answer["metadata"].get("pictures"), "correct": value}
+            )
+    return {"extracted": rows}
+
+
 def gain(run: Row, student: Row | None) -> Record:
     """How much recovery gains over its student alone, paired by question where rows make up both scores."""
-    nothing = {"gain": None, "gain_interval": None, "p": None}
-    if student is None or run.score is None or student.score is None:
-        return nothing
-    test = compare(run, student)
+    test = None if student is None else compare(run, student)
     if test is None:
-        return {**nothing, "gain": run.score - student.score}
-    return {"gain": test.difference, "gain_interval": [test.low, test.high], "p": test.p}
+        return {"gain": None, "gain_interval": None, "p": None}
+    return {"gain": test.difference, "gain_interval": test.bounds, "p": test.p}
 
 
 def measures(run: Row) -> list[Mapping[str, Any]]:
@@ -216,12 +336,16 @@ def scap(folder: Path) -> Record:
     def mean(name: str) -> Any:
         return np.mean([picture[name] for picture in pictures], axis=0).tolist()
 
+    tests = {"late": paired(_late(run, "rotated"), _late(run, ""), run.benchmark)}
+    tests["rotation"] = paired(_late(run, "rotated"), _late(run, "plain"), run.benchmark)
+
     correlation = {aggregate: mean(f"correlation_{aggregate}") for aggregate in AGGREGATES}
     overlap = {aggregate: mean(f"overlap_{aggregate}") for aggregate in AGGREGATES}
     return {
         "description": description([run]),
         "benchmark": run.benchmark,
         "questions": len(pictures),
+        "pictures": run.pictures,
         "retention": run.tokens,
         "layers": [
             {"layer": layer, "aggregate": aggregate, "correlation": value, "overlap": overlap[aggregate][layer - 1]}
@@ -229,7 +353,24 @@ def scap(folder: Path) -> Record:
             for layer, value in enumerate(correlation[aggregate], 1)
         ],
         "positions": [{"rotated": name == "rotated", "saliency": mean(name)[0]} for name in ("rotated", "plain")],
+        "contrasts": [{"of": of, **_said(mean_difference([test], [1.0]))} for of, test in tests.items() if test],
     }
+
+
+def _late(run: Row, name: str) -> Report:
+    """SCAP in the last third of the patches less that in the first, one row a question; 0 without a name."""
+    rows = []
+    for answer in read_lines(run.folder / ANSWERS, ("metadata",)):
+        for picture in answer["metadata"].get("measures", ()):
+            value = 0.0
+            if name:
+                stretches = np.ravel(picture[name])
+                third = len(stretches) // 3
+                value = float(stretches[-third:].mean() - stretches[:third].mean())
+            rows.append(
+                {"index": answer["metadata"]["index"], "picture": answer["metadata"].get("pictures"), "correct": value}
+            )
+    return {"extracted": rows}
 
 
 # ---- positions
@@ -273,7 +414,7 @@ def positions(folders: Sequence[Path], tokens: int, looked_at: Sequence[Record],
     full, nowhere, *closed = [read_row(folder) for folder in folders]
     rows = [_closed_row("full", full, None), _closed_row(None, nowhere, None)]
     rows += [_closed_row(run.config["options"]["closed_from"], run, nowhere) for run in closed]
-    facts = {"benchmark": full.benchmark, "title": full.facts.title, "scale": full.facts.scale, "tokens": tokens}
+    facts = {"benchmark": full.benchmark, "title": full.facts.title, "scale": full.scale, "tokens": tokens}
     return {
         "description": description([full]),
         **facts,
@@ -290,6 +431,6 @@ def _closed_row(closed_from: Any, run: Row, reference: Row | None) -> Record:
         "accuracy": run.score,
         "interval": run.bounds,
         "difference": None if test is None else test.difference,
-        "difference_interval": None if test is None else [test.low, test.high],
+        "difference_interval": None if test is None else test.bounds,
         "p": None if test is None else test.p,
     }

@@ -10,11 +10,12 @@ from llava_consensus.evaluation.report.stats import holm, mark
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table, groups
 
 Row = Mapping[str, Any]
+WAYS = {"keep": "kept", "renumber": "closed up"}
 SIDES = {"vision": "vision-only", "cross": "cross-only", "full": "all tokens"}
 
 
 def study_tables(content: Mapping[str, Any]) -> list[Table]:
-    """Accuracy, gain of recovery over its student, and how far the two sides agree."""
+    """Accuracy, gain of recovery over its student, and how far the two sides agree, under both position policies."""
     rows = content["rows"]
     recovered = [row for row in rows if row["rate"] is not None]
     tested = [row for row in recovered if row["p"] is not None]
@@ -27,7 +28,12 @@ def study_tables(content: Mapping[str, Any]) -> list[Table]:
         return signed(row["gain"], row["gain_interval"]) + marks.get(id(row), "")
 
     return [
-        _table(f"Selection {where}", rows, accuracy, "Score ± half of its 95 % interval; MME in points."),
+        _table(
+            f"Selection {where}",
+            rows,
+            accuracy,
+            f"Score ± half of its 95 % interval, pictures drawn together; MME in points. {_asked(rows)}",
+        ),
         _table(
             "Gain of recovery over its student alone",
             recovered,
@@ -68,13 +74,21 @@ def _table(title: str, rows: Sequence[Row], write: Callable[[Row], str], note: s
     """A column for each benchmark, a group for each retention, a line for each way to select."""
     names = {row["benchmark"]: row["title"] for row in rows}
     lines = []
-    for retention in sorted({row["retention"] for row in rows}, reverse=True):
-        inside = [row for row in rows if row["retention"] == retention]
+    parts = {(row["retention"], row["positions"]) for row in rows}
+    for retention, policy in sorted(parts, key=lambda part: (-part[0], part[1] or "")):
+        inside = [row for row in rows if (row["retention"], row["positions"]) == (retention, policy)]
+        heading = f"Retain {100 * retention:g} % of the tokens" + (f", positions {WAYS[policy]}" if policy else "")
         for name in dict.fromkeys(map(label, inside)):
             found = {row["benchmark"]: write(row) for row in inside if label(row) == name}
-            cells = (name, *(found.get(benchmark, ABSENT) for benchmark in names))
-            lines.append((f"Retain {100 * retention:g} % of the tokens", cells))
+            lines.append((heading, (name, *(found.get(benchmark, ABSENT) for benchmark in names))))
     return Table(title, ("scores", *names.values()), groups(lines), note)
+
+
+def _asked(rows: Sequence[Row]) -> str:
+    """How many questions about how many pictures each benchmark has."""
+    counts = {row["title"]: (row["questions"], row["pictures"]) for row in rows}
+    said = (f"{title} {asked} questions about {pictures} pictures" for title, (asked, pictures) in counts.items())
+    return f"{'; '.join(said)}."
 
 
 def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -103,7 +117,7 @@ def scap_tables(content: Mapping[str, Any]) -> list[Table]:
         )
         for layer, found in layers.items()
     )
-    asked = f"{content['questions']} pictures of {content['benchmark']}"
+    asked = f"{content['questions']} questions about {content['pictures']} pictures of {content['benchmark']}"
     heads = [f"{what}, {aggregate}" for what in ("correlation", "overlap (%)") for aggregate in aggregates]
     positions = {one["rotated"]: one["saliency"] for one in content["positions"]}
     stretches = tuple(

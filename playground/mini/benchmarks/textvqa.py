@@ -23,9 +23,13 @@ def build_textvqa(folder: Path, split: str = "test") -> None:
         if view.scene.sign is None or len(records) >= TEXT_QUESTIONS:
             continue
         image = hashlib.md5(f"mini-{index}".encode()).hexdigest()[:16]
-        made = {qa.question: qa for qa in (reading(view, rng) for _ in range(rng.choice((1, 1, 2, 2, 2)))) if qa}
+        asked = (reading(view, rng) for _ in range(rng.choice((1, 1, 2, 2, 2))))
+        # the official scorer drops articles: of the answer "a" nothing would be left, and a full stop would be right
+        made = {qa.question: qa for qa in asked if qa and qa.answer != "A"}
+        if not made:
+            continue
         picture(folder / "train_images" / f"{image}.jpg", view.scene)
-        for qa in made.values():
+        for qa in list(made.values())[: TEXT_QUESTIONS - len(records)]:
             text = prompt(QA(qa.kind, qa.question, qa.answer, style="read"))
             lines.append(line(image, f"{image}.jpg", text))
             records.append({

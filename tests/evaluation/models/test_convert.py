@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from llava_consensus import cli
@@ -95,3 +96,76 @@ def test_what_cannot_be_converted_says_why(converted: Path, tmp_path: Path, caps
         assert cli.main(["model", "convert", str(source), str(out)]) == 3
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def made(folder: Path, **changes: Any) -> Path:
+    """A copy of the embedded checkpoint with another configuration."""
+    shutil.copytree(MINI, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize("tower", ["..", "a/../..", "", "/", ".", None, 5, ["vision_tower"]])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_tower_that_leads_elsewhere_is_refused(
+    converted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tower: Any, back: bool
+) -> None:
+    source = tmp_path / "in" / "source"
+    if back:
+        shutil.copytree(converted, source)
+        file = source / "official" / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"mm_vision_tower": tower}))
+    else:
+        made(source, mm_vision_tower=tower)
+        for name in ("config.json", "preprocessor_config.json", "model.safetensors"):
+            shutil.copyfile(MINI / "vision_tower" / name, tmp_path / "in" / name)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert cli.main(["model", "convert", str(source), str(tmp_path / "in" / "out")]) == 3
+    assert "must name a folder" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left"), OSError(28, "No space left")])
+def test_a_full_disk_leaves_nothing_that_the_next_call_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise error
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr("llava_consensus.evaluation.models.convert.save_file", full)
+        assert cli.main(["model", "convert", str(MINI), str(out)]) == 3
+    assert "No space left" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    (tmp_path / ".out.new").mkdir()  # of a call that was killed
+    (tmp_path / ".out.new" / "model-00009.safetensors").write_bytes(b"older")
+    assert cli.main(["model", "convert", str(MINI), str(out)]) == 0
+    assert list(tmp_path.iterdir()) == [out] and not (out / "model-00009.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": None},
+        {"architectures": [5]},
+        {"vocab_size": "many"},
+        {"mm_vision_select_layer": None, "mm_vision_select_feature": None, "vocab_size": None},
+        {"image_aspect_ratio": "anyres", "mm_patch_merge_type": "spatial_unpad", "image_grid_pinpoints": "__import__"},
+    ],
+)
+def test_a_damaged_configuration_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    source = made(tmp_path / "llava-source", **changes)
+    assert cli.main(["model", "convert", str(source), str(tmp_path / "out")]) == 3
+    assert "Traceback" not in (said := capsys.readouterr().err) and str(source) in said
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_damaged_weights_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = made(tmp_path / "llava-source")
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert cli.main(["model", "convert", str(source), str(tmp_path / "out")]) == 3
+    assert "cannot be converted" in capsys.readouterr().err and list(tmp_path.iterdir()) == [source]

@@ -25,13 +25,13 @@ NINE = {one.column: name for name, one in BENCHMARKS.items() if one.column in pa
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    store(tmp_path, [1, 1, 1, 0], method="full", tokens=576)
-    store(tmp_path, [1, 1, 1, 1], method="full", tokens=576, benchmark="pope", questions="ghi")
-    store(tmp_path, [1, 0, 0, 0], method="random")
-    store(tmp_path, [1, 1, 0, 0])
-    store(tmp_path, [1, 1, 0, 1], benchmark="pope", questions="ghi")
-    store(tmp_path, [0, 1, 0, 0], changed={"alpha": 1.0})
-    store(tmp_path, [0, 0, 0, 0], changed={"fuser": "recovery", "tau_cross": 2.0}, tokens=32)
+    store(tmp_path, [1, 1, 1, 0] * 4, method="full", tokens=576)
+    store(tmp_path, [1, 1, 1, 1] * 4, method="full", tokens=576, benchmark="pope", questions="ghi")
+    store(tmp_path, [1, 0, 0, 0] * 4, method="random")
+    store(tmp_path, [1, 1, 0, 0] * 4)
+    store(tmp_path, [1, 1, 0, 1] * 4, benchmark="pope", questions="ghi")
+    store(tmp_path, [0, 1, 0, 0] * 4, changed={"alpha": 1.0})
+    store(tmp_path, [0, 0, 0, 0] * 4, changed={"fuser": "recovery", "tau_cross": 2.0}, tokens=32)
     store(tmp_path, None, tokens=128)
     return tmp_path
 
@@ -144,8 +144,8 @@ def test_chance_of_a_run_that_does_not_say_it(tmp_path: Path) -> None:
 
 
 def test_what_needs_a_judge_is_shown_without_one(tmp_path: Path) -> None:
-    for method, tokens, texts in (("full", 576, "abcd"), ("consensusdrop", 64, "abzz")):
-        folder = store(tmp_path, [1, 1, 0, 1], benchmark="msvd", method=method, tokens=tokens)
+    for method, tokens, texts in (("full", 576, "abcd" * 4), ("consensusdrop", 64, "abzz" * 4)):
+        folder = store(tmp_path, [1, 1, 0, 1] * 4, benchmark="msvd", method=method, tokens=tokens)
         metrics = json.loads((folder / "metrics.json").read_text())
         for row, text in zip(metrics["report"]["extracted"], texts, strict=True):
             row["extracted"] = text
@@ -221,10 +221,10 @@ def test_difference_to_random(out: Path) -> None:
 
 
 def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) -> None:
-    folders = [told(store(tmp_path, [1, 0, 1], benchmark="mmvet", tokens=tokens), score=None) for tokens in (64, 32)]
+    folders = [told(store(tmp_path, [1] * 12, benchmark="mmvet", tokens=tokens), score=None) for tokens in (64, 32)]
     (folders[1] / "answers.jsonl").write_text("other answers\n")
     answers = hashlib.sha256((folders[0] / "answers.jsonl").read_bytes()).hexdigest()
-    graded = [{"index": place, "correct": value, "group": "all"} for place, value in enumerate((0.5, 0.25, 0.2))]
+    graded = [{"index": place, "correct": value, "group": "all"} for place, value in enumerate((0.5, 0.25, 0.2) * 4)]
     judged = tmp_path / "judge" / "mmvet-x"
     judged.mkdir(parents=True)
     (judged / "config.json").write_text(json.dumps({"benchmark": "mmvet", "answers": answers, "judge": {"asked": "j"}}))
@@ -244,6 +244,55 @@ def test_a_judges_score_joins_the_run_whose_answers_it_graded(tmp_path: Path) ->
 def test_order_of_files_does_not_matter(out: Path) -> None:
     rows = read_rows(out)
     assert results.as_markdown(results.in_sections(rows[:2] + rows[:1:-1])) == text_of(out)
+
+
+def test_runs_of_several_seeds_are_one_line_with_their_spread(tmp_path: Path) -> None:
+    store(tmp_path, [1] * 20, method="full", tokens=576)
+    for seed, right in ((0, 10), (1, 14), (2, 12)):
+        changed = {"seed": seed} if seed else {}
+        store(tmp_path, [1] * right + [0] * (20 - right), method="random", changed=changed)
+    section = only(tmp_path)
+    (line,) = section.reduced
+    cell = section.cell(line, "gqa")
+    assert line.label == "random" and cell is not None and cell.row.score == pytest.approx(60)
+    assert cell.row.spread == pytest.approx(10) and cell.test is not None and cell.test.difference == pytest.approx(-40)
+    assert "60.0‡ (sd 10.0)" in results.as_markdown([section])
+
+
+def mme(out: Path, method: str, tokens: int, tasks: dict[str, str]) -> None:
+    """A run of MME; for each task one letter a picture: both questions right, one, or none (b, o, n)."""
+    folder = store(out, [1], benchmark="mme", method=method, tokens=tokens)
+    letters = [(task, letter) for task, of_task in tasks.items() for letter in of_task]
+    rows = [
+        {"index": 2 * place + second, "group": task, "unit": place, "picture": f"{place}.jpg", "correct": right[second]}
+        for place, (task, letter) in enumerate(letters)
+        for second, right in enumerate([{"b": (1, 1), "o": (1, 0), "n": (0, 0)}[letter]] * 2)
+    ]
+    score = sum(
+        100 * (of_task.count("b") + of_task.count("o") / 2) / len(of_task) + 100 * of_task.count("b") / len(of_task)
+        for of_task in tasks.values()
+    )
+    report = {"extracted": rows, "statistic": "mme", "counted": [*tasks, "scene"]}
+    told(folder, score=score, report=report, questions=len(rows), answered=len(rows))
+
+
+def test_mme_of_two_tasks_is_divided_by_their_full_score_and_the_guessed_one_is_named(tmp_path: Path) -> None:
+    for method, tokens in (("full", 576), ("consensusdrop", 64)):
+        mme(tmp_path, method, tokens, {"color": "b" * 12, "OCR": "bbbooonnn" + "nno"})
+    section = only(tmp_path)
+    found, scores = section.accuracy(section.reduced[0]), results.scores(section)
+    assert found is not None and found.value == pytest.approx((200 + 100 * 5 / 12 + 25) / 4)  # of 400 points
+    assert scores is not None and "guess, right answers in brackets: OCR (10 of 24)" in scores.note
+    assert "color (" not in scores.note
+
+
+def test_how_many_pictures_questions_are_about_stands_beside_their_number(tmp_path: Path) -> None:
+    folder = store(tmp_path, [1, 0] * 15)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for row in metrics["report"]["extracted"]:
+        row["picture"] = f"{row['index'] // 2}.jpg"
+    told(folder, report=metrics["report"])
+    assert results.intervals(only(tmp_path)).head == ("method", "GQA (30 questions about 15 pictures)")
 
 
 def test_settings_and_questions_are_not_mixed(out: Path) -> None:
@@ -364,7 +413,7 @@ def test_csv_has_every_cell(out: Path) -> None:
     ours = [row for row in rows if row["source"] == "ours"]
     assert len(ours) == 8 and {row["status"] for row in ours} == {"complete", "incomplete"}
     (best,) = [row for row in ours if row["label"] == "ConsensusDrop" and row["score"] == "75.0"]
-    assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "1.0"
+    assert float(best["low"]) <= 75 <= float(best["high"]) and best["difference"] == "-25.0" and best["p"] == "0.125"
     assert [row["benchmark"] for row in rows if row["source"] == "paper"][:3] == ["vqav2", "gqa", "sqa_img"]
     printed = [row for row in rows if row["source"] == "paper" and row["label"] == "FastV" and row["tokens"] == "64"]
     assert {row["benchmark"]: row["score"] for row in printed}["mme_perception"] == "1019.6"

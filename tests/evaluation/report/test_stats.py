@@ -1,4 +1,5 @@
-"""Intervals and tests: coverage where the truth is known, McNemar by hand, every statistic against its scorer's rule.
+"""Intervals and tests: coverage where the truth is known, McNemar by hand, what few pictures allow, every statistic
+against its scorer's rule.
 
 Run: `pytest tests/evaluation/report`.
 """
@@ -94,7 +95,7 @@ def test_mcnemar_by_hand(first: int, second: int, p: float) -> None:
 def test_mcnemar_of_many_questions_is_the_normal_one() -> None:
     p = stats.mcnemar(5200, 5000)
     assert p == pytest.approx(math.erfc((200 - 1) / math.sqrt(10200) / math.sqrt(2)), rel=0.01)
-    assert stats.mcnemar(20000, 0) == 0.0  # smaller than any float, and no overflow
+    assert 0 < stats.mcnemar(20000, 0) < 1e-300  # smaller than any float, no overflow, and not 0
 
 
 def test_holm_by_hand() -> None:
@@ -102,34 +103,90 @@ def test_holm_by_hand() -> None:
     assert stats.holm([]) == [] and stats.holm([0.8, 0.9]) == [1.0, 1.0]
 
 
-def test_bootstrap_p_keeps_its_level() -> None:
-    """Two runs equally good: p < 0.05 in about 5 % of the experiments."""
+@pytest.mark.parametrize("of_picture", [1, 5])
+def test_the_test_keeps_its_level(of_picture: int) -> None:
+    """Two runs equally good, alike within a picture: p < 0.05 in about 5 % of the experiments."""
     random = np.random.default_rng(1)
     hits = 0
     for trial in range(300):
-        first, second = (random.choice([0.0, 0.3, 0.6, 1.0], 150) for _ in range(2))
-        found = stats.paired(report(first), report(second), f"trial {trial}", 400)
-        assert found is not None and found.name == "paired bootstrap"
+        alike = random.choice([0.0, 0.3, 0.6, 1.0], (2, 150 // of_picture))
+        first, second = (about(values.repeat(of_picture), of_picture) for values in alike)
+        found = stats.paired(first, second, f"trial {trial}", 400)
+        assert found is not None and found.test == "swaps of pictures" and found.p is not None
+        assert found.p >= 1 / (stats.SWAPS + 1)
         hits += found.p < 0.05
     assert 0.02 <= hits / 300 <= 0.09
 
 
-def test_bootstrap_p_at_the_edges() -> None:
-    assert stats.bootstrap_p(np.zeros(10), 0.0) == 1.0 and stats.bootstrap_p(np.full(10, 3.0), 3.0) == 0.0
+def about(correct: Any, of_picture: int) -> dict[str, Any]:
+    """A report of questions, so many about each picture."""
+    found = report(correct)
+    for row in found["extracted"]:
+        row["picture"] = f"{row['index'] // of_picture}.jpg"
+    return found
+
+
+def test_swapping_pictures_is_mcnemar_where_each_has_one_question() -> None:
+    first, second = [1] * 10 + [0] * 12, [0] * 8 + [1] * 4 + [0] * 10
+    found = stats.paired(report(first), report(second), "gqa")
+    assert found is not None and found.test == "exact McNemar"
+    assert stats.swap_p(found.swapped, found.difference) == pytest.approx(found.p, abs=0.02)
+
+
+@pytest.mark.parametrize(("pictures", "enough"), [(1, False), (9, False), (10, True)])
+def test_few_pictures_have_no_interval_no_test_and_no_mark(pictures: int, enough: bool) -> None:
+    """Five questions about one picture printed "-20.00 to -20.00, p = 0" once."""
+    first, second = about([0, 1, 1, 1, 1] * pictures, 5), about([1] * 5 * pictures, 5)
+    found = stats.paired(first, second, "gqa")
+    assert found is not None and found.difference == pytest.approx(-20)
+    assert (found.p is not None, found.bounds is not None) == (enough, enough)
+    assert (stats.bounds(made(first), "gqa") is not None) is enough
+    assert stats.mark(found.p, 0.0) == ("‡" if enough else "")
+    if enough:
+        assert found.test == "exact sign test over pictures" and found.p == pytest.approx(2 / 2**10)
+
+
+def test_a_few_fractions_have_no_p_of_0() -> None:
+    for size in (1, 2, 3):  # TextVQA
+        found = stats.paired(report([0.9] * size), report([0.3] * size), "textvqa")
+        assert found is not None and found.p is None and found.bounds is None
+
+
+def test_no_difference_in_320_answers_allows_about_a_point() -> None:
+    same = report([1, 0] * 160)
+    found = stats.paired(same, same, "textvqa")
+    assert found is not None and found.p == 1.0 and found.bounds == pytest.approx((-0.93, 0.93), abs=0.01)
+
+
+def test_questions_about_one_picture_are_drawn_together() -> None:
+    correct = np.repeat([1, 0] * 10, 5)  # 100 questions, 20 pictures, each all right or all wrong
+    wide, narrow = (stats.bounds(made(one), "gqa") for one in (about(correct, 5), report(correct)))
+    assert wide is not None and narrow is not None
+    assert (wide[1] - wide[0]) / (narrow[1] - narrow[0]) == pytest.approx(math.sqrt(5), rel=0.2)
+
+
+def test_runs_of_several_seeds_are_their_mean_and_are_compared_as_one() -> None:
+    seeds = [made(report(np.random.default_rng(seed).random(200) < 0.5)) for seed in range(5)]
+    one, full = stats.pooled(seeds), made(report([1] * 180 + [0] * 20))
+    assert score(one) == pytest.approx(np.mean([score(seed) for seed in seeds]))
+    found = stats.Comparison(one, full, "gqa")
+    assert found.difference == pytest.approx(score(one) - 90) and found.p == 1 / (stats.SWAPS + 1)
+    assert abs(found.swapped.mean()) < 1 and found.swapped.std() > 1
 
 
 def test_a_paired_comparison(tmp_path: Path) -> None:
     first = read_row(store(tmp_path, [1] * 30 + [0] * 10))
     second = read_row(store(tmp_path, [1] * 20 + [0] * 18 + [1] * 2, method="random"))
     found = stats.compare(first, second)
-    assert found is not None and found.only == (10, 2) and found.p == pytest.approx(2 * 79 / 4096)
-    assert found.difference == pytest.approx(20) and found.low < 20 < found.high and found.questions == 40
+    assert found is not None and found.test == "exact McNemar" and found.p == pytest.approx(2 * 79 / 4096)
+    assert found.bounds is not None and found.bounds[0] < 20 < found.bounds[1]
+    assert found.difference == pytest.approx(20) and found.questions == found.pictures == 40
 
 
 def test_only_common_questions_are_paired() -> None:
     first, second = report([1, 1, 0, 0]), report([0, 1, 1])
     found = stats.paired(first, second, "gqa")
-    assert found is not None and found.questions == 3 and found.only == (1, 1) and found.difference == 0
+    assert found is not None and found.questions == 3 and found.difference == 0
 
 
 def binary(random: np.random.Generator, size: int) -> tuple[dict[str, Any], list[str], list[str], list[str]]:
@@ -183,10 +240,12 @@ def test_mme_by_hand() -> None:
 
 
 def test_circular_by_hand() -> None:
-    rows = [{"index": place, "correct": value, "unit": place // 2} for place, value in enumerate([1, 1, 1, 0, 0, 0])]
+    rows = [
+        {"index": place, "correct": value, "unit": place // 2} for place, value in enumerate([1, 1, 1, 0, 0, 0] * 4)
+    ]
     assert score(made({"extracted": rows, "statistic": "circular"})) == pytest.approx(100 / 3)
     found = stats.paired(*({"extracted": rows, "statistic": "circular"},) * 2, "mmbench")
-    assert found is not None and found.name == "exact McNemar" and found.p == 1.0
+    assert found is not None and found.test == "exact McNemar" and found.p == 1.0
 
 
 @pytest.mark.parametrize(
@@ -249,11 +308,13 @@ def test_compare_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     text = capsys.readouterr().out
     assert "A: 75.00  ConsensusDrop, 64 tokens" in text and "B: 55.00  random, 64 tokens" in text
     assert (
-        "A - B: +20.00, 95 % interval" in text and "p = 0.039 (exact McNemar: 10 right in A only, 2 in B only)" in text
+        "A - B (95 % interval): +20.00 (" in text
+        and "p = 0.039 (exact McNemar); 10 questions better in A, 2 in B" in text
     )
-    assert [line.split()[:3] for line in text.splitlines()[-2:]] == [
-        ["choose", "30", "+33.33"],
-        ["query", "10", "-20.00"],
+    assert "gqa, 40 questions about 40 pictures" in text
+    assert [line.split()[:4] for line in text.splitlines()[-2:]] == [
+        ["choose", "30", "30", "+33.33"],
+        ["query", "10", "10", "-20.00"],
     ]
     for other, message in (("002", "other questions"), ("003", "not complete"), ("00", "found 000, 001")):
         assert cli.main(["report", "compare", str(folders[0]), other, "--out", str(out)]) == 3

@@ -126,9 +126,19 @@ def test_rank_correlation_and_stretches() -> None:
 
 def run_of(out: Path, scores: str, right: list[float], picture: dict[str, Any] | None, **options: Any) -> Path:
     """A run of the study as the harness leaves it."""
-    chosen = {"scores": scores, "student": "vision", "rate": 0.1, "layer": None, **options}
-    folder = store(out, right, method="Selection", tokens=0.25, options=chosen, changed=chosen)
-    lines = [json.dumps({"metadata": {"measures": [picture]} if picture else {}}) for _ in right]
+    of_run = {"tokens": options.pop("tokens", 0.25), "benchmark": options.pop("benchmark", "gqa")}
+    chosen = {"scores": scores, "student": "vision", "rate": 0.1, "layer": None, "positions": "keep", **options}
+    folder = store(out, right, method="Selection", options=chosen, changed=chosen, **of_run)
+    file = folder / "metrics.json"
+    metrics = json.loads(file.read_text())
+    for row in metrics["report"]["extracted"]:
+        row["picture"] = f"{row['index'] // 2}.jpg"
+    file.write_text(json.dumps(metrics) if picture and len(right) == 24 else file.read_text())
+    measured = {"measures": [picture]} if picture else {}
+    lines = [
+        json.dumps({"metadata": {"index": place, "pictures": f"{place // 2}", **measured}})
+        for place in range(len(right))
+    ]
     (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -156,10 +166,37 @@ def test_rows_of_the_study(folders: list[Path]) -> None:
 
 def test_tables_of_the_study_mark_what_is_real(folders: list[Path]) -> None:
     accuracy, gain, disagreement = report.study_tables(results.study(folders))
-    assert [group.heading for group in accuracy.groups] == ["Retain 100 % of the tokens", "Retain 25 % of the tokens"]
+    assert [group.heading for group in accuracy.groups] == [
+        "Retain 100 % of the tokens",
+        "Retain 25 % of the tokens, positions kept",
+    ]
+    assert "GQA 100 questions about 100 pictures." in accuracy.note
     ((name, cell),) = gain.groups[0].lines
     assert name == "recovery, vision student, r = 0.3" and cell.startswith("+40.0 (") and cell.endswith("‡")
     assert disagreement.groups[0].lines[0][1] == "25.0 / 50.0"
+
+
+def test_contrasts_are_means_over_benchmarks_paired_by_question(tmp_path: Path) -> None:
+    """At the least retention the sides disagree more, and recovery gains more; six of twelve pictures tell."""
+    runs = []
+    for name in ("gqa", "pope"):
+        runs.append(store(tmp_path, [1.0] * 24, method="full", tokens=None, options={}, benchmark=name))
+        for retention, right in ((0.5, 24), (0.06, 12)):
+            found = {"agreement": [retention], "correction": [1 - retention]}
+            student = [1.0] * right + [0.0] * (24 - right)
+            runs.append(run_of(tmp_path, "vision", student, found, tokens=retention, benchmark=name))
+            for rate, of in ((0.1, 1.0), (0.3, 0.5)):
+                measured = {**found, "correction": [of * (1 - retention)]}
+                more = {"tokens": retention, "benchmark": name, "rate": rate}
+                runs.append(run_of(tmp_path, "recovery", [1.0] * 24, measured, **more))
+    found = results.study(runs)["contrasts"]
+    by_kind = {(one["of"], one["retention"], one["rate"]): one for one in found}
+    assert all(one["benchmarks"] == ["gqa", "pope"] and one["pictures"] == 12 for one in found)
+    assert by_kind["gain", 0.06, 0.1]["difference"] == 50 and by_kind["gain", 0.06, 0.1]["p"] < 0.01
+    assert by_kind["gain", 0.5, 0.1]["difference"] == 0 and by_kind["gain", 0.5, 0.1]["p"] == 1
+    assert by_kind["rise", 0.06, 0.1]["difference"] == 50
+    assert by_kind["disagreement", 0.06, 0.1]["difference"] == pytest.approx(44)
+    assert by_kind["fall", 0.06, 0.1]["difference"] == pytest.approx(47) and ("fall", 0.06, 0.3) not in by_kind
 
 
 def test_a_probe_that_compared_nothing_is_said(tmp_path: Path) -> None:
@@ -169,13 +206,15 @@ def test_a_probe_that_compared_nothing_is_said(tmp_path: Path) -> None:
 
 def test_scap_of_recorded_layers(tmp_path: Path) -> None:
     values = {f"{what}_{name}": [1.0, 0.5] for what in ("correlation", "overlap") for name in ("all", "last", "max")}
-    picture = {**values, "rotated": [[2.0, 0.0]], "plain": [[1.0, 1.0]]}
-    content = results.scap(run_of(tmp_path, "vision", [1.0, 0.0], picture))
+    picture = {**values, "rotated": [[2.0, 1.0, 0.0]], "plain": [[1.0, 1.0, 1.0]]}
+    content = results.scap(run_of(tmp_path, "vision", [1.0, 0.0] * 12, picture))
     assert content["layers"][1] == {"layer": 2, "aggregate": "all", "correlation": 0.5, "overlap": 0.5}
     assert content["positions"] == [
-        {"rotated": True, "saliency": [2.0, 0.0]},
-        {"rotated": False, "saliency": [1.0, 1.0]},
+        {"rotated": True, "saliency": [2.0, 1.0, 0.0]},
+        {"rotated": False, "saliency": [1.0, 1.0, 1.0]},
     ]
+    late, rotation = content["contrasts"]
+    assert late["difference"] == rotation["difference"] == -200 and late["pictures"] == 12 and late["p"] < 0.001
     layers, positions = report.scap_tables(content)
     assert len(layers.groups[0].lines) == 2 and positions.groups[0].lines[0] == ("1", "2.00", "1.00")
 
@@ -193,7 +232,9 @@ def test_the_command_runs_goes_on_and_leaves_its_files(
     assert cli.main(line) == 0 == cli.main(line)
     assert len(loads) == 1, "the model is loaded once, and not at all for what is complete"
     rows = json.loads((out / "study.json").read_text())["rows"]
-    assert [row["scores"] for row in rows].count("recovery") == 4 and len(rows) == 9
+    ways = {(row["positions"], row["retention"]) for row in rows if row["scores"] == "recovery"}
+    assert ways == {(policy, share) for policy in ("keep", "renumber") for share in (0.5, 0.25, 0.12, 0.06, 0.03)}
+    assert [row["scores"] for row in rows].count("recovery") == 20 and len(rows) == 41
     assert {path.name for path in out.glob("study.*")} == {"study.json", "study.md", "study.tex", "study.csv"}
     assert len(list(out.glob("*/config.json"))) == 1, "selections stand apart from runs of methods"
     assert cli.main([*line, "--rates", "many"]) == 2 and "numbers from 0 to 1" in capsys.readouterr().err
