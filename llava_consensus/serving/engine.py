@@ -87,6 +87,7 @@ class Layer0:
     def __init__(self, language: Any, view: Any, config: Any) -> None:
         self.layer = language.layers[0]
         self._host = view.decoder
+        self.embedding_scale = self._host.embedding_scale
         rotary = type(self._host.module.rotary_emb)(config=config)
         self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
 

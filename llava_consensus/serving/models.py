@@ -214,7 +214,8 @@ class Reduced:
         counts = torch.ones(len(input_tokens), dtype=torch.long)
         for one, place in zip(features, embeds, strict=True):
             own = {name: torch.as_tensor(part.data)[None] for name, part in one.data.items() if OWN not in name}
-            (rows,) = self.engine.plan.rows(one.modality, own)
+            # of a picture that the prefix cache has, vLLM hands on no pixels
+            (rows,) = self.engine.plan.rows(one.modality, {PIXELS[one.modality]: [None]} | own)
             counts[place[-1]] += len(rows.token) - len(place)  # the last placeholder stands for those that left
             for name in set(own) & set(self.engine.view.placed_by):
                 inputs.setdefault(name, []).append(own[name])

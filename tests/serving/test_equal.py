@@ -47,3 +47,13 @@ def test_llava(made: Any, method: str) -> None:
     with asking.served(folder, method, 5) as engine:
         ours = asking.answers(engine, asked)
     asking.assert_equal(ours, asking.reference(model, asked, method, 5))
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "divprune", "random", "pool"])
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl"])
+def test_other_families(made: Any, family: str, method: str) -> None:
+    folder, model = made(family)
+    asked = asking.requests(family, 8)
+    with asking.served(folder, method, 6) as engine:
+        ours = asking.answers(engine, asked)
+    asking.assert_equal(ours, asking.reference(model, asked, method, 6))
