@@ -54,6 +54,8 @@ def test_llava(made: Any, method: str) -> None:
 def test_other_families(made: Any, family: str, method: str) -> None:
     folder, model = made(family)
     asked = asking.requests(family, 8)
-    with asking.served(folder, method, 6) as engine:
+    # random draws by the bits of the pixels, which are bytes where vLLM normalises them in the model
+    settings = {"mm_device_do_normalize": False} if method == "random" and "qwen" in family else {}
+    with asking.served(folder, method, 6, settings) as engine:
         ours = asking.answers(engine, asked)
     asking.assert_equal(ours, asking.reference(model, asked, method, 6))
