@@ -34,6 +34,7 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import GIVEN
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
@@ -49,6 +50,8 @@ def check(config: Any) -> None:
     """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
     parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
     wrong = {
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "quantised weights": config.quant_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "LoRA adapters": config.lora_config is not None,
         "speculative decoding": config.speculative_config is not None,
@@ -70,6 +73,12 @@ class Reduced:
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         check(vllm_config)
         plan = Plan(vllm_config.model_config.hf_config)
+        missing = sorted(one.name.lower() for one in plan.method.needs - plan.view.tower.offers - GIVEN)
+        if missing:
+            raise OptionError(
+                f"{plan.setting.method} needs {', '.join(missing)}, which the vision side of this model does not have: "
+                "take another method (llava-consensus list methods)"
+            )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None
         if self.reduces:
@@ -348,15 +357,21 @@ class Qwen(Reduced):
         return {**super().some(rest, places), PIXELS[modality]: pixels}
 
 
+class Qwen25Info(Qwen2_5_VLProcessingInfo):
+    """Of Qwen2.5-VL without videos, with which it was not run."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Pictures alone."""
+        return {"image": None, "video": 0}
+
+
 class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
     """Of Qwen2.5-VL."""
 
 
-@MULTIMODAL_REGISTRY.register_processor(
-    Qwen25Processor, info=Qwen2_5_VLProcessingInfo, dummy_inputs=Qwen2_5_VLDummyInputsBuilder
-)
+@MULTIMODAL_REGISTRY.register_processor(Qwen25Processor, info=Qwen25Info, dummy_inputs=Qwen2_5_VLDummyInputsBuilder)
 class Qwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
-    """Qwen2.5-VL, videos too."""
+    """Qwen2.5-VL."""
 
 
 class Qwen3Info(Qwen3VLProcessingInfo):

@@ -16,6 +16,10 @@ from llava_consensus.serving.setting import Setting, asked, of_config
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reason(name: str) -> None:
     place = make(name).place
+    if name == "cdpruner":
+        with pytest.raises(OptionError, match="CLIP's text tower"):
+            Setting(name, 64)
+        return
     if place is Place.TOKENS:
         assert Setting(name, 64).made == make(name)
         return
