@@ -25,14 +25,16 @@ _HOME = {
     "HOSTS": "hosts",
     "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
+    "vllm": "serving.setting:engine_arguments",
 }
-__all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make"]
+__all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make", "vllm"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    module, _, attribute = _HOME[name].partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute or name)
 
 
 def attach(

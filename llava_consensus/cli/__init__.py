@@ -26,6 +26,7 @@ FILES = {  # of this folder, and the first words of their commands in the order 
     "evaluate": ("eval", "sweep"),
     "score": ("score", "judge"),
     "ask": ("ask", "demo"),
+    "serve": ("serve",),
     "bench": ("bench",),
     "report": ("report",),
     "models": ("list", "data", "model"),

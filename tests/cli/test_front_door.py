@@ -22,7 +22,7 @@ from llava_consensus.evaluation.report.table import Group, Table
 from llava_consensus.methods import METHODS, known_methods, make, options
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich")
+HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich", "vllm")
 LIGHT = {
     "list": 0,
     "--help": 0,

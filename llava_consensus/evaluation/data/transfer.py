@@ -101,7 +101,7 @@ def _receive(get: Any, url: str, part: Path, target: Path) -> None:
                 file.write(piece)
                 file.truncate()
                 bar.update(len(piece))
-            file.truncate(bar.n)
+            file.truncate(int(bar.n))
     if length is not None and _size(part) != length:
         raise _Broken(f"the connection ended after {_size(part):,} of {length:,} bytes")
 

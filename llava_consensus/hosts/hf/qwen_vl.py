@@ -106,14 +106,14 @@ class QwenVL(HfModel):
         """The model's own encoder; its rows in the order of the tokens."""
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]
-        parts = self._ordered(parts, grids)
+        parts = self.ordered(parts, grids)
         if Need.FINGERPRINT in attachment.method.needs:
             parts["pixels"] = next(inputs[name] for name in ("pixel_values", "pixel_values_videos") if name in inputs)
         tokens = joined(output.pooler_output)
         planes = tuple(joined(layer) for layer in getattr(output, "deepstack_features", None) or ())
-        return Features(_tiles(tokens.detach(), parts, grids.tolist()), tokens, planes)
+        return Features(picture_tiles(tokens.detach(), parts, grids.tolist()), tokens, planes)
 
-    def _ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
+    def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
         ordered = dict(parts)
         cos, sin = ordered.pop("cos", None), ordered.pop("sin", None)  # they are made before the windows
@@ -180,7 +180,7 @@ def _window_order(visual: Any, grids: Tensor) -> Tensor:
     return order.to(grids.device)
 
 
-def _tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]]) -> list[Tiles]:
+def picture_tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int]]) -> list[Tiles]:
     """The tiles of every picture, with the width of its grid and the rows of each token."""
     rows = [frames * height * width for frames, height, width in grids]
     split = {name: value.split(rows) for name, value in parts.items()}

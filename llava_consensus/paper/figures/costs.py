@@ -69,8 +69,9 @@ def pareto(material: Material) -> "Figure":
         curves = _curves(section, bench, price, None)
         _lines_of(panels[column], {label: [(one.cost, one.score) for one in line] for label, line in curves.items()})
         for one in (bought for line in curves.values() for bought in line):
-            place = {"textcoords": "offset points", "xytext": (3, 3), "fontsize": 5.5}
-            panels[column].annotate(f"{one.tokens:g}", (one.cost, one.score), **place)
+            panels[column].annotate(
+                f"{one.tokens:g}", (one.cost, one.score), textcoords="offset points", xytext=(3, 3), fontsize=5.5
+            )
         panels[column].set(xlabel=price.title, ylabel=f"Acc over {len(section.averaged)} benchmarks")
         _shares(panels[2 + column], curves, price, "acc", "Acc (% of all tokens)")
     style.key(figure, panels, 4)
@@ -306,7 +307,7 @@ def _lines(
             across, values = [row["reduction_percent"] for row, _ in known], [up for _, up in known]
             timed = quantity.quartiles if all("quartiles" in row for row, _ in known) else None
             ends = None if timed is None else style.reaches(values, [timed(row, full) for row, _ in known])
-            look = {"color": colour, "marker": marker, "label": words, "elinewidth": 0.6, "capsize": 2}
+            look: dict[str, Any] = {"color": colour, "marker": marker, "label": words, "elinewidth": 0.6, "capsize": 2}
             panel.errorbar(across, values, ends, linestyle=dash, **look)
 
 

@@ -1,0 +1,65 @@
+"""The command `serve`: vLLM's own server with a method in it (docs/serving.md)."""
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from llava_consensus.cli import arguments
+from llava_consensus.cli.arguments import METHOD, OPTION, arg, command
+from llava_consensus.errors import OptionError
+
+
+@command(
+    "serve",
+    "serve a model by vLLM, answering from fewer visual tokens",
+    arg("model", metavar="MODEL", help="checkpoint folder or hub name of a model in transformers' format"),
+    METHOD,
+    OPTION,
+    arg(
+        "--tokens",
+        default=64,
+        type=arguments.number,
+        help="visual tokens of one picture: a number, or a share such as 0.1 (%(default)s)",
+    ),
+    arg(
+        "--largest",
+        type=arguments.number,
+        metavar="TOKENS",
+        help="the most a request may ask for by mm_processor_kwargs (as --tokens)",
+    ),
+    arg("--print", action="store_true", help="print the command of vLLM in place of running it"),
+    arg("--vllm", default="", metavar="'--ARGUMENT ...'", help="further arguments of `vllm serve`, in one text"),
+    examples=(
+        "serve llava-hf/llava-1.5-7b-hf --method visionzip --tokens 64",
+        "serve checkpoints/llava-mini-hf --tokens 64 --largest 192 --vllm '--host 127.0.0.1 --port 8000'",
+    ),
+)
+def serve(given: argparse.Namespace) -> Iterator[str]:
+    """Prints vLLM's command, or becomes it."""
+    words = line(given)
+    if given.print:
+        yield shlex.join(words)
+        return
+    executable = Path(sys.executable).with_name(words[0])
+    os.execv(executable if executable.exists() else shutil.which(words[0]) or words[0], words)
+
+
+def line(given: argparse.Namespace) -> list[str]:
+    """The words of vLLM's command. OptionError for what cannot be served."""
+    from llava_consensus.serving import check_version
+    from llava_consensus.serving.setting import Setting, config_of
+
+    check_version()
+    setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))
+    more = shlex.split(given.vllm)
+    if any(word.partition("=")[0] in ("--hf-overrides", "--hf_overrides") for word in more):
+        raise OptionError(
+            "--hf-overrides: this command gives vLLM its own. Put yours into the checkpoint's config.json"
+        )
+    overrides = setting.overrides(config_of(given.model))
+    return ["vllm", "serve", given.model, "--hf-overrides", json.dumps(overrides), *more]

@@ -1,0 +1,287 @@
+"""From pictures to the embeddings that are left of them, inside vLLM's worker: what vLLM's modules give is gathered as
+hosts gather it, and `hosts.reduce` does the rest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
+
+from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.hf.seam import Rows, once
+from llava_consensus.hosts.layout import fingerprints
+from llava_consensus.hosts.reduce import reduce
+from llava_consensus.hosts.sequence import Channel, Rule
+from llava_consensus.hosts.sequence import Sequence as Assembled
+from llava_consensus.hosts.towers import blocks_read, split_heads
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.tokens import Need
+from llava_consensus.serving.plan import Plan, row_kinds
+
+KEPT_BYTES = 256 << 20  # of what towers gave for pictures, for methods that read the prompt
+BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
+
+
+class Encoded(NamedTuple):
+    """What the tower gave for one picture."""
+
+    tiles: Tiles
+    tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
+    rows: Rows
+    inputs: dict[str, Any]  # of the processor that positions follow from, of this picture alone
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        tensors = (self.tokens, self.tiles.projected, *self.tiles.parts.values())
+        return sum(one.numel() * one.element_size() for one in tensors)
+
+
+class Prompt(NamedTuple):
+    """A prompt as it would be without reduction, or a picture alone."""
+
+    ids: Tensor  # [S]
+    picture: Tensor  # [S] which of its pictures a row is of, or -1
+    pictures: Sequence[Encoded]
+    budget: Budget | Share
+
+
+class Kept:
+    """The pictures that were encoded last, by their keys."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, ...], Encoded] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[int, ...]) -> Encoded | None:
+        """A picture, which is then the latest."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+        return found
+
+    def put(self, key: tuple[int, ...], picture: Encoded) -> None:
+        """Keeps a picture, and lets the oldest go that there is no room for."""
+        if key in self._known:
+            return
+        self._known[key] = picture
+        self._bytes += picture.size
+        while self._bytes > KEPT_BYTES and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].size
+
+
+class Layer0:
+    """The first layer of vLLM's language model as `hosts.reduce` reads a decoder; rotation is that of transformers.
+
+    Args:
+        language: vLLM's language model.
+        view: of the host.
+        config: of the language model.
+    """
+
+    def __init__(self, language: Any, view: Any, config: Any) -> None:
+        self.layer = language.layers[0]
+        self._host = view.decoder
+        self.embedding_scale = self._host.embedding_scale
+        rotary = type(self._host.module.rotary_emb)(config=config)
+        self._host.module = SimpleNamespace(rotary_emb=rotary.to(next(self.layer.parameters()).device))
+
+    def normed(self, layer: int, hidden: Tensor) -> Tensor:
+        """States as the attention of the layer reads them."""
+        normed: Tensor = self.layer.input_layernorm(hidden.flatten(0, 1))
+        return normed.view_as(hidden)
+
+    def query(self, layer: int, normed: Tensor) -> Tensor:
+        """Queries of all heads before rotation: [R, L, D] -> [R, H, L, d]."""
+        return self._heads(normed, 0)
+
+    def key(self, layer: int, normed: Tensor) -> Tensor:
+        """Keys of all heads before rotation: [R, S, D] -> [R, H_kv, S, d]."""
+        return self._heads(normed, 1)
+
+    def scale(self, layer: int) -> float:
+        """What the products of queries and keys are multiplied with."""
+        scale: float = self.layer.self_attn.scaling
+        return scale
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d]."""
+        cos, sin = self._host.rotary(hidden, positions)
+        return cos, sin
+
+    def _heads(self, normed: Tensor, which: int) -> Tensor:
+        attention = self.layer.self_attn
+        sizes = [attention.q_size, attention.kv_size, attention.kv_size]
+        states = attention.qkv_proj(normed.flatten(0, 1))[0].split(sizes, dim=-1)[which]
+        heads = states.unflatten(-1, (-1, attention.head_dim))
+        norm = getattr(attention, ("q_norm", "k_norm")[which], None)
+        heads = heads if norm is None else norm(heads.contiguous())
+        return all_heads(heads.unflatten(0, normed.shape[:2]).transpose(1, 2))
+
+
+def all_heads(states: Tensor) -> Tensor:
+    """Heads [T, H, n, d] of all ranks, of which each has its part."""
+    if get_tensor_model_parallel_world_size() == 1:
+        return states
+    gathered: Tensor = tensor_model_parallel_all_gather(states.contiguous(), dim=1)
+    return gathered
+
+
+class Engine:
+    """The reduction in one worker.
+
+    Args:
+        plan: what is to be done.
+        model: vLLM's.
+        blocks: of its vision tower.
+        embed: ids [n] and which of them are pictures [n] -> embeddings [n, D].
+        project: its projector, None where the tower offers none.
+        readers: modules that read the output of each block, where the block itself cannot be watched.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Any,
+        blocks: Sequence[Any],
+        embed: Any,
+        project: Callable[[Tensor], Tensor] | None = None,
+        readers: Sequence[Any] | None = None,
+    ) -> None:
+        self.plan, self.method, self.view, self.embed = plan, plan.method, plan.view, embed
+        self.width = self.view.module.config.text_config.hidden_size
+        tower = self.tower = self.view.tower
+        if project is not None:
+            tower.project = project
+        needs = self.method.needs
+        decoder = Layer0(model, self.view, self.view.module.config.text_config) if Need.PROBE in needs else None
+        self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
+        self.kept = Kept()
+        self._parts: dict[str, list[Tensor]] | None = None
+        self._install(blocks, readers)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether tokens have other positions than their places in the shortened prompt."""
+        return bool(self.view.keeps_positions or self.method.positions != "renumber")
+
+    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
+        """Hooks that take what the method reads of the tower."""
+        features, attention = blocks_read(self.tower, self.method)
+        needs = self.method.needs
+        if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
+            if readers is None:
+                blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))
+            else:  # a copy, which the norms of the next block do not write over
+                readers[features].register_forward_pre_hook(lambda _, args: self._take("states", args[0].clone()))
+        if Need.ATTENTION in needs:
+            block = blocks[attention]
+            kernel = getattr(block, "self_attn", None) or block.attn
+            kernel.attn.register_forward_pre_hook(self._take_attention, with_kwargs=True)
+
+    def _take(self, name: str, values: Tensor) -> None:
+        if self._parts is not None:
+            self._parts.setdefault(name, []).append(values)
+
+    def _take_attention(self, module: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        for place, name in enumerate(("query", "key")):
+            states = named[name].transpose(1, 2) if name in named else split_heads(args[place], module.num_heads)
+            self._take(name, all_heads(states))
+
+    @contextmanager
+    def collecting(self) -> Iterator[dict[str, list[Tensor]]]:
+        """The parts that hooks take while the body runs."""
+        parts: dict[str, list[Tensor]] = {}
+        self._parts = parts
+        try:
+            yield parts
+        finally:
+            self._parts = None
+
+    def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
+        """Positions of full prompts [R, S] with what the processor says of their pictures: [R, S], or [R, S, A]."""
+        positions: Tensor = self.view.positions(inputs, ids.cpu(), real.cpu())
+        return positions.to(ids.device)
+
+    def reduced(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
+        """What is left of each picture of each prompt: [K, D'], and where positions are kept [K, D' + 2 axes]."""
+        out: list[list[Tensor]] = [[] for _ in prompts]
+        for budget in {prompt.budget for prompt in prompts}:
+            places = [place for place, prompt in enumerate(prompts) if prompt.budget == budget]
+            for place, found in zip(places, self._reduce([prompts[i] for i in places], modality, budget), strict=True):
+                out[place] = found
+        return out
+
+    def _reduce(self, prompts: Sequence[Prompt], modality: str, budget: Budget | Share) -> list[list[Tensor]]:
+        """The same of prompts of one budget."""
+        pictures = [picture for prompt in prompts for picture in prompt.pictures]
+        firsts = [sum(len(prompt.pictures) for prompt in prompts[:i]) for i in range(len(prompts))]
+        numbered = [
+            prompt.picture.where(prompt.picture < 0, prompt.picture + first)
+            for prompt, first in zip(prompts, firsts, strict=True)
+        ]
+        kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality)
+        layout = self.plan.layout(kinds, budget)
+        full = self._assembled(prompts, pictures, kinds)
+        ids = full.channels["ids"].values
+        marks = fingerprints(*once(ids, full.real, kinds.picture.to(ids.device)))
+        out = full
+        if layout.reduced():
+            tiles = [picture.tiles for picture in pictures]
+            out, _ = reduce(full, layout, tiles, self.method, self.model, prompts=marks)
+        owner = out.channels["picture"].values
+        rows = torch.cat(
+            [out.embeds, *(channel.values for name, channel in out.channels.items() if name == "beside")], -1
+        )
+        found = []
+        for number in range(len(pictures)):
+            place = kinds.picture.eq(number).any(1).nonzero()[0, 0]
+            here = owner[place] == number
+            own = rows[place][here]
+            if self.keeps:
+                first = kinds.picture[place].eq(number).nonzero()[0, 0]
+                offset = out.positions[place][here] - full.positions[place][first]
+                own = torch.cat((own, columns(offset, own.dtype)), -1)
+            found.append(own)
+        return [found[first : first + len(prompt.pictures)] for prompt, first in zip(prompts, firsts, strict=True)]
+
+    def _assembled(self, prompts: Sequence[Prompt], pictures: Sequence[Encoded], kinds: Any) -> Assembled:
+        """The prompts as the language model would have read them."""
+        device = pictures[0].tokens.device
+        real, picture = kinds.real.to(device), kinds.picture.to(device)
+        ids = torch.nn.utils.rnn.pad_sequence([prompt.ids for prompt in prompts], batch_first=True).to(device)
+        at_picture = picture >= 0
+        tokens = torch.cat([one.tokens for one in pictures])
+        embeds = tokens.new_zeros(*ids.shape, tokens.shape[-1])
+        if self.method.reads_prompt:
+            text = self.embed(ids.flatten(), at_picture.flatten()).view(*ids.shape, -1)
+            embeds[..., : self.width] = text
+        embeds = embeds.masked_scatter(at_picture[..., None], tokens)
+        channels = {"ids": Channel(ids, 0), "picture": Channel(picture, -1)}
+        if embeds.shape[-1] > self.width:
+            channels["beside"] = Channel(embeds[..., self.width :], 0, Rule.MEAN)
+        inputs = {name: torch.cat([one.inputs[name] for one in pictures]) for name in pictures[0].inputs}
+        return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
+
+
+def columns(offset: Tensor, dtype: torch.dtype) -> Tensor:
+    """Offsets [K] or [K, A] as columns [K, 2 A]: high digits, then low ones."""
+    offset = offset[:, None] if offset.ndim == 1 else offset
+    return torch.cat((offset // BASE, offset % BASE), -1).to(dtype)
+
+
+def offsets(values: Tensor) -> Tensor:
+    """The offsets [K, A] of `columns`."""
+    high, low = values.round().long().chunk(2, dim=-1)
+    return high * BASE + low
+
+
+def states_of(output: Any) -> Tensor:
+    """States in what a block returned."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states

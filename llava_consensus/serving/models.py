@@ -1,0 +1,392 @@
+"""vLLM's models with fewer visual tokens: each class is vLLM's own with another way from pictures to embeddings."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention import MMEncoderAttention
+from vllm.model_executor.models.interfaces import SupportsMRoPE
+from vllm.model_executor.models.llava import (
+    LlavaDummyInputsBuilder,
+    LlavaForConditionalGeneration,
+    LlavaMultiModalProcessor,
+    LlavaProcessingInfo,
+)
+from vllm.model_executor.models.llava_next import (
+    LlavaNextForConditionalGeneration,
+    LlavaNextMultiModalProcessor,
+    LlavaNextProcessingInfo,
+)
+from vllm.model_executor.models.qwen2_5_vl import (
+    Qwen2_5_VLDummyInputsBuilder,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLMultiModalProcessor,
+    Qwen2_5_VLProcessingInfo,
+)
+from vllm.model_executor.models.qwen3_vl import (
+    Qwen3VLDummyInputsBuilder,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMultiModalProcessor,
+    Qwen3VLProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import GIVEN
+from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.hf.model import tiles_of
+from llava_consensus.hosts.hf.qwen_vl import picture_tiles
+from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.towers import blocks_read, fingerprint
+from llava_consensus.reduction.tokens import Need
+from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
+from llava_consensus.serving.plan import PIXELS, Plan
+from llava_consensus.serving.processors import ALL, BUDGET, INDEX, KEY, KEYS, OWN, PICTURES, PROMPT, Reducing, unpacked
+
+
+def check(config: Any) -> None:
+    """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
+    parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
+    wrong = {
+        "tensor parallelism": parallel.tensor_parallel_size > 1,
+        "quantised weights": config.quant_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "LoRA adapters": config.lora_config is not None,
+        "speculative decoding": config.speculative_config is not None,
+        "--mm-encoder-tp-mode data": multimodal.mm_encoder_tp_mode == "data",
+        "--video-pruning-rate": multimodal.is_multimodal_pruning_enabled(),
+        "captured graphs of the vision tower": config.compilation_config.cudagraph_mm_encoder,
+        "a compiled vision tower": config.compilation_config.compile_mm_encoder,
+    }
+    for name, is_asked in wrong.items():
+        if is_asked:
+            raise OptionError(f"{name}: not adapted to reduced pictures. Leave it out")
+
+
+class Reduced:
+    """Mixed into vLLM's model of a family, in front of it."""
+
+    engine: Engine
+
+    def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+        check(vllm_config)
+        plan = Plan(vllm_config.model_config.hf_config)
+        missing = sorted(one.name.lower() for one in plan.method.needs - plan.view.tower.offers - GIVEN)
+        if missing:
+            raise OptionError(
+                f"{plan.setting.method} needs {', '.join(missing)}, which the vision side of this model does not have: "
+                "take another method (llava-consensus list methods)"
+            )
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.reduces, self.moves = plan.method.reduces, None
+        if self.reduces:
+            self.engine = self.make_engine(plan)
+            if self.engine.keeps:
+                self.axes = getattr(self.engine.view.decoder, "axes", 1)
+                most = vllm_config.scheduler_config.max_num_batched_tokens
+                device = next(self.parameters()).device
+                self.moves = torch.zeros(most, self.axes, dtype=torch.long, device=device)
+
+    def embed_multimodal(self: Any, **kwargs: Any) -> Any:
+        """What is left of each picture."""
+        own = {name: kwargs.pop(name) for name in list(kwargs) if OWN in name}
+        if not self.reduces or not kwargs:
+            return super().embed_multimodal(**kwargs)
+        modality = next(iter(own)).partition("_")[0]
+        own = {name.partition("_")[2]: value for name, value in own.items()}
+        budgets = [unpacked(int(value)) for value in own[BUDGET]]
+        with torch.no_grad():
+            if not self.engine.method.reads_prompt:
+                return self._alone(self.encode(modality, kwargs), budgets, modality)
+            return self._asked(modality, kwargs, own, budgets)
+
+    def _alone(self: Any, pictures: list[Encoded], budgets: list[Any], modality: str) -> list[Tensor]:
+        """Pictures that nothing is asked about."""
+        prompts = [
+            Prompt(
+                torch.full((len(one.rows.token),), self.placeholder(modality)),
+                torch.zeros_like(one.rows.token),
+                [one],
+                budget,
+            )
+            for one, budget in zip(pictures, budgets, strict=True)
+        ]
+        return [left for (left,) in self.engine.reduced(prompts, modality)]
+
+    def words(self: Any, ids: Tensor, at_picture: Tensor) -> Tensor:
+        """Embeddings of the words of prompts, by vLLM's own."""
+        embeds: Tensor = super().embed_input_ids(ids, None, is_multimodal=at_picture)
+        return embeds
+
+    def placeholder(self: Any, modality: str) -> int:
+        """Id of the tokens that stand for a modality."""
+        return int(self.engine.view.placeholder(modality))
+
+    def _asked(
+        self: Any, modality: str, kwargs: dict[str, Any], own: dict[str, Any], budgets: list[Any]
+    ) -> list[Tensor]:
+        """Pictures of prompts that say what is asked about them; a prompt is reduced once for all of its pictures."""
+        known: dict[tuple[int, ...], Encoded] = {}
+        keys = [[tuple(key.tolist()) for key in group] for group in own[KEYS]]
+        self._encode_missing(modality, kwargs, [tuple(key.tolist()) for key in own[KEY]], known)
+        for number, group in enumerate(keys):
+            others = {name.removeprefix(ALL): value[number] for name, value in own.items() if name.startswith(ALL)}
+            if len(group) > 1:
+                self._encode_missing(modality, others, group, known)
+        first: dict[Any, int] = {}
+        prompts: list[Prompt] = []
+        which = []
+        for number, group in enumerate(keys):
+            ids, pictures = own[PROMPT][number], own[PICTURES][number]
+            name = (tuple(group), budgets[number], ids.numpy().tobytes())
+            if name not in first:
+                first[name] = len(prompts)
+                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets[number]))
+            which.append(first[name])
+        reduced = self.engine.reduced(prompts, modality)
+        return [reduced[prompt][int(index)] for prompt, index in zip(which, own[INDEX], strict=True)]
+
+    def _encode_missing(
+        self: Any, modality: str, kwargs: dict[str, Any], keys: Sequence[tuple[int, ...]], known: dict[Any, Encoded]
+    ) -> None:
+        """Puts these pictures into `known`: those that were encoded before, and the others through the tower."""
+        kept = self.engine.kept
+        known |= {key: found for key in keys if (found := kept.get(key)) is not None}
+        missing = [place for place, key in enumerate(keys) if key not in known and key not in keys[:place]]
+        if missing:
+            for place, picture in zip(missing, self.encode(modality, self.some(kwargs, missing)), strict=True):
+                known[keys[place]] = picture
+                kept.put(keys[place], picture)
+
+    def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        """The processor's output for some of the pictures."""
+        return {
+            name: values[places] if isinstance(values, Tensor) else [values[i] for i in places]
+            for name, values in kwargs.items()
+        }
+
+    def encode(self: Any, modality: str, inputs: dict[str, Any]) -> list[Encoded]:
+        """Pictures through vLLM's tower and projector, with what the method reads."""
+        view = self.engine.view
+        with self.engine.collecting() as parts:
+            tokens = list(super().embed_multimodal(**inputs))
+        rows = self.engine.plan.rows(modality, inputs)
+        taken = {name: torch.cat(values) for name, values in parts.items()}
+        tiles = self.tiles(modality, inputs, [one[:, : self.engine.width] for one in tokens], taken, rows)
+        placed = {name: torch.as_tensor(inputs[name]).cpu() for name in view.placed_by if name in inputs}
+        return [
+            Encoded(tiles[i], tokens[i], rows[i], {name: value[i : i + 1] for name, value in placed.items()})
+            for i in range(len(tokens))
+        ]
+
+    # kept positions: a token travels with how far it stands behind the first of its picture
+
+    def embed_input_ids(
+        self: Any, input_ids: Tensor, multimodal_embeddings: Any = None, *, is_multimodal: Tensor | None = None
+    ) -> Tensor:
+        """Embeddings of what is read in this step; where its pictures stand is put aside for `forward`."""
+        if self.moves is not None:
+            self.moves.zero_()
+            if multimodal_embeddings is not None and len(multimodal_embeddings):
+                assert is_multimodal is not None  # it comes with the embeddings
+                extra = 2 * self.axes
+                moves = offsets(torch.cat([one[:, -extra:] for one in multimodal_embeddings]))
+                self.moves[: len(input_ids)][is_multimodal.to(self.moves.device)] = moves
+                multimodal_embeddings = [one[:, :-extra] for one in multimodal_embeddings]
+        return super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
+
+    def forward(
+        self: Any,
+        input_ids: Any,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Any = None,
+        **more: Any,
+    ) -> Any:
+        """vLLM's own, with every token of a picture where it stood."""
+        if self.moves is not None:
+            positions = positions[: self.axes] + self.moves[: positions.shape[-1]].T
+            positions = positions[0] if self.axes == 1 else positions
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **more)
+
+    def get_mrope_input_positions(self: Any, input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
+        """Positions of a prompt as in the full one; those of a picture are all its first."""
+        if self.moves is None:
+            return super().get_mrope_input_positions(input_tokens, mm_features)
+        features = sorted(mm_features, key=lambda one: one.mm_position.offset)
+        embeds = []  # places of each picture in the shortened prompt
+        for one in features:
+            place = torch.arange(one.mm_position.length) + one.mm_position.offset
+            embeds.append(place if one.mm_position.is_embed is None else place[one.mm_position.is_embed])
+        inputs: dict[str, list[Any]] = {}
+        counts = torch.ones(len(input_tokens), dtype=torch.long)
+        for one, place in zip(features, embeds, strict=True):
+            own = {name: torch.as_tensor(part.data)[None] for name, part in one.data.items() if OWN not in name}
+            # of a picture that the prefix cache has, vLLM hands on no pixels
+            (rows,) = self.engine.plan.rows(one.modality, {PIXELS[one.modality]: [None]} | own)
+            counts[place[-1]] += len(rows.token) - len(place)  # the last placeholder stands for those that left
+            for name in set(own) & set(self.engine.view.placed_by):
+                inputs.setdefault(name, []).append(own[name])
+        ids = torch.tensor(input_tokens).repeat_interleave(counts)
+        real = torch.ones_like(ids, dtype=torch.bool)[None]
+        full = self.engine.positions({name: torch.cat(values) for name, values in inputs.items()}, ids[None], real)[0]
+        full = full[:, None].expand(-1, 3) if full.ndim == 1 else full
+        positions = full[counts.cumsum(0) - 1]
+        for place in embeds:
+            positions[place] = full[counts[: place[0]].sum()]
+        return positions.T.contiguous(), int(full.max()) + 1 - len(input_tokens)
+
+
+def ahead(kind: Any, config: Any, name: str) -> Any:
+    """A block of a tower behind the last one that vLLM builds, for methods that read its attention: what it is given it
+    hands on as it is.
+    """
+
+    def forward(block: Any, hidden_states: Tensor) -> Tensor:
+        block.self_attn(hidden_states=block.layer_norm1(hidden_states))
+        return hidden_states
+
+    return type(kind.__name__, (kind,), {"forward": forward})(config, prefix=name, attn_cls=MMEncoderAttention)
+
+
+def tower_named(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights with the tower's as vLLM's modules are called: transformers 5.19 saves them without `vision_model`, which
+    vLLM 0.32 does not know.
+    """
+    for name, weight in weights:
+        yield re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", "vision_tower.vision_model.", name), weight
+
+
+class SquareTower(Reduced):
+    """CLIP or SigLIP under a LLaVA-type model, and a projector of one patch at a time."""
+
+    def make_engine(self: Any, plan: Plan) -> Engine:
+        """Of its parts."""
+        blocks = self.vision_tower.vision_model.encoder.layers
+        _, attention = blocks_read(plan.view.tower, plan.method)
+        if attention == len(blocks):
+            blocks.append(
+                ahead(
+                    type(blocks[0]), self.config.vision_config, f"vision_tower.vision_model.encoder.layers.{attention}"
+                )
+            )
+        return Engine(plan, self.language_model.model, blocks, self.words, self.multi_modal_projector)
+
+    def tiles(
+        self: Any,
+        modality: str,
+        inputs: dict[str, Any],
+        tokens: list[Tensor],
+        taken: dict[str, Tensor],
+        rows: list[Rows],
+    ) -> list[Tiles]:
+        """The tiles of every picture, without those that fill a batch up."""
+        pixels = inputs[PIXELS[modality]]
+        counts = [len(one) if one.ndim == 4 else 1 for one in pixels]
+        real = [torch.arange(count) < picture.tiles for count, picture in zip(counts, rows, strict=True)]
+        parts = {name: values[torch.cat(real).to(values.device)] for name, values in taken.items()}
+        if "states" in parts:
+            states, classes = parts.pop("states"), self.engine.tower.classes
+            parts |= {"features": states[:, classes:]} | ({"class_feature": states[:, 0]} if classes else {})
+        if Need.FINGERPRINT in self.engine.method.needs:
+            parts["fingerprint"] = fingerprint(
+                torch.cat([one.reshape(-1, *one.shape[-3:]) for one in pixels])[torch.cat(real)]
+            )
+        return tiles_of(torch.cat(tokens), parts, rows)
+
+    def load_weights(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As vLLM does, of checkpoints of transformers 5.19 too."""
+        loaded: set[str] = super().load_weights(tower_named(weights))
+        return loaded
+
+
+class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
+    """Of LLaVA 1.5."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(LlavaProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder)
+class Llava(SquareTower, LlavaForConditionalGeneration, SupportsMRoPE):
+    """LLaVA 1.5."""
+
+
+class LlavaNextProcessor(Reducing, LlavaNextMultiModalProcessor):
+    """Of LLaVA-NeXT."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    LlavaNextProcessor, info=LlavaNextProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder
+)
+class LlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
+    """LLaVA-NeXT."""
+
+
+class Qwen(Reduced):
+    """Pictures of any size, windows, and a merger of four patches."""
+
+    def make_engine(self: Any, plan: Plan) -> Engine:
+        """Of its parts."""
+        blocks, merger = self.visual.blocks, self.visual.merger
+        readers = [*(block.norm1 for block in blocks[1:]), getattr(merger, "ln_q", None) or merger.norm]
+        return Engine(plan, self.language_model.model, blocks, self.words, readers=readers)
+
+    def tiles(
+        self: Any,
+        modality: str,
+        inputs: dict[str, Any],
+        tokens: list[Tensor],
+        taken: dict[str, Tensor],
+        rows: list[Rows],
+    ) -> list[Tiles]:
+        """The tiles of every picture: of a video, its temporal patches."""
+        parts = {name: values[0].transpose(0, 1) for name, values in taken.items() if name != "states"}
+        if "states" in taken:
+            parts["features"] = taken["states"].flatten(0, 1)
+        grids = torch.as_tensor(inputs[f"{modality}_grid_thw"])
+        parts = self.engine.view.ordered(parts, grids.cpu())
+        if Need.FINGERPRINT in self.engine.method.needs:
+            parts["pixels"] = inputs[PIXELS[modality]]
+        return picture_tiles(torch.cat(tokens), parts, grids.tolist())
+
+    def some(self: Any, kwargs: dict[str, Any], places: list[int]) -> dict[str, Any]:
+        """The processor's output for some of the pictures, whose patches are one after the other."""
+        modality = "video" if "video_grid_thw" in kwargs else "image"
+        patches = kwargs[PIXELS[modality]].split(kwargs[f"{modality}_grid_thw"].prod(-1).tolist())
+        pixels = torch.cat([patches[place] for place in places])
+        rest = {name: value for name, value in kwargs.items() if name != PIXELS[modality]}
+        return {**super().some(rest, places), PIXELS[modality]: pixels}
+
+
+class Qwen25Info(Qwen2_5_VLProcessingInfo):
+    """Of Qwen2.5-VL without videos, with which it was not run."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Pictures alone."""
+        return {"image": None, "video": 0}
+
+
+class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
+    """Of Qwen2.5-VL."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(Qwen25Processor, info=Qwen25Info, dummy_inputs=Qwen2_5_VLDummyInputsBuilder)
+class Qwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
+    """Qwen2.5-VL."""
+
+
+class Qwen3Info(Qwen3VLProcessingInfo):
+    """Of Qwen3-VL without videos, whose frames have words between them: how many tokens each keeps is known late."""
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Pictures alone."""
+        return {"image": None, "video": 0}
+
+
+class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
+    """Of Qwen3-VL."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)
+class Qwen3(Qwen, Qwen3VLForConditionalGeneration):
+    """Qwen3-VL."""

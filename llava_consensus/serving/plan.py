@@ -1,0 +1,72 @@
+"""How many tokens of a picture are left, known before it is encoded. The bookkeeping is that of the model's host: its
+view of a model of this configuration that has no weights.
+"""
+
+import copy
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.method import Method
+from llava_consensus.serving.setting import Setting, of_config
+
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+
+
+class Plan:
+    """The host's view of a model, and what its server is asked to do.
+
+    Args:
+        config: of the model, with a setting in it.
+    Raises:
+        OptionError: for a method that the model cannot have.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.setting: Setting = of_config(config)
+        self.method: Method = self.setting.made
+        self.config = config
+
+    @cached_property
+    def view(self) -> Any:
+        """Of a model without weights, whose language model is one layer: nothing of it is run."""
+        config = copy.deepcopy(self.config)
+        config.text_config.num_hidden_layers = 1
+        if getattr(config.text_config, "layer_types", None):
+            config.text_config.layer_types = config.text_config.layer_types[:1]
+        with torch.device("meta"):
+            return view_of(transformers.AutoModelForImageTextToText.from_config(config))
+
+    def rows(self, modality: str, inputs: dict[str, Any]) -> list[Rows]:
+        """The rows of every picture, given what the processor makes of them."""
+        rows: list[Rows] = self.view.pictures(modality, inputs, None)
+        return rows
+
+    def layout(self, kinds: RowKinds, budget: Budget | Share) -> Layout:
+        """Where the pictures stand, and what of them is reduced."""
+        return read_layout(kinds, Sharing(self.method, budget, self.view.tower.tokens, self.view.most_tiles))
+
+    def left(self, modality: str, rows: Rows, budget: Budget | Share) -> int:
+        """Rows that are left of a picture."""
+        layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), budget)
+        gone = sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
+        return len(rows.token) - gone - sum(len(picture.leaving) for picture in layout.pictures)
+
+
+def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[Rows], modality: str) -> RowKinds:
+    """What every row of these prompts is, on the CPU: each says [S] which of the pictures a row is of, or -1."""
+    picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
+    tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)
+    for number, rows in enumerate(pictures):
+        here = picture == number
+        tile[here], token[here] = rows.tile, rows.token
+    videos = frozenset(range(len(pictures)) if modality == "video" else ())
+    return RowKinds(picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos)

@@ -1,0 +1,142 @@
+"""What a server is asked to do: method, budget, and the largest budget a request may ask for. It is checked before
+anything is loaded, travels as plain values in the model's configuration, and is read back in every process of vLLM.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget, Share, budget
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
+from llava_consensus.serving import FAMILIES, architecture, check_version
+
+ENTRY = "visual_reduction"  # of a configuration
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method and its budgets, as a server has them.
+
+    Args:
+        method: name in `METHODS`.
+        tokens: visual tokens of one picture, a number or a share, where a request does not say.
+        largest: the most a request may ask for; None: no more than `tokens`.
+        options: of the method.
+    Raises:
+        OptionError: for an unknown name, a value outside its bound, or a method that an engine cannot have.
+    """
+
+    method: str
+    tokens: int | float
+    largest: int | float | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_method(self.method, self.made)
+        for name, value in (("tokens", self.tokens), ("largest", self.most)):
+            try:
+                budget(value)
+            except (OptionError, TypeError) as wrong:
+                raise OptionError(f"{name}={value!r}: {wrong}") from wrong
+
+    @property
+    def made(self) -> Method:
+        """The method."""
+        return make(self.method, **self.options)
+
+    @property
+    def most(self) -> int | float:
+        """The largest budget."""
+        return self.tokens if self.largest is None else self.largest
+
+    def overrides(self, config: Any) -> dict[str, Any]:
+        """What vLLM's `hf_overrides` says of a model of this configuration.
+
+        Raises:
+            OptionError: for a model that is not adapted.
+        """
+        if config.model_type not in FAMILIES:
+            raise OptionError(
+                f"models of type {config.model_type!r} are not adapted to vLLM here; adapted are {', '.join(FAMILIES)}"
+            )
+        own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
+        found = {"architectures": [architecture(config.model_type)], ENTRY: own}
+        if self.made.positions != "renumber" and "qwen" not in config.model_type:
+            found["rope_parameters"] = {"mrope_section": [1, 1, 1]}  # vLLM asks the model for positions where this is
+        return found
+
+    def __call__(self, config: Any) -> Any:
+        """The configuration with the overrides in it: `hf_overrides` may be a function, and this is one. vLLM first
+        tries it on a made-up configuration, to see whether it changes the model's type.
+        """
+        if config.model_type.startswith("dummy_"):
+            return config
+        for name, value in self.overrides(config).items():
+            setattr(config, name, value)
+        return config
+
+
+def of_config(config: Any) -> Setting:
+    """The setting in a model's configuration."""
+    return Setting(**getattr(config, ENTRY))
+
+
+def check_method(name: str, method: Method) -> None:
+    """Raises OptionError for a method that acts where vLLM's own code runs, or whose length is not known beforehand."""
+    if method.place is Place.DECODER:
+        raise OptionError(
+            f"{name} removes tokens between the layers of the language model, and vLLM's cache has one length for all "
+            "layers: take a method that acts after the vision tower (llava-consensus list methods)"
+        )
+    if method.place is not Place.TOKENS:
+        raise OptionError(
+            f"{name} acts inside the vision tower or before it, where vLLM's own code runs: take a method that acts "
+            "after the vision tower (llava-consensus list methods)"
+        )
+    if Need.QUESTION in method.needs:
+        raise OptionError(
+            f"{name} compares patches with the question by CLIP's text tower, which checkpoints of transformers do not "
+            "have: take another method (llava-consensus list methods)"
+        )
+    if method.adaptive:
+        raise OptionError(
+            f"{name}: with these options the number of tokens depends on the picture, and vLLM makes room for them "
+            "before it has seen it. Leave the option out that makes it so"
+        )
+
+
+def engine_arguments(
+    method: str = "consensusdrop", tokens: int | float = 64, largest: int | float | None = None, **options: Any
+) -> dict[str, Any]:
+    """Arguments of vLLM's `LLM(...)` that make it answer from `tokens` visual tokens for each picture.
+
+    Args:
+        method: name in `METHODS`, one that acts after the vision tower.
+        tokens: of one picture, a number or a share in (0, 1) of its own.
+        largest: the most a request may ask for by `mm_processor_kwargs={"visual_tokens": ...}`; None: `tokens`.
+        options: fields of the method, for example `alpha=1.0`.
+    Raises:
+        OptionError: for a value outside its bound, a method that an engine cannot have, or another vLLM.
+        MissingDependency: without vLLM.
+    """
+    check_version()
+    return {"hf_overrides": Setting(method, tokens, largest, options)}
+
+
+def asked(value: object) -> Budget | Share:
+    """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"visual_tokens={value!r} must be a whole number of tokens, or a share in (0, 1)")
+    return budget(value)
+
+
+def config_of(model: str) -> Any:
+    """The configuration of a checkpoint. OptionError where there is none."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as wrong:
+        raise OptionError(f"model {model!r}: its configuration cannot be read: {wrong}") from wrong

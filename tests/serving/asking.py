@@ -1,0 +1,109 @@
+"""Requests of words and pictures, what vLLM answers to them, and what transformers with a method attached does."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import small
+import torch
+
+import llava_consensus
+from llava_consensus import attach
+
+SIZES = [(70, 60), (120, 70), (60, 130)]
+
+
+class Answer(NamedTuple):
+    """Ids of an answer and their log-probabilities."""
+
+    ids: list[int]
+    logs: list[float]
+
+
+class Request(NamedTuple):
+    """A prompt and its pictures."""
+
+    words: str
+    pictures: list[Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As vLLM takes it."""
+        return {"prompt": self.words} | ({"multi_modal_data": {"image": self.pictures}} if self.pictures else {})
+
+
+def requests(family: str, count: int, seed: int = 0) -> list[Request]:
+    """Prompts of no, one, two and three pictures in turn."""
+    noise = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(count):
+        words = [f"w{int(word)}" for word in torch.randint(5, 400, (12,), generator=noise)]
+        for place in range(number % 4):
+            words.insert(2 + 3 * place, small.placeholder(family))
+        pictures = [small.picture(seed * 1000 + number * 5 + place, SIZES[place]) for place in range(number % 4)]
+        found.append(Request(" ".join(words), pictures))
+    return found
+
+
+@contextmanager
+def served(
+    folder: Path, method: str, tokens: int | float, settings: dict[str, Any] | None = None, **options: Any
+) -> Iterator[Any]:
+    """An engine with a method, gone when the body ends."""
+    engine = small.engine(folder, **llava_consensus.vllm(method=method, tokens=tokens, **options), **(settings or {}))
+    try:
+        yield engine
+    finally:
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        engine.llm_engine.engine_core.shutdown()
+        del engine
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def answers(engine: Any, asked: list[Request], length: int = 6, **more: Any) -> list[Answer]:
+    """Of vLLM, greedily."""
+    from vllm import SamplingParams
+
+    parameters = SamplingParams(temperature=0, max_tokens=length, logprobs=1, ignore_eos=True)
+    outputs = engine.generate([one.given | more for one in asked], parameters, use_tqdm=False)
+    found = []
+    for output in outputs:
+        one = output.outputs[0]
+        found.append(
+            Answer(
+                list(one.token_ids),
+                [step[word].logprob for word, step in zip(one.token_ids, one.logprobs, strict=True)],
+            )
+        )
+    return found
+
+
+def reference(
+    made: Any, asked: list[Request], method: str, tokens: int | float, length: int = 6, **options: Any
+) -> list[Answer]:
+    """Of transformers with the method attached, greedily."""
+    model, processor = made
+    found = []
+    for one in asked:
+        inputs = processor(text=one.words, images=one.pictures or None, return_tensors="pt")
+        with attach(model, method, tokens=tokens, **options):
+            result = model.generate(
+                **inputs, max_new_tokens=length, do_sample=False, output_logits=True, return_dict_in_generate=True
+            )
+        ids = result.sequences[0, inputs.input_ids.shape[1] :].tolist()
+        logs = [step[0].log_softmax(-1)[word].item() for word, step in zip(ids, result.logits, strict=True)]
+        found.append(Answer(ids, logs))
+    return found
+
+
+def assert_equal(ours: list[Answer], theirs: list[Answer], bound: float = 1e-4) -> None:
+    """Equal tokens, and log-probabilities within the bound."""
+    assert [one.ids for one in ours] == [one.ids for one in theirs]
+    worst = max(
+        abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one.logs, two.logs, strict=True)
+    )
+    assert worst <= bound, worst

@@ -1,0 +1,188 @@
+"""Tiny random models as folders that vLLM and transformers both load, with tokenizer and processor, and pictures."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hf_models
+import numpy as np
+from PIL import Image
+
+ENVIRONMENT = {  # one engine in this process, small, bound to this machine
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+TEXT = dict(hf_models.TEXT, hidden_size=128)  # vLLM's attention on CPU wants heads of 32
+
+
+def tokenizer(special: dict[str, int]) -> Any:
+    """Words w0, w1, ... and these special tokens, by their ids."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = {number: f"w{number}" for number in range(512)} | {0: "<pad>", 1: "<s>", 2: "</s>", 511: "<unk>"}
+    names |= {number: name for name, number in special.items()}
+    inner = Tokenizer(models.WordLevel({name: number for number, name in names.items()}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    own.add_special_tokens({"additional_special_tokens": list(special)})
+    own.chat_template = (
+        "{% for m in messages %}{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% else %} <image> "
+        "{% endif %}{% endfor %}{% endfor %}"
+    )
+    return own
+
+
+def llava(folder: Path) -> Any:
+    """LLaVA 1.5."""
+    from transformers import (
+        CLIPImageProcessor,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**hf_models.SQUARE),
+        text_config=LlamaConfig(**TEXT),
+        image_token_index=hf_models.IMAGE,
+        image_seq_length=16,
+    )
+    model = hf_models.ready(LlavaForConditionalGeneration, config)
+    pictures = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    processor = LlavaProcessor(
+        pictures,
+        tokenizer({"<image>": hf_models.IMAGE}),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    return save(folder, model, processor)
+
+
+def llava_next(folder: Path) -> Any:
+    """LLaVA-NeXT with grids of up to 2 x 2 tiles."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaNextConfig,
+        LlavaNextForConditionalGeneration,
+        LlavaNextImageProcessor,
+        LlavaNextProcessor,
+    )
+
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**hf_models.SQUARE),
+        text_config=LlamaConfig(**TEXT),
+        image_token_index=hf_models.IMAGE,
+        image_grid_pinpoints=hf_models.PINS,
+    )
+    pictures = LlavaNextImageProcessor(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}, image_grid_pinpoints=hf_models.PINS
+    )
+    processor = LlavaNextProcessor(
+        pictures,
+        tokenizer({"<image>": hf_models.IMAGE}),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    )
+    return save(folder, hf_models.ready(LlavaNextForConditionalGeneration, config), processor)
+
+
+PADS = {
+    "<|image_pad|>": hf_models.IMAGE,
+    "<|video_pad|>": hf_models.VIDEO,
+    "<|vision_start|>": hf_models.START,
+    "<|vision_end|>": hf_models.END,
+}
+
+
+def qwen(kind: str, folder: Path) -> Any:
+    """Qwen2.5-VL or Qwen3-VL."""
+    import transformers
+
+    vision = dict(
+        depth=4,
+        hidden_size=128,
+        intermediate_size=48,
+        num_heads=4,
+        in_channels=3,
+        spatial_merge_size=2,
+        temporal_patch_size=2,
+        out_hidden_size=128,
+    )
+    text = dict(TEXT, head_dim=32, rope_parameters={**hf_models.MROPE, "mrope_section": [4, 6, 6]})
+    if kind == "Qwen2_5_VL":
+        patch, vision = 14, dict(vision, patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
+    else:
+        patch, vision = 16, dict(vision, patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
+        text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **hf_models.ALL)
+    model = hf_models.ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+    for weight in model.model.visual.parameters():  # else plain vLLM and plain transformers differ by 2e-4 already
+        weight.data *= 0.5 if weight.ndim > 1 else 1
+    size = {"shortest_edge": 8 * 8 * patch**2, "longest_edge": 12 * 12 * patch**2}
+    clips = "Qwen2VLVideoProcessor" if kind == "Qwen2_5_VL" else "Qwen3VLVideoProcessor"
+    processor = getattr(transformers, f"{kind}Processor")(
+        transformers.Qwen2VLImageProcessor(patch_size=patch, size=size),
+        tokenizer(PADS),
+        getattr(transformers, clips)(patch_size=patch, size=size),
+    )
+    return save(folder, model, processor)
+
+
+def save(folder: Path, model: Any, processor: Any) -> Any:
+    """Writes both and gives them back."""
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+FAMILIES = {
+    "llava": llava,
+    "llava_next": llava_next,
+    "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"),
+    "qwen3_vl": partial(qwen, "Qwen3VL"),
+}
+
+
+def placeholder(family: str) -> str:
+    """What stands for a picture in the words of a prompt."""
+    return "<|vision_start|> <|image_pad|> <|vision_end|>" if "qwen" in family else "<image>"
+
+
+def picture(number: int, size: tuple[int, int] = (70, 60)) -> Image.Image:
+    """A picture of noise in blocks."""
+    rows = np.random.default_rng(number).integers(0, 255, (7, 6, 3), dtype=np.uint8)
+    return Image.fromarray(rows).resize(size, Image.Resampling.BILINEAR)
+
+
+def engine(folder: Path, **settings: Any) -> Any:
+    """A small engine of vLLM."""
+    os.environ.update(ENVIRONMENT)
+    from vllm import LLM
+
+    settings = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "gpu_memory_utilization": 0.05,
+        "limit_mm_per_prompt": {"image": 3},
+        "seed": 0,
+        **settings,
+    }
+    return LLM(str(folder), **settings)

@@ -1,0 +1,81 @@
+"""What a server may be asked for, checked before anything is loaded."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import llava_consensus
+from llava_consensus import serving
+from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.method import Place
+from llava_consensus.serving.setting import Setting, asked, of_config
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_behind_the_tower_are_taken_and_the_others_refused_with_the_reason(name: str) -> None:
+    place = make(name).place
+    if name == "cdpruner":
+        with pytest.raises(OptionError, match="CLIP's text tower"):
+            Setting(name, 64)
+        return
+    if place is Place.TOKENS:
+        assert Setting(name, 64).made == make(name)
+        return
+    reason = "one length for all layers" if place is Place.DECODER else "inside the vision tower or before it"
+    with pytest.raises(OptionError, match=f"^{name}.*{reason}"):
+        Setting(name, 64)
+
+
+def test_a_length_that_depends_on_the_picture_is_refused() -> None:
+    with pytest.raises(OptionError, match="number of tokens depends on the picture"):
+        Setting("prumerge", 64, options={"budget": "adaptive"})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "visionzap", "tokens": 64}, "visionzip"),
+        ({"method": "visionzip", "tokens": 0}, "tokens=0"),
+        ({"method": "visionzip", "tokens": 1.5}, "tokens=1.5"),
+        ({"method": "visionzip", "tokens": "64"}, "tokens='64'"),
+        ({"method": "visionzip", "tokens": 64, "largest": -1}, "largest=-1"),
+        ({"method": "visionzip", "tokens": 64, "options": {"alpha": 1}}, "alpha"),
+    ],
+)
+def test_bad_settings_name_the_argument_and_the_value(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        Setting(**given)
+
+
+@pytest.mark.parametrize("value", [True, "64", None, 0, 1.5, [64]])
+def test_bad_budgets_of_requests_are_refused(value: object) -> None:
+    with pytest.raises(OptionError):
+        asked(value)
+
+
+def test_a_setting_goes_through_a_configuration_and_back() -> None:
+    setting = Setting("consensusdrop", 0.25, 128, {"alpha": 0.5})
+    config = setting(SimpleNamespace(model_type="llava"))
+    assert config.architectures == ["ConsensusDropLlava"] and of_config(config) == setting
+
+
+def test_a_model_that_is_not_adapted_is_refused() -> None:
+    with pytest.raises(OptionError, match="'gemma3' are not adapted"):
+        Setting("visionzip", 64)(SimpleNamespace(model_type="gemma3"))
+
+
+def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "version", lambda name: "0.31.0")
+    with pytest.raises(OptionError, match=r"vllm 0\.31\.0: this plugin was run with 0\.32\.0 alone"):
+        llava_consensus.vllm()
+
+
+def test_without_vllm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise serving.PackageNotFoundError(name)
+
+    monkeypatch.setattr(serving, "version", missing)
+    with pytest.raises(MissingDependency, match=r"llava-consensus\[vllm\]"):
+        llava_consensus.vllm()
