@@ -56,7 +56,7 @@ def check_llava_version() -> None:
         )
 
 
-INNER = ("get_base_model", "module")  # where PEFT, and the wrappers of several devices, have the model itself
+INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model over devices, have the model itself
 
 
 class HostEntry(NamedTuple):
@@ -211,7 +211,7 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
         if inner is not None:
             path = inner + "()" * (inner == "get_base_model")
             raise OptionError(
-                f"model of class {type(model).__name__} is a wrapper: attach to its inner model, model.{path}"
+                f"model of class {type(model).__name__} wraps another model: attach to that one, model.{path}"
             )
         known = ", ".join(name for entry in HOSTS.values() for name in entry.classes)
         raise OptionError(f"model of class {type(model).__name__} has no host. Adapted classes: {known}")
