@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from llava_consensus.cli.models import comes_to, formulas, paragraphs
+from llava_consensus.cli.models import cost
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.matrix import cells as matrix_cells
-from llava_consensus.methods import METHODS, options
+from llava_consensus.methods import METHODS, about
 
 API = {  # sections of the page, and what is shown in each
     "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "errors"),
@@ -54,19 +54,18 @@ def methods() -> str:
 
 def _method(name: str) -> Iterator[str]:
     """The section of a method."""
-    method = METHODS[name]
+    told = about(name)
     yield f"## {METHODS.title(name)} {{ #{_anchor(name)} }}"
-    yield f"`{name}`, acts here: {method.place.value}"
-    yield from paragraphs(method)
-    found = options(method)
-    if found:
-        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in found]
+    yield f"`{name}`, acts here: {told.place}"
+    yield from told.paragraphs
+    if told.options:
+        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in told.options]
         yield table(("option", "default", "what it means, and what it may be"), rows)
     yield "Cost of one picture in FLOPs, two for each multiply-add:"
-    for function, text, body in formulas(method):
+    for function, text, body in told.costs:
         comment = textwrap.fill(f"{function}: {text}", 100, initial_indent="# ", subsequent_indent="# ")
         yield f"```python\n{comment}\n{body}\n```"
-    line = comes_to(method)
+    line = cost(name)
     yield f"{line[0].upper()}{line[1:]}."
 
 

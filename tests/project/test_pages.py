@@ -7,12 +7,20 @@ import pytest
 
 from eval_scripts import pages
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/paper/study.json", "docs/paper/scap.json")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/paper.md",
+    "docs/paper/study.json",
+    "docs/paper/scap.json",
+    "llava_consensus/methods/costs.json",
+)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    (tmp_path / "docs/paper").mkdir(parents=True)
+    for folder in ("docs/paper", "llava_consensus/methods"):
+        (tmp_path / folder).mkdir(parents=True)
     for name in PAGES:
         shutil.copy(pages.ROOT / name, tmp_path / name)
     return tmp_path
