@@ -100,7 +100,7 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
 
 def cost(name: str) -> str:
     """What a method costs on the model of the paper, in a line. Those of ours are kept in a file (`make pages`), as
-    counting them anew imports torch.
+    counting anew imports torch; one that is not in it is counted.
     """
     kept = json.loads((Path(__file__).parents[1] / COSTS).read_text("utf-8"))
     return kept[name] if name in kept else comes_to(name)
