@@ -21,6 +21,7 @@ from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import DataError, OptionError, missing_extra
 from llava_consensus.evaluation.files import write_out
+from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,20 +76,21 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     sides = [(method, budget), (make("full"), budget)]
     reduced, full = first_token(host, shown, prompt, sides, given.repeats)
     times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
+    notes = list(answer.notes)
+    if knows_drawings_alone(given.model) and not Path(given.picture).resolve().is_relative_to(Path(DATA).resolve()):
+        notes.append(DRAWINGS)
     if given.overlay:
         write_out(given.overlay, _drawn(host, shown, encoded, answer, given, times))
     if given.json:
         tokens = {"before": answer.before, "after": answer.after, "structural": answer.structural}
         first = {"reduced": reduced, "full": full}
-        yield json.dumps(
-            {"answer": answer.text, "tokens": tokens, "first_token_ms": first, "notes": answer.notes}, indent=1
-        )
+        yield json.dumps({"answer": answer.text, "tokens": tokens, "first_token_ms": first, "notes": notes}, indent=1)
         return
     structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     yield answer.text
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     yield times
-    yield from (f"note: {note}" for note in answer.notes)
+    yield from (f"note: {note}" for note in notes)
     if given.overlay:
         yield f"kept, merged and dropped: {given.overlay}"
 

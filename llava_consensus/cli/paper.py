@@ -20,7 +20,7 @@ from llava_consensus.cli.evaluate import carry_out, folders, loaded_once
 from llava_consensus.cli.report import CHANGED, check_results, known
 from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError
 from llava_consensus.evaluation.files import misread, read_text, write_out
-from llava_consensus.evaluation.runs import MODEL
+from llava_consensus.evaluation.runs import knows_drawings_alone
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -555,7 +555,7 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
     with style.sheet():
         folder = _made(given.to)
     host = arguments.load(given)
-    caution = CAUTION if Path(given.model).resolve() == Path(MODEL).resolve() else f"Looked at by {given.model}."
+    caution = CAUTION if knows_drawings_alone(given.model) else f"Looked at by {given.model}."
     unread = []
     for path in paths:
         try:

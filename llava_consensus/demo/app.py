@@ -22,6 +22,7 @@ from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import Desk, Form, Sample, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.models import Host
+from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
 from llava_consensus.evaluation.runs.pictures import open_image
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
 )
+SHOW = "() => document.getElementById('message').scrollIntoView()"
 INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
 small patch. A reduction method keeps a few of them and merges or drops the rest, so that the model answers sooner. Pick
 a picture and a question, compare two methods (or two questions), and move the slider to give the model fewer tokens.
@@ -62,7 +64,8 @@ def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = 
     with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
         gradio.Markdown("# ConsensusDrop: fewer visual tokens, the same answer?")
         gradio.HTML(INTRO + f"<p>The model: {escape(model)}, {host.visual_tokens} visual tokens a picture.</p>")
-        _Page(gradio, host, samples, megabytes).wire(blocks)
+        note = DRAWINGS if knows_drawings_alone(model) else ""
+        _Page(gradio, host, samples, megabytes, note).wire(blocks)
     return blocks
 
 
@@ -143,8 +146,11 @@ class Guard:
 class _Page:
     """The widgets, and what happens when they are used."""
 
-    def __init__(self, gradio: ModuleType, host: Host, samples: Sequence[Sample], megabytes: float) -> None:
+    def __init__(
+        self, gradio: ModuleType, host: Host, samples: Sequence[Sample], megabytes: float, note: str = ""
+    ) -> None:
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(host)
+        self.note = note  # about pictures that are none of the samples
         self.picture, self.told = gradio.State(None), gradio.State(())
         with gradio.Row():
             with gradio.Column(scale=2, min_width=280):
@@ -152,11 +158,11 @@ class _Page:
             with gradio.Column(scale=3, min_width=300):
                 self._questions(desk.choices(offered(host)), host.visual_tokens)
         self.message = gradio.HTML(elem_id="message")
+        self.results = gradio.HTML(elem_id="results")
         self.view = gradio.Radio(
             list(desk.VIEWS), value=next(iter(desk.VIEWS)), label="What the pictures show", elem_id="view"
         )
         gradio.HTML(KEY)
-        self.results = gradio.HTML(elem_id="results")
 
     def _pictures(self) -> None:
         gradio = self.gradio
@@ -222,12 +228,15 @@ class _Page:
         once = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "minimal"}
         asked: list[Callable[..., Any]] = [self.ask.click, self.tokens.release, self.alpha.release]
         asked += [one.input for one in (self.left, self.right, self.positions, self.short, self.first, self.second)]
+        seen = []
         for event in asked:
-            event(self.answer, [*self.form, self.view], shown, trigger_mode="always_last", **once)
+            seen.append(event(self.answer, [*self.form, self.view], shown, trigger_mode="always_last", **once))
         again = self.gallery.select(self.picks(), None, chosen)
         again.then(self.answer, [*self.form, self.view], shown, **once)
-        taken = self.upload.upload(self.take, self.upload, [*chosen, self.message])
-        taken.success(self.answer, [*self.form, self.view], shown, **once)
+        taken = self.upload.upload(self.take, [self.upload, self.first], [*chosen, self.message])
+        seen.append(taken.success(self.answer, [*self.form, self.view], shown, **once))
+        for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; whoever moves a slider wants to see that
+            answered.success(js=SHOW)
         self.view.change(markup.results, [self.told, self.view], self.results, show_progress="hidden")
         if self.samples:
             first = blocks.load(lambda: self._chosen(0), None, chosen)
@@ -240,7 +249,8 @@ class _Page:
             told = self.desk.ask(desk.request(Form(*form), self.samples))
         except ConsensusError as error:
             return (), "", markup.message(str(error))
-        return told, markup.results(told, view), ""
+        strange = form[0] not in {str(sample.picture) for sample in self.samples}
+        return told, markup.results(told, view), markup.message(self.note if strange else "")
 
     def picks(self) -> Callable[..., Any]:
         """What picks one of the examples. Gradio reads from the annotation which event it hands over."""
@@ -261,14 +271,19 @@ class _Page:
             choose(choices=["", *questions], value=""),
         )
 
-    def take(self, path: str | None) -> tuple[Any, ...]:
-        """An uploaded picture."""
-        same = self.gradio.skip()
+    def take(self, path: str | None, question: str | None) -> tuple[Any, ...]:
+        """An uploaded picture, without the questions about the samples. One that cannot be read is said, and the
+        picture before it stays.
+        """
         try:
             picture = desk.uploaded(path)
         except ConsensusError as error:
-            return None, "", same, same, markup.message(str(error))
-        return picture, markup.thumbnail(open_image(picture, upright=True)), same, same, ""
+            raise self.gradio.Error(str(error), duration=None) from error
+        choose = self.gradio.Dropdown
+        known = any(question in sample.questions for sample in self.samples)
+        asked = question if question and not known else desk.OF_ANY
+        thumbnail = markup.thumbnail(open_image(picture, upright=True))
+        return picture, thumbnail, choose(choices=[desk.OF_ANY], value=asked), choose(choices=[""], value=""), ""
 
 
 def _asked(gradio: ModuleType, label: str, name: str) -> "Dropdown":

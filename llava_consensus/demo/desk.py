@@ -49,6 +49,7 @@ ROUNDS = 5
 SECONDS = 0.8  # of measuring
 LONGEST = {True: 16, False: 96}  # tokens of an answer, by whether it is to be short
 EACH = 8  # questions of a picture
+OF_ANY = "What is in the picture?"
 DULL = ("yes", "no", "0")  # answers that show little
 OF = {"gqa": 4, "textvqa": 2}  # pictures of each benchmark
 

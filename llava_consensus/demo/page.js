@@ -73,6 +73,10 @@
 
   document.addEventListener("pointermove", pointed);
   document.addEventListener("pointerdown", pointed);
+  // Chromium stops at lists that scroll, and those of Gradio's menus vanish as soon as they are reached
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Tab") document.querySelectorAll("[role=listbox]").forEach((list) => (list.tabIndex = -1));
+  }, true);
   document.addEventListener("keydown", (event) => {
     const picture = event.target.closest?.(".cd-picture");
     if (!picture) return;

@@ -13,6 +13,7 @@ import pytest
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.data import sources
+from llava_consensus.evaluation.runs import knows_drawings_alone
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,3 +88,11 @@ def test_a_missing_default_says_how_it_is_had(
     (tmp_path / "a.png").write_bytes(b"")
     assert cli.main(["ask", "a.png", "what?", "--device", "cpu"]) == 3
     assert "llava-consensus data mini" in capsys.readouterr().err
+
+
+def test_which_models_know_drawings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("checkpoints/llava-mini", "elsewhere/llava-mini-hf", "elsewhere/llava-mini-llama"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    known = ("checkpoints/llava-mini", "elsewhere/llava-mini-hf/", "elsewhere/llava-mini-llama", "who/llava-mini")
+    assert [knows_drawings_alone(name) for name in known] == [True, True, False, False]

@@ -41,7 +41,7 @@ def server() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         host = models.load("checkpoints/llava-mini")
-    blocks = app.build(host, "llava-mini", samples(MINI), MEGABYTES)
+    blocks = app.build(host, str(ROOT / "checkpoints/llava-mini"), samples(MINI), MEGABYTES)
     yield app.launch(blocks, "127.0.0.1", None, MEGABYTES)
     blocks.close()
 
@@ -155,10 +155,15 @@ def test_an_upload_is_asked_about_and_what_is_no_picture_is_refused(opened: Open
     Image.new("RGB", (90, 60), (200, 40, 40)).save(tmp_path / "red.png")
     files.set_input_files(tmp_path / "red.png")
     page.wait_for_function("before => document.querySelector('#thumbnail img').src !== before", arg=before)
+    playwright.expect(page.locator("#message")).to_contain_text("knows drawn scenes", timeout=PATIENCE)
+    playwright.expect(page.locator(".cd-question").first).to_have_text("What is in the picture?", timeout=PATIENCE)
+    uploaded = page.locator("#thumbnail img").get_attribute("src")
     (tmp_path / "notes.png").write_text("no picture")
     files.set_input_files(tmp_path / "notes.png")
-    playwright.expect(page.locator("#message")).to_contain_text("notes.png: not a picture", timeout=PATIENCE)
-    assert str(tmp_path) not in page.locator("#message").inner_text()
+    said = page.get_by_text("notes.png: not a picture")
+    playwright.expect(said).to_be_visible(timeout=PATIENCE)
+    assert str(tmp_path) not in said.inner_text()
+    assert page.locator("#thumbnail img").get_attribute("src") == uploaded, "the picture before it stays"
 
 
 def test_an_oversized_upload_is_refused_with_the_limit(opened: Open, tmp_path: Path) -> None:
@@ -167,6 +172,27 @@ def test_an_oversized_upload_is_refused_with_the_limit(opened: Open, tmp_path: P
     said = opened.page.get_by_text(re.compile("exceed the maximum allowed size"))
     playwright.expect(said.first).to_be_visible(timeout=PATIENCE)
     assert "big.png" in said.first.inner_text()
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_the_answer_is_in_sight_after_ask(opened: Open, size: tuple[int, int]) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.evaluate("scrollTo(0, 0)")
+    page.locator("#ask").click()
+    page.wait_for_function("scrollY > 0")
+    playwright.expect(page.locator(".cd-answer").first).to_be_in_viewport(ratio=1, timeout=PATIENCE)
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_every_tab_stop_is_somewhere(opened: Open) -> None:
+    page = opened.page
+    page.locator("#examples .thumbnail-item").first.focus()
+    reached = []
+    while len(reached) < 30 and "cd-picture" not in reached:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.className.toString() || document.activeElement.tagName"))
+    assert "BODY" not in reached and reached[-1] == "cd-picture", reached
 
 
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Open) -> None:

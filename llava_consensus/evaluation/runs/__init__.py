@@ -3,4 +3,16 @@
 These are the places a run is about where nobody says otherwise, relative to the folder one works in.
 """
 
+from pathlib import Path
+
 MODEL, DATA, OUT = "checkpoints/llava-mini", "playground/mini", "results"
+EMBEDDED = "llava-mini"  # the embedded model's folder, wherever `data mini` has put it
+DRAWINGS = (
+    "the embedded llava-mini knows drawn scenes of emoji and signs alone: what it says of a photograph means nothing. "
+    "Another model is given with --model"
+)
+
+
+def knows_drawings_alone(model: str) -> bool:
+    """Whether this is the embedded model, as it is or converted."""
+    return Path(model).is_dir() and Path(model).resolve().name in (EMBEDDED, f"{EMBEDDED}-hf")
