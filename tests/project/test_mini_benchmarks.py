@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
+from llava_consensus.evaluation.runs.configuration import drawn
 from llava_consensus.evaluation.runs.pictures import read_frames
 from playground.mini import build as builder
 from playground.mini.benchmarks import BUILDERS
@@ -90,6 +91,24 @@ def test_what_guessing_scores_follows_from_the_options() -> None:
         assert make("mmbench").chance([question], MINI) == pytest.approx(100 / options)
     rotated = [one for one in make("mmbench").load(MINI) if int(one.question_id) % 1_000_000 == 241]
     assert make("mmbench").chance(rotated, MINI) == pytest.approx(100 * len(rotated) ** -len(rotated))
+
+
+@pytest.mark.parametrize("name", ["gqa", "pope", "textvqa", "mme", "mmbench"])
+def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
+    one = make(name)
+    questions = one.load(MINI)
+    some = drawn(questions, 150, one.together)
+    left = [question for question in questions if question not in some]
+    assert 150 <= len(some) <= 153 and not {*map(one.together, some)} & {*map(one.together, left)}
+    pictures = [len({question.images for question in asked}) for asked in (some, questions[: len(some)])]
+    assert pictures[0] >= {"gqa": 46, "pope": 45}.get(name, 0), f"the first ones are about {pictures[1]}"
+    if name == "pope":
+        assert len({question.category for question in some}) == 3 > len({one.category for one in questions[:150]})
+
+
+def test_a_sample_of_mme_is_pictures_with_both_questions() -> None:
+    ids = [question.question_id for question in drawn(make("mme").load(MINI), 31, make("mme").together)]
+    assert len(ids) == 32 and ids[::2] == ids[1::2]
 
 
 def test_ranges_of_scenes_do_not_meet_and_are_test_scenes() -> None:

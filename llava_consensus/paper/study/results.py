@@ -5,7 +5,7 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
 
 `study.json` says how selections inside the language model answer:
 
-    {"description": {"model": ..., "data": ..., "limit": ..., "layer": 2, "versions": {...}, ...},
+    {"description": {"model": ..., "data": ..., "limit": ..., "sample": ..., "layer": 2, "versions": {...}, ...},
      "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
                "positions": "keep", "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
                "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
@@ -192,7 +192,10 @@ def _key(run: Row) -> Key:
 
 def description(runs: Sequence[Row]) -> Record:
     """The setting that all runs share, and the decoder layer after which tokens were dropped."""
-    return {**{key: runs[0].config.get(key) for key in (*OF_SECTION, "weights", "dtype")}, "layer": layer_of(runs)}
+    return {
+        **{key: runs[0].config.get(key) for key in (*OF_SECTION, "sample", "weights", "dtype")},
+        "layer": layer_of(runs),
+    }
 
 
 def layer_of(runs: Sequence[Row]) -> int | None:
