@@ -36,7 +36,8 @@ CLI := $(PYTHON) -m llava_consensus.cli
 PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")
-MINI := $(filter playground/mini playground/mini/,$(DATA))
+LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
+MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
 .PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
@@ -77,7 +78,7 @@ $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	mv $(HF_MINI).new $(HF_MINI)
 
 data: $(READY) $(if $(filter $(HF_MINI),$(MODEL)),$(HF_MINI)/config.json)  ## the mini benchmarks: generated once, in seconds
-	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
+	$(if $(MINI),@$(PYTHON) -m playground.mini.build $(if $(LARGE),--split large --out $(DATA)),@true)
 
 eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(ARGS)

@@ -25,7 +25,7 @@ from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
 from llava_consensus.evaluation.runs.configuration import drawn
 from llava_consensus.evaluation.runs.pictures import read_frames
 from playground.mini import build as builder
-from playground.mini.benchmarks import BUILDERS
+from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
 from playground.mini.benchmarks.choices import WRITERS, choose
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.mme import SPLIT_FOLDERS, TASKS
@@ -130,6 +130,7 @@ def test_builders_show_test_scenes_of_their_own_range(
         return lambda split, index: (drawn.append((split, index)), draw(split, index))[1]
 
     monkeypatch.setattr(module, "scene", recording(scene), raising=False)
+    monkeypatch.setattr(files, "scene", recording(scene))
     monkeypatch.setattr(module, "clip", recording(clip), raising=False)
     monkeypatch.setattr(
         module, "picture", lambda path, _: path.parent.mkdir(parents=True, exist_ok=True), raising=False
@@ -141,6 +142,44 @@ def test_builders_show_test_scenes_of_their_own_range(
            "videos": list(VIDEO_SETS)}.get(name, [name])  # fmt: skip
     assert drawn and {split for split, _ in drawn} == {"test"}
     assert {index for _, index in drawn} <= {index for key in own for index in TEST[key]}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The larger set without its pictures."""
+    folder = tmp_path_factory.mktemp("large")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, builder in WITH_SPLIT["large"].items():
+            module = importlib.import_module(builder.__module__)
+            patch.setattr(module, "picture", lambda path, _: path.parent.mkdir(parents=True, exist_ok=True))
+            builder(folder / "eval" / name, "large")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gqa", "pope", "vqav2"])
+def test_the_larger_set_has_250_pictures_that_the_smaller_one_has_not(large: Path, name: str) -> None:
+    images = collections.Counter(question.images for question in make(name).load(large))
+    assert len(images) == 250 and {*images.values()} <= {3, 4, 5}
+    assert not images.keys() & {question.images for question in make(name).load(MINI)}
+    kinds = collections.Counter(question.category for question in make("pope").load(large))
+    assert {*kinds} == {"adversarial", "popular", "random"} and max(kinds.values()) - min(kinds.values()) <= 2
+
+
+def test_the_larger_set_shows_textvqas_words_as_a_bad_ocr_reads_them(large: Path) -> None:
+    with_words, without = make("textvqa").load(large), make("textvqa").load(MINI)
+    assert [one.images for one in with_words] == [one.images for one in without]
+    told = [one.text.split("Reference OCR token: ")[1].split("\n")[0] for one in with_words]
+    told_of = dict(zip([one.images for one in with_words], told, strict=True))
+    assert [
+        one.text.replace(word, "", 1) if word else one.text for one, word in zip(with_words, told, strict=True)
+    ] == [one.text for one in without]
+    truth = {
+        (f"{one['image_id']}.jpg",): one["answers"][0]
+        for one in json.loads((large / "eval/textvqa/TextVQA_0.5.1_val.json").read_text())["data"]
+        if "character" not in one["question"]
+    }
+    right = [told_of[image].lower() == word for image, word in truth.items()]
+    assert 0.55 < sum(right) / len(right) < 0.75 and 0.08 < list(told_of.values()).count("") / len(told_of) < 0.22
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))
