@@ -39,7 +39,7 @@ RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages statements bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -97,6 +97,9 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 
 pages: $(READY)  ## every generated number of README.md, docs/results.md and docs/paper.md anew, from docs/measured.tar.xz
 	$(PYTHON) -m eval_scripts.pages write
+
+statements: $(READY)  ## every statement of README.md and docs that names a number, with where it comes from
+	$(PYTHON) -m eval_scripts.statements
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
