@@ -62,7 +62,8 @@ def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -
 
 DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
 OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-LIMIT = arg("--limit", type=int, help="only the first questions")
+LIMIT = arg("--limit", type=int, help="only the first questions, to try something: they are about few pictures")
+SAMPLE = arg("--sample", type=int, help="only so many questions, drawn at random: the same ones for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 BENCHMARK = arg("name", metavar="BENCHMARK", help="see `llava-consensus list benchmarks`")
 BENCHMARK_OPTION = arg(
@@ -133,6 +134,7 @@ RUN = (
     MATCH,
     OUT_DIR,
     LIMIT,
+    SAMPLE,
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -228,7 +230,7 @@ def config(
         budget,
         loading=loading(given),
         host_options=host_options(given),
-        **{name: getattr(given, name) for name in ("match", "model", "data", "limit")},
+        **{name: getattr(given, name) for name in ("match", "model", "data", "limit", "sample")},
     )
 
 
