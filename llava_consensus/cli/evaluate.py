@@ -95,11 +95,11 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     """Every run of a grid, a line each."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs import sweep as grids
-    from llava_consensus.methods import METHODS, make
+    from llava_consensus.methods import known_methods, make
 
     _check_tracker(given.log)
-    names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
-    words = METHODS if given.methods == "all" else given.methods.split()
+    names = benchmarks.known_benchmarks() if given.bench == "all" else given.bench.split()
+    words = known_methods() if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)

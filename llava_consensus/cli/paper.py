@@ -6,6 +6,7 @@ runs a grid goes on where it was stopped.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -361,7 +362,8 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     "published results with their budgets as entering, kept, layer mean and FLOPs",
     arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),
     FORMAT,
-    examples=("paper ledger --sort average",),
+    arguments.JSON,
+    examples=("paper ledger --sort average", "paper ledger --json"),
 )
 def ledger(given: argparse.Namespace) -> Iterator[str]:
     """The table of all entries."""
@@ -370,6 +372,9 @@ def ledger(given: argparse.Namespace) -> Iterator[str]:
 
     rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
+    if given.json:
+        yield json.dumps(published.cells(rows), indent=1)
+        return
     yield from terminal.written(given.format, [published.ledger_table(rows)], published.cells(rows))
 
 
@@ -446,7 +451,13 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
 @command(
     "paper examples",
     "pictures on which the two signals disagree, gain or lose, drawn",
-    arg("--benchmark", default="gqa", metavar="NAME", help="whose questions are searched (%(default)s)"),
+    arg(
+        "--benchmark",
+        default="gqa",
+        metavar="NAME",
+        names="benchmarks",
+        help="whose questions are searched (%(default)s)",
+    ),
     arg(
         "--by",
         default="disagreement",
