@@ -26,12 +26,14 @@ PHOTOGRAPHS ?=
 PYTHON3 ?= python3
 VENV := .venv
 PINNED := .venv-pinned
+VLLM := .venv-vllm
 PYTHON := $(VENV)/bin/python
 UV ?= uv
 LOCK := $(UV) pip compile -q --universal --python-version 3.10 --generate-hashes --no-header --no-annotate --no-emit-index-url
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
+VLLM_READY := $(VLLM)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
 PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
@@ -39,7 +41,7 @@ RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages statements bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -63,11 +65,19 @@ $(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock
 	@$(PYTHON3) requirements/set_up.py pinned $(PINNED)
 	@touch $@
 
+setup-vllm: $(VLLM_READY)  ## the third: vLLM on the CPU, for Python 3.11 or newer
+
+$(VLLM_READY): pyproject.toml requirements/vllm.lock requirements/llava.lock requirements/set_up.py
+	@$(PYTHON3) requirements/set_up.py vllm $(VLLM)
+	@touch $@
+
 lock:  ## exact versions and hashes of what pyproject.toml names but torch, whose builds differ: needs uv
 	echo torch > requirements/.torch
 	$(LOCK) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build -o requirements/main.lock
 	$(LOCK) --excludes requirements/.torch pyproject.toml --extra dev --group build -c requirements/main.lock -o requirements/dev.lock
 	$(LOCK) --excludes requirements/.torch --group pinned -o requirements/pinned.lock
+	printf '%s\n' torch torchaudio torchcodec triton > requirements/.torch
+	$(subst 3.10,3.11,$(LOCK)) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build --group vllm -o requirements/vllm.lock
 	$(LOCK) --no-deps --group llava -o requirements/llava.lock
 	$(LOCK) --no-deps --group lmms-eval -o requirements/lmms-eval.lock
 	rm requirements/.torch
@@ -186,6 +196,9 @@ fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, 
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)
+
+test-serving: $(VLLM_READY) data  ## the tests of serving, on vLLM
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 0 tests/serving $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
 	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -141,6 +141,7 @@ RUN = (
     OUT_DIR,
     LIMIT,
     SAMPLE,
+    arg("--engine", metavar="ENGINE", help="ask the model in vllm, which has the method in it (docs/serving.md)"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -222,8 +223,9 @@ def loading(given: argparse.Namespace) -> "Loading":
     """How the model is loaded."""
     from llava_consensus.evaluation.models import Loading
 
-    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
-    return Loading(*(getattr(given, name) for name in names))
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine")
+    told: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
+    return Loading(*told)
 
 
 def load(given: argparse.Namespace) -> "Host":

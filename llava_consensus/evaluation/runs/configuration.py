@@ -24,16 +24,23 @@ from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record, collector_rests, digest, read_json, write_json
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.methods import known_methods, method_class
+from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
+from llava_consensus.serving import DISTRIBUTIONS
 
 LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
 # folders whose code can change an answer
-ANSWERING = ("hosts", "methods", "reduction", *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")))
+ANSWERING = (
+    "hosts",
+    "methods",
+    "reduction",
+    "serving",
+    *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")),
+)
 PACKAGES = (
     OWN,
     "torch",
@@ -360,7 +367,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.loading.dtype,
-        "versions": versions(*(("av",) if benchmark.frames else ())),
+        "versions": versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if config.loading.engine else ())),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
@@ -385,12 +392,3 @@ def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
         "options": options,
         "changed": changed,
     }
-
-
-def method_name(method: Method) -> str:
-    """The name a method's class is registered under; the name of the class where it is not registered."""
-    for name in known_methods():
-        with contextlib.suppress(OptionError):  # a broken method of another package is not this one
-            if method_class(name) is type(method):
-                return name
-    return type(method).__name__
