@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llava_consensus.entry_points import load_place
-from llava_consensus.errors import DataError, MissingDependency, OptionError, choose, missing_extra, unknown_name
+from llava_consensus.errors import (
+    ConsensusError,
+    DataError,
+    MissingDependency,
+    OptionError,
+    choose,
+    missing_extra,
+    unknown_name,
+)
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
@@ -71,6 +79,10 @@ class Loading:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust_remote_code", truth("trust_remote_code", self.trust_remote_code))
+        for name in ("device", "dtype", "device_map", "attention", "revision"):
+            value, open_to_none = getattr(self, name), name in ("device_map", "revision")
+            if not isinstance(value, str) and not (value is None and open_to_none):
+                raise OptionError(f"{name}={value!r} must be a text{' or left out' if open_to_none else ''}")
         if not DEVICE.fullmatch(self.device):
             raise unknown_name("device", self.device, ("auto", "cpu", "cuda", "mps"))
         if self.dtype not in DTYPES:
@@ -343,7 +355,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
         model, info = cls.from_pretrained(path, dtype=loading.torch_dtype(), output_loading_info=True, **loading.told())
     except MissingDependency:
         raise
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     refuse_incomplete(path, cls, info)
     refuse_not_finite(path, model)
@@ -352,8 +364,16 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
         model.config.vision_config._name_or_path = str(text_side.parent)
     if loading.device_map is None and loading.bits is None:  # else it stands where it should
         model.to(loading.device)
-    host = HfHost(load_place(view)(model.eval(), options), processor)
-    host.check_prompts()
+    try:
+        host = HfHost(load_place(view)(model.eval(), options), processor)
+        host.check_prompts()
+    except ConsensusError:
+        raise
+    except Exception as error:  # a damaged processor breaks foreign code in any way
+        raise DataError(
+            f"model={path!r}: its processor cannot read a picture ({type(error).__name__}: {error}). Fetch its "
+            "preprocessor_config.json, processor_config.json and tokenizer again"
+        ) from error
     return host
 
 
