@@ -13,9 +13,10 @@ import logging
 import random
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,10 +26,13 @@ import torch
 import torch._dynamo
 import transformers
 from hf_models import CASES, Case, prompts
+from models import tiny_llava, write_tower
 from torch import Tensor
 
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
+from llava_consensus.hosts.hf import reduce
+from llava_consensus.hosts.hf.seam import contained
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 
@@ -87,6 +91,68 @@ def text_rows(inputs: dict[str, Any]) -> Tensor:
     return inputs["input_ids"][0] < FIRST
 
 
+class Official(torch.nn.Module):
+    """Official LLaVA, called as models of transformers are: with ids that have a placeholder for each visual token."""
+
+    def __init__(self, official: Any) -> None:
+        super().__init__()
+        self.official = official
+
+    def get_decoder(self) -> Any:
+        return self.official.model
+
+    def asked(self, input_ids: Tensor, attention_mask: Any = None, pixel_values: Any = None) -> tuple[Any, Any, Any]:
+        """Ids, mask and pictures as it takes them."""
+        if pixel_values is None:
+            return input_ids, attention_mask, None
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        again = (input_ids[:, 1:] == FIRST) & (input_ids[:, :-1] == FIRST)
+        stays, ids = (
+            real.bool() & ~torch.nn.functional.pad(again, (1, 0)),
+            input_ids.masked_fill(input_ids == FIRST, -200),
+        )
+        rows = [row[one] for row, one in zip(ids, stays, strict=True)]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+        return ids, (ids != 0).long(), pixel_values
+
+    def edited(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What its language model is given of a prompt."""
+        ids, mask, pictures = self.asked(**inputs)
+        found = self.official.prepare_inputs_labels_for_multimodal(ids, None, mask, None, None, pictures)
+        return {"position_ids": found[1], "attention_mask": found[2], "inputs_embeds": found[4]}
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None, **more: Any) -> Any:
+        if "position_ids" in more:  # and a mask of all rows
+            more["inputs_embeds"] = self.edited(dict(input_ids=input_ids, pixel_values=pixel_values))["inputs_embeds"]
+            return self.official(attention_mask=attention_mask, **more)
+        ids, mask, pictures = self.asked(input_ids, attention_mask, pixel_values)
+        return self.official(ids, attention_mask=mask, images=pictures, **more)
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None, **more: Any) -> Any:
+        ids, mask, pictures = self.asked(input_ids, attention_mask, pixel_values)
+        found = self.official.generate(ids, images=pictures, attention_mask=mask, **more)
+        asked = input_ids.repeat_interleave(len(found.sequences) // len(ids), 0)
+        found.sequences = torch.cat((asked, found.sequences[:, -NEW:]), 1)
+        return found
+
+
+@cache
+def tower() -> Any:
+    """A folder with the tower of official LLaVA."""
+    folder = tempfile.TemporaryDirectory()
+    write_tower(Path(folder.name))
+    return folder
+
+
+def official() -> Any:
+    """Official LLaVA, tiny and random."""
+    sizes = dict(num_hidden_layers=4, tokenizer_padding_side="left", eos_token_id=None)
+    return Official(tiny_llava(Path(tower().name), **sizes))
+
+
+FAMILIES = {"official LLaVA": Case(official, hf_models.square, lambda model: []), **CASES}
+
+
 class Family:
     """A model, a twin for what is true, and one that guesses; prompts, and what the plain model makes of them."""
 
@@ -133,7 +199,7 @@ class Trial:
         if "tile_budget" in cls.__dataclass_fields__:
             options = {"tile_budget": case.tile_budget, **options}
         budget = case.square if cls.place is Place.PICTURE else case.tokens
-        return attach(self.model, self.method, tokens or budget, **options)
+        return attach(getattr(self.model, "official", self.model), self.method, tokens or budget, **options)
 
     def truth(self, attached: Any, inputs: dict[str, Any]) -> Words:
         """Given the words [1, t] that follow a prompt, the logits [1, t, V] that say each of them."""
@@ -148,9 +214,8 @@ class Trial:
 
     def _edited(self, attached: Any, inputs: dict[str, Any]) -> Words:
         """By the plain model that is given the rows that are left, and their positions."""
-        from llava_consensus.hosts.hf import reduce
-        from llava_consensus.hosts.hf.seam import contained
-
+        if isinstance(self.model, Official):
+            return self._embedded(inputs)
         reduced = contained(attached.model, reduce(self.model, **inputs))
         places, whole = reduced.get("position_ids"), self.family.entering(inputs)[1]
         full, left = text_rows(inputs), text_rows(reduced)
@@ -166,6 +231,20 @@ class Trial:
             if "mm_encoder_outputs" in given:
                 given["mm_encoder_outputs"] = dict(given["mm_encoder_outputs"])
             logits: Tensor = self.family.twin(**given, use_cache=False).logits
+            return logits[:, -count - 1 : -1]
+
+        return of
+
+    def _embedded(self, inputs: dict[str, Any]) -> Words:
+        """The same of official LLaVA, whose rows are embeddings."""
+        rows, twin = self.model.edited(inputs), self.family.twin.official
+        places = rows["position_ids"]
+
+        def of(words: Tensor) -> Tensor:
+            count, given = words.shape[1], torch.cat((rows["inputs_embeds"], twin.get_input_embeddings()(words)), 1)
+            more = None if places is None else torch.cat((places, places[:, -1:] + 1 + torch.arange(count)), 1)
+            mask = torch.ones(given.shape[:2])
+            logits: Tensor = twin(inputs_embeds=given, position_ids=more, attention_mask=mask, use_cache=False).logits
             return logits[:, -count - 1 : -1]
 
         return of
@@ -243,7 +322,7 @@ def detach(trial: Trial) -> None:
 
 def decoding(trial: Trial, **options: Any) -> None:
     if "assistant_model" in options:
-        options["assistant_model"] = trial.family.other
+        options["assistant_model"] = getattr(trial.family.other, "official", trial.family.other)
     with trial.attach() as attached:
         truth = trial.truth(attached, trial.family.one)
         found = generate(trial.model, trial.family.one, **options)
@@ -292,7 +371,8 @@ def second_turn(trial: Trial) -> None:
         truth = trial.truth(attached, inputs)
         turn = generate(trial.model, inputs)
         whole = torch.cat((turn.sequences, torch.arange(11, 14)[None]), 1)
-        found = generate(trial.model, {"input_ids": whole}, past_key_values=turn.past_key_values)
+        more = {"pixel_values": inputs["pixel_values"]} if isinstance(trial.model, Official) else {}  # it asks for them
+        found = generate(trial.model, {"input_ids": whole, **more}, past_key_values=turn.past_key_values)
         after = found.sequences[:, inputs["input_ids"].shape[1] :]
         hold(near(torch.stack(found.logits, 1), truth(after)[:, -NEW:]), "logits")
 
@@ -350,6 +430,9 @@ RUNGS: dict[str, tuple[Callable[[Trial], None], str]] = {
 }
 
 
+QUICK = [rung for rung in RUNGS if rung != "compiled"]  # which takes most of the time
+
+
 def climbed(family: Family, method: str, rungs: Iterable[str] = RUNGS) -> dict[str, str]:
     """What becomes of a method on every rung, in one of these words: `works`; `undefined`, for what has no meaning;
     `refused: why`; `plain: why`, for what fails likewise without a method; `third: what`.
@@ -365,7 +448,7 @@ def state(trial: Trial, rung: str) -> str:
     except Undefined:
         return "undefined"
     except ConsensusError as error:
-        words = str(error).replace(type(trial.model).__name__, "the model")
+        words = str(error).replace(type(trial.model).__name__, "the model").replace(tower().name, "its folder")
         return "refused: " + words.replace(METHODS[trial.method].__name__, "the method")
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
@@ -429,7 +512,7 @@ def drawn(seed: int) -> tuple[str, Case]:
     return f"{name}, {tower}, {kind}", dataclasses.replace(case, tokens=tokens, picture=picture, build=build)
 
 
-def at_random(seed: int, count: int, rungs: Iterable[str] = RUNGS) -> Iterator[tuple[str, str, dict[str, str]]]:
+def at_random(seed: int, count: int) -> Iterator[tuple[str, str, dict[str, str]]]:
     """The cells of `count` configurations by five methods each, those left out whose plain model does not answer."""
     number = found = 0
     while found < count:
@@ -443,7 +526,7 @@ def at_random(seed: int, count: int, rungs: Iterable[str] = RUNGS) -> Iterator[t
             continue
         found += 1
         for method in random.Random(number).sample(list(METHODS), 5):
-            yield f"{1000 * seed + number} {name}", method, climbed(family, method, rungs)
+            yield f"{1000 * seed + number} {name}", method, climbed(family, method, QUICK)
 
 
 # ---- the page
@@ -468,7 +551,8 @@ for methods that make new rows of several.
 OTHERS = """## Other configurations
 
 The same for configurations that no test has: sizes, budgets, towers (CLIP, SigLIP) and language models drawn at random,
-five methods each. What fails likewise without a method is a fault of the plain model.
+five methods each, on every rung but `compiled`, which takes too long here. What fails likewise without a method is a
+fault of the plain model.
 """
 FINE = ("works", "undefined")
 
@@ -540,10 +624,10 @@ def read(text: str) -> dict[tuple[str, str], str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), default=(25, 60))
+    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), default=(25, 100))
     seed, count = parser.parse_args().random
     cells = {}
-    for name, case in CASES.items():
+    for name, case in FAMILIES.items():
         family = Family(case)
         cells |= {(name, method): climbed(family, method) for method in METHODS}
         print(name, counted([states for (one, _), states in cells.items() if one == name]), flush=True)
