@@ -85,27 +85,32 @@ class Loading:
                 raise OptionError(f"{name}={value!r} must be a text{' or left out' if open_to_none else ''}")
         if not DEVICE.fullmatch(self.device):
             raise unknown_name("device", self.device, ("auto", "cpu", "cuda", "mps"))
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
-        if self.device_map is not None and self.device_map not in DEVICE_MAPS:
-            raise unknown_name("device map", self.device_map, DEVICE_MAPS)
+        for what, value, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("device map", self.device_map, (None, *DEVICE_MAPS)),
+            ("attention", self.attention, ATTENTIONS),
+        ):
+            if value not in known:
+                raise unknown_name(what, str(value), [name for name in known if name])
         if self.device_map is not None and self.device != "auto":
             raise OptionError(
                 f"device={self.device!r} and device_map={self.device_map!r}: a map takes all devices. Leave one out"
             )
         if self.bits is not None and self.bits not in BITS:
             raise OptionError(f"bits={self.bits!r} must be 4 or 8, or left out for weights that are not quantised")
-        if self.attention not in ATTENTIONS:
-            raise unknown_name("attention", self.attention, ATTENTIONS)
-        if self.engine is not None:
-            choose("engine", self.engine, tuple(ENGINES))
-            if replace(self, engine=None) != Loading(self.device, self.dtype, revision=self.revision):
-                raise OptionError(
-                    f"engine={self.engine!r} loads the model itself: leave device maps, bits, attention kernels and "
-                    "code of checkpoints out"
-                )
+        self._check_engine()
         if self.revision is not None and not self.revision.strip():
             raise OptionError(f"revision={self.revision!r} must name a branch, a tag or a commit of the hub")
+
+    def _check_engine(self) -> None:
+        if self.engine is None:
+            return
+        choose("engine", self.engine, tuple(ENGINES))
+        if replace(self, engine=None) != Loading(self.device, self.dtype, revision=self.revision):
+            raise OptionError(
+                f"engine={self.engine!r} loads the model itself: leave out device maps, bits, attention kernels and "
+                "code of checkpoints"
+            )
 
     def check_packages(self) -> None:
         """Raises MissingDependency for a package that is needed and not installed."""
