@@ -52,7 +52,7 @@ class Interrupted(ConsensusError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> OptionError:
     """An error for a name that is in no registry, with near misses and all that exists."""
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     return OptionError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}")
 

@@ -1,15 +1,18 @@
 """How much of the maths and of the sequence code the tests hold: mutants of it, made by cosmic-ray, one change each,
-and tried in turn by the tests that belong to the file. `make mutate SAMPLE=100` prints those that survive and how many
-do not.
+and tried in turn by those tests of its place that run the changed line. `make mutate SAMPLE=100` prints those that
+survive and how many do not.
 
     python tests/mutants.py list 100 > mutants.json   # where cosmic-ray is installed
     python tests/mutants.py try mutants.json          # where the tests run
 
 The process that tries imports what is slow to import once and forks for every mutant. A mutant stands in the child's
-memory alone, in place of what Python would have read of the file, so that no file is ever changed.
+memory alone, in place of what Python would have read of the file, so that no file is ever changed. Which test runs
+which line, and which mutants were killed, is kept in files beside `mutants.json`: after a stop the same command goes
+on, and after a new test it asks the survivors alone.
 """
 
 import ast
+import hashlib
 import json
 import os
 import random
@@ -23,12 +26,16 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py")
-ROWS = tuple(f"tests/hosts/test_{name}.py" for name in ("sequence", "layouts", "shares", "newlines", "attachment"))
+ROWS = tuple(
+    f"tests/hosts/test_{name}.py"
+    for name in ("layouts", "shares", "newlines", "attachment", "kept_axes", "llava_host", "llava_loops", "loops")
+)
 TESTS = {  # of the files in each place
     "llava_consensus/reduction/*.py": MATHS,
     "llava_consensus/methods/*.py": MATHS,
     "llava_consensus/hosts/sequence.py": ROWS,
     "llava_consensus/hosts/layout.py": ROWS,
+    "llava_consensus/hosts/reduce.py": ROWS,
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
 
@@ -69,8 +76,8 @@ def mutants(sample: int) -> list[dict[str, object]]:
     ]
 
 
-def tried(tests: tuple[str, ...], file: str = "", code: str = "", limit: float = 3600) -> tuple[int, float]:
-    """Exit code of the tests with this text in place of a file, 1 where they take too long; and the seconds."""
+def tried(asked: list[str], file: str = "", code: str = "", limit: float = 3600) -> tuple[int, float]:
+    """Exit code of pytest with this text in place of a file, 1 where it takes too long; and the seconds."""
     begun, child = time.monotonic(), os.fork()
     if not child:
         os.setsid()
@@ -86,7 +93,7 @@ def tried(tests: tuple[str, ...], file: str = "", code: str = "", limit: float =
         SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
         import pytest
 
-        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *tests])))
+        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *asked])))
     while time.monotonic() - begun < limit:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -95,6 +102,41 @@ def tried(tests: tuple[str, ...], file: str = "", code: str = "", limit: float =
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return 1, limit
+
+
+def lines_run(tests: list[str], kept: Path) -> "dict[str, dict[str, list[str]]]":
+    """For every file and line, the tests that run it, as those say that pass without a mutant; "" is an import."""
+    place = kept.with_name(f"lines-{hashlib.sha256(' '.join(tests).encode()).hexdigest()[:8]}.json")
+    if not place.exists():
+        measured = place.with_suffix(".coverage")
+        os.environ["COVERAGE_FILE"] = str(measured)
+        if tried([*tests, "--cov=llava_consensus", "--cov-context=test", "--cov-report="])[0]:
+            sys.exit(f"{' '.join(tests)}: fails without any mutant")
+        from coverage import CoverageData
+
+        data = CoverageData(str(measured))
+        data.read()
+        found = {
+            str(Path(file).relative_to(ROOT)): {
+                str(line): sorted({one.rpartition("|")[0] for one in by})
+                for line, by in data.contexts_by_lineno(file).items()
+            }
+            for file in sorted(data.measured_files())
+        }
+        place.write_text(json.dumps(found), "utf-8")
+    return dict(json.loads(place.read_text("utf-8")))
+
+
+def running(by: "dict[str, list[str]]", file: str, line: int) -> list[str]:
+    """The tests that run the statement at a line; every test of the file where it is run by an import or not seen."""
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    around = [
+        one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or line)
+    ]
+    inner = max(around, key=lambda one: one.lineno)
+    last = inner.body[0].lineno - 1 if getattr(inner, "body", None) else inner.end_lineno or line
+    of = {test for at in range(inner.lineno, max(line, last) + 1) for test in by.get(str(at), [])}
+    return sorted(of if of and "" not in of else {test for some in by.values() for test in some} - {""})
 
 
 def try_all(path: str) -> int:
@@ -107,21 +149,21 @@ def try_all(path: str) -> int:
     from transformers import CLIPVisionModel, LlamaForCausalLM  # noqa: F401  to import them once for all children
 
     assert transformers and "llava_consensus" not in sys.modules
-    found = json.loads(Path(path).read_text("utf-8"))
-    seconds: dict[tuple[str, ...], float] = {}
+    found, log = json.loads(Path(path).read_text("utf-8")), Path(path).with_name("killed.txt")
+    dead = set(log.read_text("utf-8").split()) if log.exists() else set()
     killed, survived = Counter[str](), Counter[str]()
     for one in found:
-        tests = tuple(test for test in one["tests"] if (ROOT / test).exists())
-        if tests not in seconds:
-            code, seconds[tests] = tried(tests)
-            if code:
-                print(f"{' '.join(tests)}: fails without any mutant")
-                return 1
-        code, _ = tried(tests, one["file"], one["code"], 60 + 5 * seconds[tests])
+        name = hashlib.sha256((one["file"] + one["code"]).encode()).hexdigest()[:16]
         place = str(Path(one["file"]).parent)
-        (killed if code else survived)[place] += 1
-        if not code:
-            print(f"survives: {one['file']}:{one['line']} {one['operator']}", flush=True)
+        tests = running(lines_run(one["tests"], Path(path)).get(one["file"], {}), one["file"], one["line"])
+        if name in dead or (tests and tried(tests, one["file"], one["code"], 600)[0]):
+            killed[place] += 1
+            if name not in dead:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(name + "\n")
+        else:
+            survived[place] += 1
+            print(f"survives: {one['file']}:{one['line']} {one['operator']} ({len(tests)} tests)", flush=True)
     for place in sorted(killed | survived):
         print(f"{place}: {killed[place]} of {killed[place] + survived[place]} killed")
     print(f"{killed.total()} of {len(found)} mutants killed, drawn from {found[0]['of']} with seed {SEED}")

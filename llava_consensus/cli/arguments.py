@@ -65,7 +65,8 @@ def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -
 
 DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
 OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-LIMIT = arg("--limit", type=int, help="only the first questions")
+LIMIT = arg("--limit", type=int, help="only the first questions, to try something: they are about few pictures")
+SAMPLE = arg("--sample", type=int, help="only so many questions, drawn at random: the same ones for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 JSON = arg("--json", action="store_true", help="as JSON")
 BENCHMARK = arg("name", metavar="BENCHMARK", names="benchmarks", help="see `llava-consensus list benchmarks`")
@@ -139,6 +140,8 @@ RUN = (
     MATCH,
     OUT_DIR,
     LIMIT,
+    SAMPLE,
+    arg("--engine", metavar="ENGINE", help="ask the model in vllm, which has the method in it (docs/serving.md)"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -220,8 +223,9 @@ def loading(given: argparse.Namespace) -> "Loading":
     """How the model is loaded."""
     from llava_consensus.evaluation.models import Loading
 
-    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
-    return Loading(*(getattr(given, name) for name in names))
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine")
+    told: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
+    return Loading(*told)
 
 
 def load(given: argparse.Namespace) -> "Host":
@@ -245,7 +249,7 @@ def config(
         budget,
         loading=loading(given),
         host_options=host_options(given),
-        **{name: getattr(given, name) for name in ("match", "model", "data", "limit")},
+        **{name: getattr(given, name) for name in ("match", "model", "data", "limit", "sample")},
     )
 
 

@@ -47,7 +47,7 @@ class TrackerError(ConsensusError):
     arguments.BENCHMARK_OPTION,
     LOG,
     arg("--json", action="store_true", help="everything measured, as JSON"),
-    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --limit 100 --json"),
+    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --sample 100 --json"),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""

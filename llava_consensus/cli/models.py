@@ -166,7 +166,7 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
     yield f"model: {checkpoint}"
     yield f"benchmarks are generated from test scenes, which takes seconds: {playground / 'eval'}"
     mini.generate(folder)
-    yield f"{f'cd {folder} && ' if folder != Path() else ''}llava-consensus eval gqa --tokens 64 --limit 60"
+    yield f"{f'cd {folder} && ' if folder != Path() else ''}llava-consensus eval gqa --tokens 64 --sample 60"
 
 
 @command(

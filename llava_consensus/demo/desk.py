@@ -127,7 +127,7 @@ def _request(form: Form, samples: Sequence[Sample]) -> Request:
         Side(choice, *_method(choice, form), question, truths.get(question, ""))
         for choice, question in ((form.left, first), (form.right, second))
     ]
-    return Request(picture, tuple(sides), int(form.tokens), form.short)
+    return Request(picture, tuple(sides), int(form.tokens), bool(form.short))
 
 
 def _question(text: str | None) -> str:

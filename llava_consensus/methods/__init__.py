@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from inspect import isclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -225,6 +226,15 @@ def known_methods() -> dict[str, str]:
     """Every method by name with its one line: ours, then those of other packages."""
     lines = {name: METHODS.line(name) for name in METHODS}
     return lines | {name: f"of {place}" for name, place in registered(GROUP).items() if name not in METHODS}
+
+
+def method_name(method: "Method") -> str:
+    """The name a method's class is registered under; the name of the class where it is not registered."""
+    for name in known_methods():
+        with suppress(OptionError):  # a broken method of another package is not this one
+            if method_class(name) is type(method):
+                return name
+    return type(method).__name__
 
 
 def make(name: str, **options: Any) -> "Method":

@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 import tempfile
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import study_files
 import tiny_data
 import torch
 from fakes import FakeHost, config, make_place
+from hf_checkpoints import checkpoint
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from judged_data import make_mmvet, make_msvd
@@ -33,14 +36,17 @@ from safetensors.torch import save_file
 
 from llava_consensus import cli, methods
 from llava_consensus.cli import arguments
-from llava_consensus.errors import ConsensusError, ImageError
-from llava_consensus.evaluation import benchmarks
+from llava_consensus.demo import desk, markup
+from llava_consensus.demo.app import Guard
+from llava_consensus.errors import ConsensusError, DataError, ImageError
+from llava_consensus.evaluation import benchmarks, models
 from llava_consensus.evaluation.data.transfer import fetch
 from llava_consensus.evaluation.data.unpack import unpack
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.training import run as training
 from llava_consensus.training.plan import read
 
 CASES = int(os.environ.get("FUZZ", "25"))
@@ -491,3 +497,239 @@ def test_kills(data: st.DataObject) -> None:
             process.start()
             process.join()
         assert asked(folder, Path(out), 3, FakeHost()) == expected
+
+
+# ---- everything that every command takes
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes, or the network, ends there with a line: what comes before it is asked here."""
+
+    def here(*_: Any, **__: Any) -> Any:
+        raise DataError("this far")
+
+    for place in (
+        "evaluation.models.load",
+        "evaluation.models.random_weights.plan",
+        "evaluation.data.transfer.fetch",
+        "evaluation.data.mini.generate",
+        "evaluation.data.mini.copy",
+        "evaluation.bench.growth.measure",
+        "cli.models._matrix",
+        "cli.serve.os.execv",
+    ):
+        monkeypatch.setattr(f"llava_consensus.{place}", here)
+    monkeypatch.setattr(training, "train", lambda plan, name: (training.prepare(plan, name), here()))
+
+
+def words_of(draw: Any, folder: Path) -> list[str]:
+    """A command with arguments of every kind: what is right, what is nearly right, and what is neither."""
+    cli.parser()
+    name = draw(st.sampled_from([name for name in arguments.COMMANDS if name != "demo"]))
+    texts = [
+        "2",
+        "0.5",
+        "-0",
+        "64 32",
+        "0.1 1",
+        "\u0663",
+        "\u00b2",
+        "nan",
+        "inf",
+        "a=b",
+        "alpha=1e400",
+        "=",
+        ",",
+        "all",
+    ]
+    texts += ["gqa", "pope", "gqa gqa", "random", "random:a=1", "consensusdrop:alpha=2", "full", "none", "results"]
+    texts += [str(MINI), str(template("gqa")), *(str(folder / one) for one in ("pipe", "file.json", "link", "a/b.csv"))]
+    texts += [f"{folder}/picture.png", "10" * 20, "0x10", "1_0", "--tokens", "cuda:99", "float64"]
+    value = st.sampled_from(texts) | st.sampled_from(ODD_TEXTS) | st.text(max_size=5)
+    given, known = name.split(), {"--model": str(MINI), "--data": str(template("gqa")), "--out": str(folder / "out")}
+    wanted = draw(st.lists(st.integers(0, 40), max_size=4))
+    for number, one in enumerate(arguments.COMMANDS[name].arguments):
+        flag, action = one.flags[0], one.settings.get("action")
+        if not flag.startswith("-"):
+            given += [draw(value)]
+        elif action in ("store_true", "store_const"):
+            given += [flag] if number in wanted else []
+        elif number in wanted and flag != "--workers":
+            given += [f"{flag}={draw(value)}"]
+        elif flag in known or one.settings.get("required"):
+            given += [f"{flag}={known.get(flag, draw(value))}"]
+    return given
+
+
+@pytest.mark.usefixtures("nothing_loads")
+@fuzzed
+@given(data=st.data())
+def test_arguments_of_every_command(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name) / "a" / "b"  # so that `../..` stays inside
+        folder.mkdir(parents=True)
+        patch.chdir(folder)
+        os.mkfifo(folder / "pipe")
+        (folder / "file.json").write_text('{"a": 1}')
+        (folder / "link").symlink_to("link")
+        Image.new("RGB", (4, 4)).save(folder / "picture.png")
+        given = words_of(data.draw, folder)
+        try:
+            ends_in_order(*given)
+        except AssertionError as error:
+            raise AssertionError(shlex.join(given)) from error
+
+
+@cache
+def measured() -> Path:
+    """A folder of results with every file that figures and claims are made of."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    for name in ("gqa", "pope"):
+        store(folder, [1.0] * 9 + [0.0], method="full", tokens=576, benchmark=name)
+        store(folder, [1.0] * 6 + [0.0] * 4, benchmark=name)
+    for name in ("study", "scap", "bench", "growth"):
+        (folder / f"{name}.json").write_text(json.dumps(getattr(study_files, name)()))
+    return folder
+
+
+@fuzzed
+@given(data=st.data())
+def test_files_that_figures_and_claims_are_made_of(data: st.DataObject) -> None:
+    pytest.importorskip("matplotlib")
+    with copy(measured()) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llava_consensus.paper.figures.style.save_all", lambda drawing, *_: [drawing.number])
+        file = data.draw(st.sampled_from(sorted(folder.glob("*.json"))))
+        damage(data.draw, file)
+        ends_in_order("paper", "claims", "--out", str(folder))
+        ends_in_order("report", "--out", str(folder), "--format", data.draw(st.sampled_from(("markdown", "csv"))))
+        ends_in_order("paper", "figures", "--out", str(folder))
+
+
+# ---- what visitors of the page send
+
+
+class Square(FakeHost):
+    visual_tokens = 16
+
+
+OWN = ("localhost", "localhost:7860", "127.0.0.1:7860", "[::1]:7860", "http://localhost", "http://localhost:7860")
+EVIL = ("evil.org", "127.0.0.1.evil.org", "http://evil.org", "localhost@evil.org", "evil.org#@localhost")
+HEADER_VALUES = st.sampled_from(
+    (*OWN, *EVIL, "", "a@localhost", "localhost:x", "[::1", "null", "\xff", "0", "2130706433")
+)
+
+
+@fuzzed
+@given(data=st.data())
+def test_forms_and_pages_that_ask(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        path = Path(name) / "a.png"
+        Image.new("RGB", (8, 8), (7, 0, 0)).save(path)
+        if not data.draw(st.integers(0, 3)):
+            damage(data.draw, path)
+        known: dict[str, Any] = {"picture": str(path), "question": "What?", "second": "", "left": "consensusdrop"}
+        known |= {"right": "random", "tokens": 4.0, "alpha": 0.7, "positions": "keep", "short": True}
+        for field in data.draw(st.lists(st.sampled_from(sorted(known)), max_size=2)):
+            known[field] = data.draw(values)
+        with contextlib.suppress(ConsensusError):
+            told = desk.Desk(Square(), seconds=0).ask(desk.request(desk.Form(**known)))
+            drawn = markup.results(told, data.draw(st.sampled_from(list(desk.VIEWS))))
+            assert "<script" not in drawn
+        headers = data.draw(st.lists(st.tuples(st.sampled_from((b"host", b"origin")), HEADER_VALUES), max_size=3))
+        sent = [(name, value.encode("latin-1")) for name, value in headers]
+        if Guard(None, "localhost").admits(sent):  # type: ignore[arg-type]
+            (host,) = (value for name, value in headers if name == b"host")
+            assert "evil" not in host and all("evil" not in value for _, value in headers)
+
+
+# ---- checkpoints that are loaded, photographs that are looked at
+
+
+@cache
+def whole(kind: str) -> Path:
+    return MINI if kind == "official" else checkpoint(kind, Path(tempfile.mkdtemp(prefix="fuzz-")) / "llava-y")
+
+
+@pytest.mark.parametrize("kind", ["official", "llava", "llava_next"])
+@fuzzed
+@given(data=st.data())
+def test_checkpoints_to_ask(kind: str, data: st.DataObject) -> None:
+    """The weights are whole, everything beside them is damaged."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        folder = Path(name) / "llava-x"
+        for path in whole(kind).rglob("*"):
+            (target := folder / path.relative_to(whole(kind))).parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".safetensors":
+                target.symlink_to(path)
+            elif path.is_file():
+                shutil.copyfile(path, target)
+        damage(data.draw, data.draw(st.sampled_from(sorted(path for path in folder.rglob("*.json")))))
+        with contextlib.suppress(ConsensusError):
+            models.check(str(folder), None, models.Loading("cpu"))
+            host = models.load(str(folder), models.Loading("cpu"))
+            with host.attach(methods.make("random"), Budget(4)):
+                picture = Image.new("RGB", (8, 8))
+                assert host.answer([host.encode([picture])], [models.Prompt("What?", max_new_tokens=1)])
+
+
+@cache
+def embedded() -> Any:
+    return models.load(str(MINI), models.Loading("cpu"))
+
+
+@fuzzed
+@given(data=st.data())
+def test_photographs(data: st.DataObject) -> None:
+    """Whatever lies in the folder and wherever the sheets go: no photograph is another afterwards."""
+    pytest.importorskip("matplotlib")
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "load", lambda _: embedded())
+        patch.chdir(MINI.parents[1])
+        folder = Path(name) / "photographs"
+        (folder / "deep").mkdir(parents=True)
+        names = ("a.png", "a.jpg", "a-jpg.png", "$x_y$.png", "\n.png", "deep.png", "\udcff.png", "\x1b[2J.png", "b.JPG")
+        for one in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+            Image.new("RGB", (8, 8), "green").save(folder / one, "PNG")
+        damage(data.draw, data.draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.is_file()))))
+        (Path(name) / "link").symlink_to(folder)
+        before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        to = data.draw(
+            st.sampled_from(("link", "photographs", "photographs/.", "photographs/deep", "out", "link/../out"))
+        )
+        asked = data.draw(st.sampled_from(("What?", *ODD_TEXTS[:-1])))
+        more = [f"--question={asked}", "--methods=random", "--tokens=4", f"--to={name}/{to}"]
+        ends_in_order("paper", "gallery", str(folder), *more)
+        assert all(path.read_bytes() == content for path, content in before.items())
+        assert {path for path in folder.iterdir() if path.is_file()} == set(before)
+
+
+# ---- arguments by lmms-eval's command
+
+
+@pytest.mark.usefixtures("nothing_loads")
+@fuzzed
+@given(data=st.data())
+def test_model_arguments_of_lmms_eval(data: st.DataObject) -> None:
+    pytest.importorskip("lmms_eval")
+    from lmms_eval.models import get_model
+
+    keys = (
+        "pretrained",
+        "method",
+        "tokens",
+        "merged",
+        "conversation",
+        "batch_size",
+        "alpha",
+        "positions",
+        "host_layout",
+    )
+    keys += ("device", "dtype", "bits", "attn", "trust_remote_code", "revision", "device_map", "nothing", "")
+    texts = st.text("aé-1.e ", max_size=5) | st.sampled_from(
+        ("no", "True", "1e400", "-1", "0.5", "nan", "None", "4", "\ud800", "a\0")
+    )
+    pairs = data.draw(st.lists(st.tuples(st.sampled_from(keys), texts), max_size=3))
+    given = [f"{key}={value}" for key, value in pairs if "," not in value and "=" not in value]
+    with contextlib.suppress(ConsensusError):
+        get_model("consensusdrop").create_from_arg_string(",".join([f"pretrained={MINI}", *given]), {})

@@ -81,6 +81,7 @@ class ReducedModel(lmms):
         super().__init__()
         if not pretrained:
             raise OptionError("pretrained: no model. Type: --model_args pretrained=FOLDER,method=NAME,tokens=NUMBER")
+        pretrained = str(pretrained)  # a name that looks like a number comes as one
         self.batch_size = _batch_size(batch_size)
         self.conversation = conversation
         loading = Loading(**{name: options.pop(name) for name in LOADING if name in options})

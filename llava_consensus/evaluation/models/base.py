@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from llava_consensus.errors import QuestionError
+from llava_consensus.errors import DataError, QuestionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current
@@ -222,9 +222,18 @@ class Host:
 
     @property
     def padding(self) -> int:
-        """Id of padding; the end of a text where a tokenizer has none."""
-        pad: int | None = self.tokenizer.pad_token_id
-        return self.tokenizer.eos_token_id if pad is None else pad
+        """Id of padding; the end of a text where a tokenizer has none.
+
+        Raises:
+            DataError: for a tokenizer that has neither: what follows an answer in a batch would be read as its words.
+        """
+        for found in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
+            if found is not None:
+                return int(found)
+        raise DataError(
+            f"the tokenizer of {type(self.model).__name__} has neither pad_token nor eos_token. Fetch the checkpoint's "
+            "tokenizer_config.json again"
+        )
 
     def generation(self, prompt: Prompt) -> dict[str, Any]:
         """Arguments of `generate`: greedy, as LLaVA evaluates."""

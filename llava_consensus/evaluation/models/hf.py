@@ -20,7 +20,7 @@ from PIL.Image import Image
 from PIL.Image import new as new_image
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.models.base import (
     Answer,
     Clip,
@@ -193,16 +193,24 @@ class HfHost(Host):
         Raises:
             OptionError: where the processor makes another prompt of it than this host does, or its template does not
                 come to an end.
+            DataError: for a tokenizer without padding, or a picture that becomes NaN or infinity.
         """
         with _ending(PATIENCE):
             image, text = new_image("RGB", (64, 48)), self._text("What?", ["image"])
         expected = self.processor(images=[image], text=[text], return_tensors="pt", **self._special(text))
         picture = self.processed(image, {})
-        if not torch.equal(self.ids_of(text, [(picture.modality, picture.text)]), expected.input_ids[0]):
+        ours, _ = self.pad([self.ids_of(text, [(picture.modality, picture.text)])])
+        if not torch.equal(ours[0].cpu(), expected.input_ids[0]):
             raise OptionError(
                 f"the processor of {type(self.model).__name__} puts a prompt together in a way the harness is not "
                 "adapted to. attach(model, ...) works in your own generate call"
             )
+        for name, value in picture.inputs.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and not value.isfinite().all():
+                raise DataError(
+                    f"the processor of {type(self.model).__name__} makes NaN or infinity ({name}) of a picture. Fetch "
+                    "the checkpoint's preprocessor_config.json or processor_config.json again"
+                )
 
     def _placeholder(self, modality: str) -> str:
         """What the chat template puts where a picture or clip stands."""

@@ -176,7 +176,25 @@ def load_official(path: str, loading: "Loading") -> tuple[Any, Any, Any]:
         load_own_tower(path, model)
     loading.cast(model)
     refuse_not_finite(path, model)
+    _try_picture(path, model, processor)
     return model.eval(), tokenizer, processor
+
+
+def _try_picture(path: str, model: "PreTrainedModel", processor: "BaseImageProcessor") -> None:
+    """Raises DataError where a picture cannot be made ready for the tower: else every question would fail at it."""
+    from llava.mm_utils import process_images
+    from PIL import Image
+
+    side = model.get_vision_tower().config.image_size
+    try:
+        pixels = process_images([Image.new("RGB", (64, 48))], processor, model.config)
+        if pixels.shape[-3:] != (3, side, side) or not pixels.isfinite().all():
+            raise ValueError(f"it becomes {tuple(pixels.shape[-3:])} numbers, and {(3, side, side)} finite ones enter")
+    except Exception as error:  # a damaged configuration breaks foreign code in any way
+        raise DataError(
+            f"model={path!r}: its image processor cannot read a picture ({type(error).__name__}: {error}). Fetch "
+            "config.json and preprocessor_config.json of the checkpoint and of its vision tower again"
+        ) from error
 
 
 def quietly_loaded(
