@@ -1,28 +1,22 @@
 """The pictures of the documentation, each made of what the model does now:
 
-- front.jpg: a photograph and a scene with two questions each, original beside what is kept, with tokens and the time to
-  the first token as this machine measures it
-- scenes.png: three scenes
-- kept.png: what vision alone, the question alone and both keep of one scene, for two questions
-- methods.png: what every method keeps of it for one question
+- front.jpg: what is kept of one scene for two questions, with the answers, narrow enough to be read on a phone
+- methods.jpg: what every method keeps of it for one question
 
 Run it: python eval_scripts/pictures.py [--only front --tokens 64 --out docs/images]
 """
 
 import argparse
 import json
-import os
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL.Image import Image, Quantize
+from PIL.Image import Image
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.demo.seen import Seen, seen_by
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.bench.timing import first_token
 from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.evaluation.report import overlay
@@ -32,12 +26,8 @@ from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 
-VARIANTS = {"the vision tower alone": {"alpha": 1.0}, "the question alone": {"alpha": 0.0}, "ConsensusDrop, both": {}}
-PHOTOGRAPH = Path("docs/images/photograph.jpg")
-OF_PHOTOGRAPH = ("What color is the cup?", "Is there a cat in the picture?")
-NEVER_SAW = "a photograph (the model never saw one)"
-NARROW = 340  # of a panel of the front picture in pixels, so that it can be read in a narrow column
-COLOURS = 128  # of a committed .png
+NARROW = 240  # of a panel of the front picture in pixels, so that it can be read on a phone
+WIDE = 300  # of one of the many
 
 
 class Asked(NamedTuple):
@@ -89,100 +79,45 @@ def every_method(host: Host, image: Image, text: str, tokens: int) -> list[tuple
     return panels
 
 
-def row(host: Host, image: Image, title: str, texts: Sequence[str], tokens: int) -> list[tuple[str, Image]]:
-    """A picture, and beside it what ConsensusDrop keeps for each question; times are medians of interleaved repeats."""
-    ours, full = make("consensusdrop"), make("full")
-    panels = []
-    for text in texts:
-        one, whole = (asked(host, image, text, method, tokens) for method in (ours, full))
-        budget = Budget(tokens)
-        reduced, all_tokens = first_token(host, image, Prompt(one.text + SHORT), [(ours, budget), (full, budget)])
-        caption = (
-            f"{one.text} {one.answer}\n{one.seen.after} tokens, {reduced:.0f} ms\n"
-            f"(all {one.seen.before}: {whole.answer}, {all_tokens:.0f} ms)"
-        )
-        panels.append((caption, drawn(one, apart=False)))
-    return [(title, overlay.picture(overlay.view(image, (1, 1)))), *panels]
-
-
-def machine() -> str:
-    """The processor of this machine, as far as it tells, and how busy it is, which its times depend on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
-
-
-def save(page: Image, file: Path) -> None:
-    """One picture, small enough to be committed."""
-    if file.suffix == ".jpg":
-        page.save(file, quality=90)
-    else:
-        page.quantize(COLOURS, Quantize.MAXCOVERAGE).save(file)
-    print(file)
-
-
 class Material(NamedTuple):
     """What the pictures are made of."""
 
     host: Host
     tokens: int
-    titles: list[str]  # of three scenes
-    images: list[Image]
-    texts: list[str]  # two questions about the first scene
+    image: Image
+    texts: list[str]  # two questions about it
 
 
 def front(made: Material) -> Image:
-    """A scene and a photograph with two questions each."""
-    panels = row(made.host, made.images[0], "a scene of the mini playground", made.texts, made.tokens)
-    if PHOTOGRAPH.exists():
-        panels += row(made.host, open_image(PHOTOGRAPH), NEVER_SAW, OF_PHOTOGRAPH, made.tokens)
+    """What is kept of a scene for two questions."""
+    found = [asked(made.host, made.image, text, make("consensusdrop"), made.tokens) for text in made.texts]
+    panels = [(f"Question: {one.text}\nAnswer: {one.answer}", drawn(one, apart=False)) for one in found]
+    merged = sum(fate in found[0].seen.fates.heads for fate in set(found[0].seen.fates.owner.tolist()))
     head = (
-        f"One picture, two questions: what ConsensusDrop keeps at {made.tokens} tokens, in colour",
-        f"Times: to the first token of the embedded llava-mini, medians of 5 on {machine()}.",
+        f"{found[0].seen.after} visual tokens in place of {found[0].seen.before}",
+        f"In colour: patches kept as they are. Grey: patches merged into {merged} tokens.",
     )
-    return contact_sheet(panels, 3, legend=False, head=head, width=NARROW)
-
-
-def scenes_alone(made: Material) -> Image:
-    """Three scenes."""
-    return contact_sheet(list(zip(made.titles, made.images, strict=True)), 3, legend=False)
-
-
-def kept(made: Material) -> Image:
-    """What vision alone, the question alone and both keep, for two questions."""
-    panels = [
-        panel(made.host, made.images[0], text, name, make("consensusdrop", **options), made.tokens)
-        for text in made.texts
-        for name, options in VARIANTS.items()
-    ]
-    return contact_sheet(panels, 3)
+    return contact_sheet(panels, 2, legend=False, head=head, width=NARROW)
 
 
 def methods(made: Material) -> Image:
     """What every method keeps."""
-    return contact_sheet(every_method(made.host, made.images[0], made.texts[0], made.tokens), 4)
+    return contact_sheet(every_method(made.host, made.image, made.texts[0], made.tokens), 4, width=WIDE)
 
 
 PAGES: dict[str, Callable[[Material], Image]] = {
-    "front.jpg": front,  # a photograph needs more colours than a small .png has
-    "scenes.png": scenes_alone,
-    "kept.png": kept,
-    "methods.png": methods,
+    "front.jpg": front,
+    "methods.jpg": methods,
 }
 
 
 def material(given: argparse.Namespace) -> Material:
-    """Scenes and questions as they were chosen."""
+    """Scene and questions as they were chosen."""
     folder = Path(given.data) / "eval" / "gqa"
     found = scenes(folder)
-    names = list(found)[given.scene : given.scene + 3]
-    titles = [found[name][-1]["text"].removesuffix(SHORT) for name in names]
-    images = [open_image(folder / "data/images" / name) for name in names]
-    texts = [found[names[0]][number]["text"] for number in given.questions]
-    return Material(load(given.model), given.tokens, titles, images, texts)
+    name = list(found)[given.scene]
+    texts = [found[name][number]["text"] for number in given.questions]
+    return Material(load(given.model), given.tokens, open_image(folder / "data/images" / name), texts)
 
 
 def main() -> None:
@@ -200,7 +135,8 @@ def main() -> None:
     made = material(given)
     for name, page in PAGES.items():
         if given.only is None or Path(name).stem in given.only:
-            save(page(made), given.out / name)
+            page(made).save(given.out / name, quality=85)
+            print(given.out / name)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ PANEL, MARGIN, TEXT = 480, 18, 19  # a contact sheet in pixels
 HEAD = 23  # of the first line of a heading
 LINE = 5  # pixels between lines
 SKY, GRASS, SUN = (90, 170, 230), (70, 140, 70), (255, 212, 59)  # a patch that is no tint, in the key
+FADED = 0.6  # the same where it was dropped: as pale as DROPPED it would look white
 KEY = ("kept as it is", "merged: one tint, one token", "anchor of a merged token", "anchor in the padding", "dropped")
 
 Indices = Sequence[int] | np.ndarray
@@ -366,4 +367,8 @@ def _swatch(draw: ImageDraw.ImageDraw, number: int, corner: tuple[int, int], box
         draw.rectangle(area, tint(0) if number == 2 else CALM)
         dot(draw, corner, box, tint(0), ring=number == 3)
     else:
-        draw.rectangle(area, (246, 246, 246), (214, 214, 214))
+        shades = [round(grey + (255 - grey) * FADED) for grey in (np.array([SKY, GRASS, SUN]) @ GREY)]
+        draw.rectangle(area, (shades[0],) * 3)
+        draw.rectangle([left, top + 2 * box // 3, left + box - 1, top + box - 1], (shades[1],) * 3)
+        draw.ellipse([left + box // 2, top + box // 6, left + 5 * box // 6, top + box // 2], (shades[2],) * 3)
+        draw.rectangle(area, None, (214, 214, 214))
