@@ -40,7 +40,7 @@ SHOWN = {  # of README: what stands in the first column, and the labels with pos
     "VisPruner": "VisPruner",
     "CDPruner (`relevance=cosine`)": "CDPruner, relevance=cosine",
     "DivPrune": "DivPrune",
-    "FastV (kept is its default)": "FastV",
+    "FastV (which keeps positions by default)": "FastV",
     "random, mean of five seeds (sd)": "random",
 }
 
