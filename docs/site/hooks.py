@@ -20,6 +20,7 @@ OUTSIDE = {  # pages of the site that are files elsewhere in the repository
 }
 NOTEBOOK = "docs/notebook.ipynb"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
+ROOTED = re.compile(r'\b(href|src)="/(?=[^/])')
 log = logging.getLogger("mkdocs.hooks.site")
 
 
@@ -40,6 +41,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Links of a page that comes from, or leads, outside docs/, as links of the site."""
     source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return LINK.sub(lambda link: link[1] + _on_site(link[2], source, page.file.src_uri, files) + link[3], markdown)
+
+
+def on_post_template(output_content: str, template_name: str, config: Any) -> str:
+    """The page for what is not found lies beside all others: its links lead there, wherever the site is, and not to
+    the root of its server.
+    """
+    if template_name != "404.html":
+        return output_content
+    return ROOTED.sub(r'\1="', output_content).replace('"base": "/"', '"base": "."')
 
 
 def _on_site(target: str, source: str, here: str, files: Files) -> str:
