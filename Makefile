@@ -21,6 +21,7 @@ CASES ?= 1000
 NAME ?=
 BY ?= disagreement
 PHOTOGRAPHS ?=
+EVERYTHING ?=
 
 # how it is set up
 PYTHON3 ?= python3
@@ -197,8 +198,8 @@ fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)
 
-test-serving: $(VLLM_READY) data  ## the tests of serving, on vLLM
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 0 tests/serving $(ARGS)
+test-serving: $(VLLM_READY) data  ## the tests of serving, on vLLM; EVERYTHING=1: every method on every model, 500 requests
+	OMP_NUM_THREADS=1 EVERYTHING=$(EVERYTHING) $(VLLM)/bin/python -m pytest -n 0 tests/serving $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
 	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

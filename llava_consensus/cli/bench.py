@@ -10,6 +10,7 @@ import os
 import platform
 import random
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from llava_consensus.evaluation.models import Host, Loading
+    from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
 METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's efficiency tables, and their budgets
@@ -54,6 +56,15 @@ PROCESSORS = Path("/proc/cpuinfo")
         metavar="FILE",
         help="written after every round; the same command goes on where it stopped (%(default)s)",
     ),
+    arg(
+        "--serve",
+        action="store_true",
+        help="measure vLLM, with each method and plain, under requests (docs/serving.md)",
+    ),
+    arg("--at-once", default="1 8 32", metavar="NUMBERS", help="with --serve: requests at once (%(default)s)"),
+    arg("--rates", default="", metavar="NUMBERS", help="with --serve: requests a second"),
+    arg("--requests", default=32, type=int, help="with --serve: of each measurement (%(default)s)"),
+    arg("--blocks", default=400, type=int, help="with --serve: of the cache, of 32 tokens each (%(default)s)"),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
     arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
     arg(
@@ -79,6 +90,9 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
         yield from _growth(given, made, loading.device)
         return
     pictures = _pictures(given)
+    if given.serve:
+        yield from _serving(given, made, budgets, pictures)
+        return
     host = _host(given, loading)
     prompt = Prompt(QUESTION)
     shape = efficiency.prompt_shape(host, prompt, pictures[0])
@@ -160,6 +174,51 @@ def _description(given: argparse.Namespace, loading: "Loading", host: "Host") ->
 def _processor() -> str:
     found = re.search(r"model name\s*: (.+)", PROCESSORS.read_text()) if PROCESSORS.exists() else None
     return found[1] if found else platform.processor()
+
+
+def _serving(
+    given: argparse.Namespace, made: "dict[str, Method]", budgets: "list[Budget | Share]", pictures: "list[Image]"
+) -> Iterator[str]:
+    """A table; every measurement is in the file as soon as it is made."""
+    from llava_consensus.evaluation.bench import serving
+    from llava_consensus.evaluation.files import write_json
+    from llava_consensus.evaluation.models.vllm import setting_of
+    from llava_consensus.reduction.budget import amount, most_first
+    from llava_consensus.serving import check_version
+    from llava_consensus.serving.setting import Setting, config_of
+
+    check_version()
+    if not given.shape:
+        Setting("full", 1).overrides(config_of(given.model))
+    sizes = most_first(set(budgets))
+    cases = [serving.Case("plain", None)]
+    for name, method in made.items():
+        own = sizes if method.reduces else sizes[:1]
+        setting = setting_of(method, own[0])
+        cases += [serving.Case(name, setting, amount(size) if method.reduces else None) for size in own]
+    loads = [serving.Load(given.requests, at_once=int(word)) for word in given.at_once.split()]
+    loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        host: Any = _host(given, arguments.loading(given))
+        parts = [{"type": "image"}, {"type": "text", "text": QUESTION}]
+        prompt = host.processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+        described = _description(given, arguments.loading(given), host)
+        model = given.model
+        if given.shape:
+            host.model.save_pretrained(folder)
+            host.processor.save_pretrained(folder)
+            serving.rename_tower(Path(folder))
+            model = folder
+        on_cpu, dtype = host.model.device.type == "cpu", described["loading"]["dtype"]
+        del host
+        asked = serving.Asked(prompt, pictures, given.length, given.blocks)
+        settings = {"dtype": dtype, "enforce_eager": on_cpu, "max_model_len": 1024, "max_num_seqs": 64}
+        for record in serving.measure(model, cases, loads, asked, given.repeats, settings):
+            records.append({**record, "load_average": os.getloadavg()[0]})
+            write_json(given.out, {**described, "settings": settings, "blocks": given.blocks, "measured": records})
+    yield from serving.lines(records)
+    yield f"written to {given.out}"
 
 
 def _growth(given: argparse.Namespace, made: "dict[str, Method]", device: str) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """vLLM with a method against transformers with the same method attached, same weights: tokens and log-probabilities."""
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,22 +10,17 @@ import asking
 import pytest
 import small
 
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import METHODS as known
+from llava_consensus.methods import make
+from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.tokens import Need
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-METHODS = [
-    "consensusdrop",
-    "consensusdrop+",
-    "visionzip",
-    "vispruner",
-    "divprune",
-    "prumerge",
-    "prumerge_plus",
-    "tome_post",
-    "random",
-    "uniform_grid",
-    "pool",
-    "full",
-]
+METHODS = [name for name in known if make(name).place is Place.TOKENS and Need.QUESTION not in make(name).needs]
+SLICE = {"consensusdrop", "divprune", "random", "pool"}  # of other families, where not everything is asked for
+EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +38,35 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_llava(made: Any, method: str) -> None:
-    folder, model = made("llava")
-    asked = asking.requests("llava", 8)
-    with asking.served(folder, method, 5) as engine:
-        ours = asking.answers(engine, asked)
-    asking.assert_equal(ours, asking.reference(model, asked, method, 5))
-
-
-@pytest.mark.parametrize("method", ["consensusdrop", "divprune", "random", "pool"])
-@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl"])
-def test_other_families(made: Any, family: str, method: str) -> None:
+@pytest.mark.parametrize("family", small.FAMILIES)
+def test_a_method_in_vllm_is_the_method_on_transformers(made: Any, family: str, method: str) -> None:
+    if family != "llava" and method not in SLICE and not EVERYTHING:
+        pytest.skip("make test-serving EVERYTHING=1")
     folder, model = made(family)
     asked = asking.requests(family, 8)
     # random draws by the bits of the pixels, which are bytes where vLLM normalises them in the model
     settings = {"mm_device_do_normalize": False} if method == "random" and "qwen" in family else {}
-    with asking.served(folder, method, 6, settings) as engine:
-        ours = asking.answers(engine, asked)
+    try:
+        with asking.served(folder, method, 6, settings) as engine:
+            ours = asking.answers(engine, asked)
+    except OptionError:  # refused: then by attach too
+        with pytest.raises(OptionError):
+            asking.reference(model, asked, method, 6)
+        return
     asking.assert_equal(ours, asking.reference(model, asked, method, 6))
+
+
+@pytest.mark.parametrize("method", ["consensusdrop+", "visionzip"])
+@pytest.mark.parametrize("family", small.FAMILIES)
+def test_many_requests_in_random_order_are_answered_as_each_alone(made: Any, family: str, method: str) -> None:
+    if family != "llava" and not EVERYTHING:
+        pytest.skip("make test-serving EVERYTHING=1")
+    folder, _ = made(family)
+    every = asking.requests(family, 500 if EVERYTHING else 40)
+    order = list(range(len(every)))
+    random.Random(0).shuffle(order)
+    with asking.served(folder, method, 6, {"mm_processor_cache_gb": 0.001, "block_size": 32}) as engine:
+        alone = [asking.answers(engine, [one], length=3)[0] for one in every]
+        engine.reset_prefix_cache()
+        together = asking.answers(engine, [every[i] for i in order], length=3)
+    asking.assert_equal(together, [alone[i] for i in order])
