@@ -12,6 +12,7 @@ DATA ?= playground/mini
 OUT ?= results
 BATCH ?= 16
 LIMIT ?=
+SAMPLE ?=
 ARGS ?=
 ANSWERS ?=
 BENCH ?=
@@ -25,21 +26,25 @@ PHOTOGRAPHS ?=
 PYTHON3 ?= python3
 VENV := .venv
 PINNED := .venv-pinned
+VLLM := .venv-vllm
 PYTHON := $(VENV)/bin/python
 UV ?= uv
 LOCK := $(UV) pip compile -q --universal --python-version 3.10 --generate-hashes --no-header --no-annotate --no-emit-index-url
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 PINNED_READY := $(PINNED)/.ready
+VLLM_READY := $(VLLM)/.ready
 CLI := $(PYTHON) -m llava_consensus.cli
 PYTEST := -m pytest -n auto --dist worksteal
-RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
-MINI := $(filter playground/mini playground/mini/,$(DATA))
+FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
+RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")
+LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
+MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
-	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
+	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /  \1|/' | column -t -s '|'
 
 setup: $(READY)  ## the venv, as small as answering needs: official LLaVA on current transformers; mended when requirements change
@@ -60,11 +65,19 @@ $(PINNED_READY): pyproject.toml requirements/pinned.lock requirements/llava.lock
 	@$(PYTHON3) requirements/set_up.py pinned $(PINNED)
 	@touch $@
 
+setup-vllm: $(VLLM_READY)  ## the third: vLLM on the CPU, for Python 3.11 or newer
+
+$(VLLM_READY): pyproject.toml requirements/vllm.lock requirements/llava.lock requirements/set_up.py
+	@$(PYTHON3) requirements/set_up.py vllm $(VLLM)
+	@touch $@
+
 lock:  ## exact versions and hashes of what pyproject.toml names but torch, whose builds differ: needs uv
 	echo torch > requirements/.torch
 	$(LOCK) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build -o requirements/main.lock
 	$(LOCK) --excludes requirements/.torch pyproject.toml --extra dev --group build -c requirements/main.lock -o requirements/dev.lock
 	$(LOCK) --excludes requirements/.torch --group pinned -o requirements/pinned.lock
+	printf '%s\n' torch torchaudio torchcodec triton > requirements/.torch
+	$(subst 3.10,3.11,$(LOCK)) --excludes requirements/.torch pyproject.toml --extra eval --extra video --group build --group vllm -o requirements/vllm.lock
 	$(LOCK) --no-deps --group llava -o requirements/llava.lock
 	$(LOCK) --no-deps --group lmms-eval -o requirements/lmms-eval.lock
 	rm requirements/.torch
@@ -75,25 +88,28 @@ $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	mv $(HF_MINI).new $(HF_MINI)
 
 data: $(READY) $(if $(filter $(HF_MINI),$(MODEL)),$(HF_MINI)/config.json)  ## the mini benchmarks: generated once, in seconds
-	$(if $(MINI),@$(PYTHON) -m playground.mini.build,@true)
+	$(if $(MINI),@$(PYTHON) -m playground.mini.build $(if $(LARGE),--split large --out $(DATA)),@true)
 
 eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
-	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(ARGS)
+	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(ARGS)
 
 score-%: data FORCE  ## score an answer file: make score-gqa ANSWERS=answers.jsonl
 	$(if $(ANSWERS),@$(CLI) score $* --answers $(ANSWERS) --data $(DATA) $(ARGS),$(error which answer file? make score-$* ANSWERS=answers.jsonl))
 
 sweep: data  ## a grid: make sweep BENCH="gqa pope" METHODS="consensusdrop random" TOKENS="192 128 64 32"
-	$(CLI) sweep --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) \
+	$(CLI) sweep --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) \
 		$(if $(BENCH),--bench "$(BENCH)") $(if $(METHODS),--methods "$(METHODS)") \
 		$(if $(filter command line environment,$(origin TOKENS)),--tokens "$(TOKENS)") $(ARGS)
 
 tables: data  ## every run of the results table (llava_consensus/paper/presets/results.json) on MODEL, then tables.md, tables.csv, tables.tex in OUT
 	$(CLI) paper table results $(RUN) $(ARGS)
-	$(CLI) report --out $(OUT) --preset results $(if $(LIMIT),--limit $(LIMIT)) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
+	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
 pages: $(READY)  ## every generated number of README.md, docs/results.md and docs/paper.md anew, from docs/measured.tar.xz
 	$(PYTHON) -m eval_scripts.pages write
+
+statements: $(READY)  ## every statement of README.md and docs that names a number, with where it comes from
+	$(PYTHON) -m eval_scripts.statements
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
@@ -111,7 +127,7 @@ study: data  ## the controlled study: selection inside the language model by vis
 
 PARETO := consensusdrop vispruner sparsevlm
 
-paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper LIMIT=40
+paper: $(DEV_READY) data  ## every table and figure of the paper that MODEL can give, and what needs which weights: make paper SAMPLE=100
 	$(CLI) paper all $(RUN) $(ARGS)
 	$(CLI) bench --model $(MODEL) --repeats 3 --out $(OUT)/bench.json
 	$(CLI) bench --model $(MODEL) --repeats 3 --methods "$(PARETO)" --tokens "192 128 64 32" --out $(OUT)/bench-tradeoff.json
@@ -168,12 +184,11 @@ style: $(DEV_READY)  ## ruff and mypy
 test: $(DEV_READY) data  ## all tests on the main stack
 	OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) $(ARGS)
 
-SAMPLE ?= 100
 MUTANTS := .venv-mutants
 
 mutate: $(DEV_READY) data  ## mutants of the maths and the sequence code, and which of them no test sees: make mutate SAMPLE=100
 	test -x $(MUTANTS)/bin/cosmic-ray || { $(PYTHON3) -m venv $(MUTANTS) && $(MUTANTS)/bin/pip install -q cosmic-ray==8.7.0; }
-	$(MUTANTS)/bin/python tests/mutants.py list $(SAMPLE) > $(MUTANTS)/mutants.json
+	$(MUTANTS)/bin/python tests/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
 	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json
 
 fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
@@ -181,6 +196,9 @@ fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, 
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
 	OMP_NUM_THREADS=1 $(PINNED)/bin/python $(PYTEST) $(ARGS)
+
+test-serving: $(VLLM_READY) data  ## the tests of serving, on vLLM
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 0 tests/serving $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
 	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

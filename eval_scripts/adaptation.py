@@ -79,10 +79,16 @@ def train(cell: Cell, out: Path, data_path: Path, steps: int, batch: int) -> Non
 
 def evaluate(model: Path, words: list[str], out: Path) -> None:
     """The model with all tokens and with these methods at both budgets."""
-    for benchmark, limit in BENCHMARKS:
+    for benchmark, sample in BENCHMARKS:
         command(
             *("sweep", "--bench", benchmark, "--model", model, "--methods", " ".join(words), "--no-progress"),
-            *("--tokens", " ".join(map(str, BUDGETS)), "--out", out / "runs", *(("--limit", limit) if limit else ())),
+            *(
+                "--tokens",
+                " ".join(map(str, BUDGETS)),
+                "--out",
+                out / "runs",
+                *(("--sample", sample) if sample else ()),
+            ),
         )
 
 

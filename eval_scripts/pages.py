@@ -1,6 +1,6 @@
 """The numbers of the pages, made again from the results that are in the repository.
 
-    python -m eval_scripts.pages write             # `make pages`: docs/results.md, docs/paper.md and README.md anew
+    python -m eval_scripts.pages write             # `make pages`: docs/results.md, docs/paper.md, README.md, costs.json
     python -m eval_scripts.pages pack results      # keeps a folder of results as docs/measured.tar.xz
 
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
@@ -20,12 +20,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from llava_consensus import cli
+from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.results import in_sections
 from llava_consensus.evaluation.report.rows import Row, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import compare
 from llava_consensus.evaluation.report.table import markdown
+from llava_consensus.methods import METHODS
 from llava_consensus.paper.study.tables import scap_tables, study_tables
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +88,8 @@ def write(root: Path = ROOT) -> None:
         replace(root / "README.md", readme_table(out))
         for name in BESIDE:
             write_out(root / "docs/paper" / name, (out / name).read_bytes())
+    costs = {name: comes_to(name) for name in METHODS}
+    write_out(root / "llava_consensus" / COSTS, (json.dumps(costs, indent=1) + "\n").encode())
 
 
 def replace(page: Path, block: str) -> None:

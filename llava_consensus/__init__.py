@@ -23,11 +23,24 @@ _HOME = {
     "METHODS": "methods",
     "make": "methods",
     "HOSTS": "hosts",
+    "timed": "hosts.timing",
     "load": "evaluation.models",
     "BENCHMARKS": "evaluation.benchmarks",
     "vllm": "serving.setting:engine_arguments",
 }
-__all__ = ["BENCHMARKS", "HOSTS", "METHODS", "Budget", "Reduction", "VisualTokens", "attach", "load", "make", "vllm"]
+__all__ = [
+    "BENCHMARKS",
+    "HOSTS",
+    "METHODS",
+    "Budget",
+    "Reduction",
+    "VisualTokens",
+    "attach",
+    "load",
+    "make",
+    "timed",
+    "vllm",
+]
 
 
 def __getattr__(name: str) -> Any:

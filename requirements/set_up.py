@@ -3,6 +3,7 @@
     python3 requirements/set_up.py main .venv            # what answering questions needs
     python3 requirements/set_up.py dev .venv             # tests, style, figures, further hosts: into the same venv
     python3 requirements/set_up.py pinned .venv-pinned   # LLaVA's own pins
+    python3 requirements/set_up.py vllm .venv-vllm       # vLLM on the CPU
 
 Everything but torch is installed by hash. What is there already is not installed again.
 """
@@ -22,7 +23,16 @@ STAGES = {  # the lock files of a stage, and whether torch and this project come
     "main": (("main.lock", "llava.lock"), True),
     "dev": (("dev.lock", "lmms-eval.lock"), False),
     "pinned": (("pinned.lock", "llava.lock"), True),
+    "vllm": (("vllm.lock", "llava.lock"), True),
 }
+# torchvision's wheel is built for CUDA: beside torch for the CPU it has no operators, and fails where it describes them
+DECLARED = """
+
+if not _has_ops():  # added by set_up.py
+    _declared = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 TAIL = 40  # lines of a failed step that are shown
 
 
@@ -66,6 +76,14 @@ def install(python: Path, title: str, arguments: list[str], count: int) -> None:
     print(f"{end}{title}: {time.monotonic() - begun:.0f} s", flush=True)
 
 
+def declare_operators(venv: Path) -> None:
+    """Lets torchvision be imported without its operators, which no processor of pictures calls."""
+    (file,) = venv.glob("lib/python*/site-packages/torchvision/extension.py")
+    text = file.read_text()
+    if DECLARED not in text:
+        file.write_text(text + DECLARED)
+
+
 def main() -> None:
     """The venv, if there is none, and every step of a stage."""
     if len(sys.argv) != 3 or sys.argv[1] not in STAGES:
@@ -78,6 +96,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     for number, (title, arguments, count) in enumerate(todo, 1):
         install(python, f"[{number}/{len(todo)}] {title}", arguments, count)
+    if stage == "vllm":
+        declare_operators(venv)
 
 
 if __name__ == "__main__":

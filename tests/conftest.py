@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import IMAGE, tiny_llava
+from models import IMAGE, tiny_llava, write_tower
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from playground.mini.build import build
@@ -55,25 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def tower_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CLIP tower of four blocks, 4 x 4 patches and a class token, saved to disk as LLaVA's loader wants it."""
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
-
     folder = tmp_path_factory.mktemp("tower")
-    torch.manual_seed(0)
-    config = CLIPVisionConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        image_size=IMAGE,
-        patch_size=14,
-    )
-    tower = CLIPVisionModel(config)
-    for parameter in tower.parameters():  # larger than the default, so that saliencies differ
-        torch.nn.init.normal_(parameter, std=0.3)
-    tower.save_pretrained(folder)
-    CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size={"height": IMAGE, "width": IMAGE}).save_pretrained(
-        folder
-    )
+    write_tower(folder)
     return folder
 
 

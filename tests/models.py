@@ -56,6 +56,19 @@ def tiny_llava(tower: Path, family: str = "llama", seed: int = 0, **config: Any)
     return model.float().eval()
 
 
+def write_tower(folder: Path) -> None:
+    """A CLIP tower of four blocks, 4 x 4 patches and a class token, as LLaVA's loader wants it."""
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
+    config = transformers.CLIPVisionConfig(**sizes, image_size=IMAGE, patch_size=14)
+    tower = transformers.CLIPVisionModel(config)
+    for parameter in tower.parameters():  # larger than the default, so that saliencies differ
+        torch.nn.init.normal_(parameter, std=0.3)
+    tower.save_pretrained(folder)
+    square = {"height": IMAGE, "width": IMAGE}
+    transformers.CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size=square).save_pretrained(folder)
+
+
 def write_text_side(folder: Path) -> int:
     """CLIP's byte vocabulary without merges; its size."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from llava_consensus.cli.models import comes_to, formulas, paragraphs
+from llava_consensus.cli.models import cost
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.matrix import cells as matrix_cells
-from llava_consensus.methods import METHODS, options
+from llava_consensus.methods import METHODS, about
 
 API = {  # sections of the page, and what is shown in each
-    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "errors"),
+    "Attach": ("attach", "hosts.attachment.Attachment", "hosts.base.PictureOutcome", "hosts.timing", "errors"),
     "Load and ask": (
         "evaluation.models.load",
         "evaluation.models.loading.Loading",
@@ -38,6 +38,46 @@ API = {  # sections of the page, and what is shown in each
 }
 
 
+SERVICE = """
+## In a service
+
+```python
+from llava_consensus import attach, timed
+
+print(timed(model, lambda: model.generate(**inputs, max_new_tokens=20), tokens=64))
+attached = attach(model, method="consensusdrop", tokens=64)  # until attached.detach(), or as a `with` block
+```
+
+The first lines print what the method gains with this model, on this machine:
+
+```text
+visual tokens 576 -> 64
+first token   394.1 -> 226.2 ms (1.74 times as fast)
+whole call    423.5 -> 248.2 ms (1.71 times as fast)
+medians of 5 rounds in turns, after one that does not count
+```
+
+(The embedded model, one thread on a busy machine.)
+
+**Gain.** `timed`, as above. `attached.outcomes` says of each picture of the last call how many tokens there were and
+are, `attached.milliseconds()` what the reduction alone took.
+
+**Threads.** Attach before threads begin, detach when they have ended. Calls in several threads or asynchronous tasks
+never meet, and `outcomes` are those of the thread's own last call. A model has one method at a time. Each process
+attaches its own model.
+
+**Errors.** What you can mend is a `ConsensusError`, in one line with the remedy: an `OptionError` (also a `ValueError`)
+from `attach` where method, budget and model do not go together, and from a call whose inputs cannot be reduced; a
+`NonFiniteError` where the model's numbers are NaN. The next call does not notice.
+
+**Costs.** No weights are copied and no attention map is made. ConsensusDrop computes the first layer's keys, and the
+queries of the question, once more: `llava-consensus list METHOD` says the FLOPs, [Speed](efficiency.md) the times.
+Where the budget covers all tokens, the model runs as without us, bit for bit.
+
+**Servers.** [vLLM](serving.md) takes the same methods.
+"""
+
+
 def methods() -> str:
     """Every method: what it does and its source, its options with defaults and bounds, its cost."""
     summary = [(f"[`{name}`](#{_anchor(name)})", METHODS[name].place.value, METHODS.line(name)) for name in METHODS]
@@ -54,19 +94,18 @@ def methods() -> str:
 
 def _method(name: str) -> Iterator[str]:
     """The section of a method."""
-    method = METHODS[name]
+    told = about(name)
     yield f"## {METHODS.title(name)} {{ #{_anchor(name)} }}"
-    yield f"`{name}`, acts here: {method.place.value}"
-    yield from paragraphs(method)
-    found = options(method)
-    if found:
-        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in found]
+    yield f"`{name}`, acts here: {told.place}"
+    yield from told.paragraphs
+    if told.options:
+        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in told.options]
         yield table(("option", "default", "what it means, and what it may be"), rows)
     yield "Cost of one picture in FLOPs, two for each multiply-add:"
-    for function, text, body in formulas(method):
+    for function, text, body in told.costs:
         comment = textwrap.fill(f"{function}: {text}", 100, initial_indent="# ", subsequent_indent="# ")
         yield f"```python\n{comment}\n{body}\n```"
-    line = comes_to(method)
+    line = cost(name)
     yield f"{line[0].upper()}{line[1:]}."
 
 
@@ -140,6 +179,7 @@ def api() -> str:
     return "\n\n".join(
         [
             "# API",
+            SERVICE,
             "Shapes are written as `[B, N, D]`; the letters are explained under "
             "[what a method reads and returns](#what-a-method-reads-and-returns).",
             *sections,

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from llava_consensus.cli.arguments import COMMANDS
+from llava_consensus.cli.arguments import COMMANDS, named
 from llava_consensus.cli.terminal import error, printable, shown
-from llava_consensus.errors import ConsensusError, DataError
+from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
 
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
@@ -54,6 +54,7 @@ MOVED = {  # commands of versions before this one
         for name in ("table", "ablation", "study", "positions", "figures", "claims", "examples", "gallery", "ledger")
     },
 }
+COMPLETION = "--print-completion"
 INTRODUCED = ("ask", "eval", "list")  # commands whose first example the general help has
 
 
@@ -70,11 +71,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first in MOVED:
         error(f"llava-consensus {first} is now: llava-consensus {MOVED[first]}")
         return ConsensusError.exit_code
-    given = parser(first).parse_args(words)
+    reader = parser(first)
+    wrong = unknown_command(words)
+    if wrong:
+        error(str(wrong))
+        return wrong.exit_code
+    given = reader.parse_args(words)
     _log_to_stderr()
     with _stops() as stop:
         code = _run(given)
     return 128 + stop[0] if stop and code == STOPPED else code
+
+
+def unknown_command(words: Sequence[str]) -> OptionError | None:
+    """What is said of a command, or one of a group, that there is none of; the files of its group are imported."""
+    first, second = [*words, "", ""][:2]
+    known = [name for names in FILES.values() for name in names]
+    if first and not first.startswith("-") and first not in known:
+        return unknown_name("command", first, known)
+    inner = [name.removeprefix(f"{first} ") for name in COMMANDS if name.startswith(f"{first} ")]
+    if first in GROUPS and second and not second.startswith("-") and second not in inner:
+        return unknown_name(f"command {first}", second, inner)
+    return None
 
 
 def parser(first: str = "") -> argparse.ArgumentParser:
@@ -93,7 +111,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         with contextlib.suppress(ImportError):
             import shtab
 
-            shtab.add_argument_to(top, "--print-completion", help="a script that completes commands in this shell")
+            shtab.add_argument_to(top, COMPLETION, help="a script that completes commands in this shell")
     parsers, groups = {"": top}, {"": top.add_subparsers(title="commands", required=True, metavar="COMMAND")}
 
     def add(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -111,7 +129,9 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         own.set_defaults(lines=one.lines)
         alone = own.add_mutually_exclusive_group() if any(argument.alone for argument in one.arguments) else own
         for argument in one.arguments:
-            (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
+            made = (alone if argument.alone else own).add_argument(*argument.flags, **argument.settings)
+            if first == COMPLETION and argument.names:
+                made.choices = named(argument.names)
     return top
 
 
@@ -193,6 +213,8 @@ class _Formatter(logging.Formatter):
 def _log_to_stderr() -> None:
     """Messages of the package go to stderr as they are; standard output is for results."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its hints are about packages we do not need
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which in a file are one endless line
     logger = logging.getLogger("llava_consensus")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(message)s"))

@@ -26,11 +26,14 @@ Lines = Callable[[argparse.Namespace], Iterator[Any]]  # texts, or what rich dra
 
 
 class Argument(NamedTuple):
-    """What `add_argument` of a parser is given; `alone`: not together with others that are `alone`."""
+    """What `add_argument` of a parser is given; `alone`: not together with others that are `alone`; `names`: what a
+    shell completes it with (NAMES).
+    """
 
     flags: tuple[str, ...]
     settings: dict[str, Any]
     alone: bool = False
+    names: str = ""
 
 
 class Command(NamedTuple):
@@ -45,9 +48,9 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}  # of the files that are imported so far
 
 
-def arg(*flags: str, alone: bool = False, **settings: Any) -> Argument:
+def arg(*flags: str, alone: bool = False, names: str = "", **settings: Any) -> Argument:
     """An argument of a command."""
-    return Argument(flags, settings, alone)
+    return Argument(flags, settings, alone, names)
 
 
 def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -> Callable[[Lines], Lines]:
@@ -62,9 +65,11 @@ def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -
 
 DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
 OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-LIMIT = arg("--limit", type=int, help="only the first questions")
+LIMIT = arg("--limit", type=int, help="only the first questions, to try something: they are about few pictures")
+SAMPLE = arg("--sample", type=int, help="only so many questions, drawn at random: the same ones for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
-BENCHMARK = arg("name", metavar="BENCHMARK", help="see `llava-consensus list benchmarks`")
+JSON = arg("--json", action="store_true", help="as JSON")
+BENCHMARK = arg("name", metavar="BENCHMARK", names="benchmarks", help="see `llava-consensus list benchmarks`")
 BENCHMARK_OPTION = arg(
     "--benchmark-option",
     action="append",
@@ -72,7 +77,9 @@ BENCHMARK_OPTION = arg(
     metavar="KEY=VALUE",
     help="option of the benchmark, for example split=test; a wrong one lists what there is",
 )
-METHOD = arg("--method", default="consensusdrop", help="see `llava-consensus list methods` (%(default)s)")
+METHOD = arg(
+    "--method", default="consensusdrop", names="methods", help="see `llava-consensus list methods` (%(default)s)"
+)
 OPTION = arg(
     "--option",
     action="append",
@@ -133,6 +140,8 @@ RUN = (
     MATCH,
     OUT_DIR,
     LIMIT,
+    SAMPLE,
+    arg("--engine", metavar="ENGINE", help="ask the model in vllm, which has the method in it (docs/serving.md)"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
@@ -140,7 +149,18 @@ RUN = (
     arg("--allow-outside", action="store_true", help="pictures may lie outside their folder: absolute, .., by links"),
     arg("--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"),
 )
+KINDS = ("methods", "hosts", "benchmarks")
 METHODS_HELP = "each NAME or NAME:key=value,...; or all"
+
+
+def named(kind: str) -> list[str]:
+    """What a shell completes: the `methods` or `benchmarks` there are, or what there is a `list` of."""
+    from llava_consensus.evaluation.benchmarks import known_benchmarks
+    from llava_consensus.methods import known_methods
+
+    if kind == "benchmarks":
+        return list(known_benchmarks())
+    return [*(KINDS if kind == "lists" else ()), *known_methods()]
 
 
 def benchmark(name: str, given: argparse.Namespace) -> "Benchmark":
@@ -203,8 +223,9 @@ def loading(given: argparse.Namespace) -> "Loading":
     """How the model is loaded."""
     from llava_consensus.evaluation.models import Loading
 
-    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code")
-    return Loading(*(getattr(given, name) for name in names))
+    names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine")
+    told: list[Any] = [getattr(given, name, None) for name in names]  # commands without runs have no engine
+    return Loading(*told)
 
 
 def load(given: argparse.Namespace) -> "Host":
@@ -228,7 +249,7 @@ def config(
         budget,
         loading=loading(given),
         host_options=host_options(given),
-        **{name: getattr(given, name) for name in ("match", "model", "data", "limit")},
+        **{name: getattr(given, name) for name in ("match", "model", "data", "limit", "sample")},
     )
 
 

@@ -8,6 +8,7 @@ moment alone. Of a video some frames are shown, as one clip where the model take
 
 import argparse
 import io
+import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -45,6 +46,7 @@ PORTS = 65535
     arg("--repeats", default=5, type=int, help="how often the first token is timed (%(default)s)"),
     arg("--overlay", type=Path, metavar="FILE", help="draw original, kept and merged patches side by side"),
     arg("--truth", metavar="TEXT", help="the right answer, if you know it, for the drawing"),
+    arguments.JSON,
     examples=('ask photo.jpg "What is on the table?" --tokens 64 --overlay kept.png',),
 )
 def ask(given: argparse.Namespace) -> Iterator[str]:
@@ -72,14 +74,22 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
         (answer,) = host.answer([encoded], [prompt])
     sides = [(method, budget), (make("full"), budget)]
     reduced, full = first_token(host, shown, prompt, sides, given.repeats)
-    structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
+    if given.overlay:
+        write_out(given.overlay, _drawn(host, shown, encoded, answer, given, times))
+    if given.json:
+        tokens = {"before": answer.before, "after": answer.after, "structural": answer.structural}
+        first = {"reduced": reduced, "full": full}
+        yield json.dumps(
+            {"answer": answer.text, "tokens": tokens, "first_token_ms": first, "notes": answer.notes}, indent=1
+        )
+        return
+    structural = f" (and {answer.structural} structural ones)" if answer.structural else ""
     yield answer.text
     yield f"visual tokens the language model saw: {answer.after} of {answer.before}{structural}"
     yield times
     yield from (f"note: {note}" for note in answer.notes)
     if given.overlay:
-        write_out(given.overlay, _drawn(host, shown, encoded, answer, given, times))
         yield f"kept, merged and dropped: {given.overlay}"
 
 

@@ -68,9 +68,9 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     from llava_consensus.evaluation.bench import efficiency
     from llava_consensus.evaluation.models import Prompt
     from llava_consensus.evaluation.report import efficiency as tables
-    from llava_consensus.methods import METHODS as ALL
+    from llava_consensus.methods import known_methods
 
-    names = list(ALL) if given.methods == "all" else given.methods.split()
+    names = list(known_methods()) if given.methods == "all" else given.methods.split()
     made = {name: arguments.one_word_method(name) for name in names}
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
     protocol = efficiency.Protocol(given.repeats, given.length, given.warmup)

@@ -47,7 +47,7 @@ class TrackerError(ConsensusError):
     arguments.BENCHMARK_OPTION,
     LOG,
     arg("--json", action="store_true", help="everything measured, as JSON"),
-    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --limit 100 --json"),
+    examples=("eval gqa --tokens 64", "eval pope --method visionzip --tokens 0.1 --sample 100 --json"),
 )
 def evaluate(given: argparse.Namespace) -> Iterator[str]:
     """One run, and what it measured."""
@@ -95,11 +95,11 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
     """Every run of a grid, a line each."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.runs import sweep as grids
-    from llava_consensus.methods import METHODS, make
+    from llava_consensus.methods import known_methods, make
 
     _check_tracker(given.log)
-    names = benchmarks.BENCHMARKS if given.bench == "all" else given.bench.split()
-    words = METHODS if given.methods == "all" else given.methods.split()
+    names = benchmarks.known_benchmarks() if given.bench == "all" else given.bench.split()
+    words = known_methods() if given.methods == "all" else given.methods.split()
     methods, budgets = [arguments.one_word_method(word) for word in words], arguments.budgets(given.tokens)
     full = [arguments.config(given, benchmarks.make(name), make("full")) for name in names]
     grid = grids.cells(full, methods, budgets)

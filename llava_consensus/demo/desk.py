@@ -24,7 +24,7 @@ from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.files import misread
 from llava_consensus.evaluation.models import Answer, Host, Prompt
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.methods import METHODS, make, method_class
+from llava_consensus.methods import METHODS, known_methods, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 
@@ -221,7 +221,7 @@ class Told:
 def offered(host: Host) -> list[str]:
     """Methods that can be attached to a model."""
     found = []
-    for name in METHODS:
+    for name in known_methods():
         try:
             host.attach(make(name), Budget(1)).detach()
         except OptionError:

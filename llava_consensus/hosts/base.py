@@ -153,7 +153,7 @@ class CutDecoder(Decoder, Protocol):
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
         """What a layer's forward must be given for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W],
-        true where a column is seen; None is the plain causal one.
+        true where a column is seen, or what is added to the logits; None is the plain causal one.
         """
         ...
 

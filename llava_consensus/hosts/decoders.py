@@ -93,8 +93,10 @@ class LlamaDecoder:
         ]
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W] (true: seen)."""
-        if mask is not None and self.kernel == "eager":
+        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W]: true where a
+        column is seen, or what is added to the logits.
+        """
+        if mask is not None and mask.dtype == torch.bool and self.kernel == "eager":
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
         changes = {"position_ids": positions, "attention_mask": mask}
         if hasattr(self.module, "rotary_emb"):

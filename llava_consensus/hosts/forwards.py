@@ -31,6 +31,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
+from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
 
@@ -248,6 +249,7 @@ class Columns(NamedTuple):
     padded: bool
     real: Tensor  # [R, W]
     shift: Tensor  # [R, 1] how much smaller the next position is than in the full sequence
+    sizes: Tensor | None = None  # [R, W] how many tokens each column stands for, where attention is calibrated
 
 
 @dataclass(eq=False)
@@ -275,6 +277,8 @@ class CutForward:
         self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
         check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
+        if self.method.calibrates:
+            check_kernel(self.decoder)
         beams = len(embeds) // len(armed.layout.real)
         self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
@@ -302,22 +306,36 @@ class CutForward:
         """States and changed arguments of layer `index`."""
         if index in self.cuts:
             hidden = self._cut(index, hidden)
-            need = self.rows.padded or self.decoder.kernel == "eager"
+        calibrates = self.method.calibrates
+        if index in self.cuts or (calibrates and index == 1 and 0 in self.columns):  # sizes are others from there on
+            sizes = self._sizes(index) if calibrates else None
+            need = self.rows.padded or self.decoder.kernel == "eager" or calibrates
             mask = causal(self.rows.real, hidden.shape[1]) if need else None
+            if sizes is not None and mask is not None:
+                far = far_logits(*self.decoder.rotary(hidden, self.rows.positions))
+                mask = seen_logits(mask, sizes, far, hidden.dtype)
             self.changes = self.decoder.arguments(hidden, self.rows.positions, mask)
-            self.cached = self._cached(index)
+            self.cached = self._cached(index, sizes)
         for picture in self.seen:
             picture.entering.append(picture.left)
         if self.changes:
             self.columns[index] = self.cached
         return hidden, self.changes
 
-    def _cached(self, layer: int) -> Columns:
+    def _sizes(self, layer: int) -> Tensor:
+        """How many tokens each row stands for, [R, W]: itself, and in the first layer each visual token for an equal
+        part of its picture, as RESTORE's authors have it.
+        """
+        parts = [len(one.unit.places) / one.left if layer == 0 else 1.0 for one in self.seen]
+        return torch.tensor([*parts, 1.0], device=self.rows.owner.device)[self.rows.owner]  # no picture's is the last
+
+    def _cached(self, layer: int, sizes: Tensor | None) -> Columns:
         """What the cache of the layers from here on will hold."""
         rows, full = self.rows, self.full
         shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._closes(layer) else torch.tensor([0])
         real = rows.real[:, : rows.real.shape[1] - self.more]  # guesses come one prompt at a time, so at the very end
-        return Columns(real.shape[1], rows.padded, real, shift[:, None].to(real.device))
+        sizes = None if sizes is None else sizes[:, : real.shape[1]]
+        return Columns(real.shape[1], rows.padded, real, shift[:, None].to(real.device), sizes)
 
     def _closes(self, layer: int) -> bool:
         """Whether positions are closed up from this layer on."""
@@ -409,12 +427,12 @@ class Step:
         columns = self.cut_cache.columns.get(index)
         if columns is None:
             return hidden, {}
-        if id(columns.real) not in self.layer_arguments:
+        if id(columns) not in self.layer_arguments:
             positions = self.decoder.positions(kwargs, len(hidden), self.outer)
             positions = positions - wide(columns.shift, positions)
             mask = self._columns_mask(columns, hidden)
-            self.layer_arguments[id(columns.real)] = self.decoder.arguments(hidden, positions, mask)
-        return hidden, self.layer_arguments[id(columns.real)]
+            self.layer_arguments[id(columns)] = self.decoder.arguments(hidden, positions, mask)
+        return hidden, self.layer_arguments[id(columns)]
 
     def wants(self, layer: int) -> bool:
         """False: no tokens are chosen in a step on a cache."""
@@ -425,15 +443,22 @@ class Step:
         return hidden
 
     def _columns_mask(self, columns: Columns, hidden: Tensor) -> Tensor | None:
-        """Which columns of a layer the new rows see: [R, 1, q, columns], or None for all."""
+        """Which columns of a layer the new rows see: [R, 1, q, columns], or None for all; or what is added to the
+        logits there.
+        """
         new = hidden.shape[1]
         self.cut_cache.holes |= new > 1 and self.mask is not None
-        if new == 1 and not columns.padded and not self.cut_cache.holes and self.decoder.kernel != "eager":
+        plain = not (columns.padded or self.cut_cache.holes or self.decoder.kernel == "eager")
+        if columns.sizes is None and new == 1 and plain:
             return None
         later = torch.ones(len(hidden), self.grown + new, dtype=torch.bool, device=hidden.device)
         if self.mask is not None and self.mask.shape[1] == later.shape[1]:
             later = self.mask
-        return causal(torch.cat((columns.real, later), dim=1), new)
+        seen = causal(torch.cat((columns.real, later), dim=1), new)
+        if columns.sizes is None:
+            return seen
+        sizes = torch.cat((columns.sizes, columns.sizes.new_ones(later.shape)), dim=1)
+        return seen_logits(seen, sizes, None, hidden.dtype)
 
 
 def causal(real: Tensor, new: int) -> Tensor:
@@ -461,6 +486,15 @@ def check_first_layer(units: list[tuple[Unit, list[Cut]]]) -> None:
         raise OptionError(
             f"a cut before the first decoder layer needs transformers >= 5: generate() of {transformers.__version__} "
             "takes the length of the prompt from that layer's cache"
+        )
+
+
+def check_kernel(decoder: Any) -> None:
+    """Raises OptionError for a kernel of attention that takes no numbers to add to its logits."""
+    if decoder.kernel not in ("sdpa", "eager"):
+        raise OptionError(
+            f"attn={decoder.kernel}: attention is calibrated by adding to its logits, which this kernel does not take. "
+            "Load the model with attn=sdpa"
         )
 
 

@@ -50,6 +50,10 @@ PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
 NEWLINE = -1  # the number of a newline; patches are numbered up from 1, and padding is 0
 PROMPT = "prompt"  # in the state of a call: what is known of prompts that were reduced and are about to be read
+ASSISTED = (
+    "assistant_model: official LLaVA reads its prompts as embeddings, which no second model is given to guess from: "
+    "leave it out, or take prompt_lookup_num_tokens, or LLaVA of transformers (llava-consensus model convert)"
+)
 FIRST_ID = -1000  # the number of the first id; the others go down from it
 Official = Callable[..., tuple[Any, ...]]
 
@@ -225,7 +229,9 @@ class StandIn:
 
 
 def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
-    """`generate` as the class has it, as one call."""
+    """`generate` as the class has it, as one call. OptionError for an `assistant_model`, which it cannot use."""
+    if kwargs.get("assistant_model") is not None:
+        raise OptionError(ASSISTED)
     if not attachment.current(fresh=False).scoped:
         with attachment.call():
             return generate(attachment, *args, **kwargs)
@@ -234,7 +240,7 @@ def generate(attachment: Attachment, *args: Any, **kwargs: Any) -> Any:
     try:
         return type(model).generate(model, *args, **kwargs)
     finally:
-        state.pop(UNDER_WAY, None)  # gone already where the model assists itself
+        del state[UNDER_WAY]
         state.pop(MORE, None)
 
 

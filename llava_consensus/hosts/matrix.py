@@ -48,8 +48,9 @@ def refusals(host: str) -> dict[str, str]:
     entry = known_hosts()[host]
     view, refused = stand_in(entry), {}
     for name in known_methods():
-        method = make(name)
+        method = None
         try:
+            method = make(name)  # that of another package may be broken
             _Checked(view, method, HALF).detach()
             refused[name] = UNTRIED if entry.remote else ""
         except ConsensusError as error:

@@ -8,14 +8,13 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from importlib.util import find_spec
 from inspect import isclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.entry_points import Registry, load_registered, registered
+from llava_consensus.entry_points import Registry, Text, lineage, load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 
 WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+BASES = "llava_consensus.reduction."  # what a method does not write itself, it has from there
+PLACES = f"{BASES}method:Place"
 ENTRY = re.compile(r"    (\w[\w, ]*): (.+)")
 
 
@@ -34,12 +35,72 @@ class Option(NamedTuple):
     text: str  # what it means and what it may be; empty where no class says so
 
 
-def options(method: "type[Method]") -> list[Option]:
-    """Every field of a method with what the `Args` of its class, or of the nearest base that has it, say about it."""
+class About(NamedTuple):
+    """What a method says of itself."""
+
+    place: str  # where it acts
+    paragraphs: list[str]  # of its class and of its file: idea, paper, what differs
+    options: list[Option]
+    costs: list[tuple[str, str, str]]  # functions that count: name, what is counted, and their lines
+
+
+def about(name: str) -> About:
+    """What a method says of itself, in the text of its file and of those of its bases.
+
+    Raises:
+        OptionError: as `method_class`, which imports the method only where it is another package's.
+    """
+    place = METHODS.data.get(name)
+    if isinstance(place, str):
+        texts = list(lineage(place))
+    else:
+        classes = method_class(name).__mro__
+        texts = [text for one in classes for text in list(lineage(f"{one.__module__}:{one.__name__}"))[:1]]
+    summary, page = (ast.get_docstring(node) or "" for node in (texts[0].node, texts[0].page))
+    written = [summary.split("\n\n")[0], *page.split("\n\n")]
+    return About(
+        _place(texts), [" ".join(paragraph.split()) for paragraph in written], _options(texts), list(_costs(texts))
+    )
+
+
+def _options(texts: Sequence[Text]) -> list[Option]:
+    """Every field with what the `Args` of the class, or of the nearest base that has it, say about it."""
     told: dict[str, str] = {}
-    for one in reversed(method.__mro__):
-        told |= dict(_arguments(vars(one).get("__doc__") or ""))
-    return [Option(field.name, _written(field.default), told.get(field.name, "")) for field in fields(method)]
+    defaults: dict[str, str] = {}
+    for text in reversed(texts):
+        told |= dict(_arguments(ast.get_docstring(text.node) or ""))
+        for one in text.node.body:
+            if isinstance(one, ast.AnnAssign) and one.value and not ast.unparse(one.annotation).startswith("ClassVar"):
+                defaults[ast.unparse(one.target)] = _written(ast.literal_eval(one.value))
+    return [Option(name, default, told.get(name, "")) for name, default in defaults.items()]
+
+
+def _place(texts: Sequence[Text]) -> str:
+    """The words of the `Place` that the nearest class names."""
+    for text in texts:
+        for one in text.node.body:
+            if isinstance(one, ast.AnnAssign) and ast.unparse(one.target) == "place" and one.value:
+                (words,) = (
+                    ast.literal_eval(place.value)
+                    for place in next(lineage(PLACES)).node.body
+                    if isinstance(place, ast.Assign)
+                    and f"Place.{ast.unparse(place.targets[0])}" == ast.unparse(one.value)
+                )
+                return str(words)
+    return ""
+
+
+def _costs(texts: Sequence[Text]) -> Iterator[tuple[str, str, str]]:
+    """The functions that count what a method costs, but those that it has from the bases; `flops` in any case."""
+    for name in ("entering", "vision_tokens", "flops"):
+        for text in texts:
+            found = [one for one in text.node.body if isinstance(one, ast.FunctionDef) and one.name == name]
+            if found and (name == "flops" or not text.module.startswith(BASES)):
+                said = ast.get_docstring(found[0])
+                words = " ".join((said or "").split("\n\n")[0].split())  # without its `Raises`
+                yield name, words, "\n".join(ast.unparse(line) for line in found[0].body[bool(said) :])
+            if found:
+                break
 
 
 def truth(name: str, value: object) -> bool:
@@ -85,23 +146,15 @@ class Methods(Registry):
 
     def line(self, name: str) -> str:
         """The first paragraph of a method's docstring, in one line."""
-        text = ast.get_docstring(self._class(name)) or ""
+        text = ast.get_docstring(next(lineage(self.data[name])).node) or ""
         return " ".join(text.split("\n\n")[0].split())
 
     def title(self, name: str) -> str:
         """What tables call a method."""
-        for node in self._class(name).body:
+        for node in next(lineage(self.data[name])).node.body:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "title" and node.value:
                 return ast.literal_eval(node.value) or name
         return name
-
-    def _class(self, name: str) -> ast.ClassDef:
-        """The class of a method as its file has it."""
-        module, class_name = self.data[name].split(":")
-        spec = find_spec(module)
-        assert spec is not None and spec.origin is not None
-        nodes = ast.parse(Path(spec.origin).read_text("utf-8")).body
-        return next(node for node in nodes if isinstance(node, ast.ClassDef) and node.name == class_name)
 
 
 METHODS = Methods(
@@ -173,6 +226,15 @@ def known_methods() -> dict[str, str]:
     """Every method by name with its one line: ours, then those of other packages."""
     lines = {name: METHODS.line(name) for name in METHODS}
     return lines | {name: f"of {place}" for name, place in registered(GROUP).items() if name not in METHODS}
+
+
+def method_name(method: "Method") -> str:
+    """The name a method's class is registered under; the name of the class where it is not registered."""
+    for name in known_methods():
+        with suppress(OptionError):  # a broken method of another package is not this one
+            if method_class(name) is type(method):
+                return name
+    return type(method).__name__
 
 
 def make(name: str, **options: Any) -> "Method":

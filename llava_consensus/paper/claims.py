@@ -284,8 +284,7 @@ def claims_table(material: Material, commands: Mapping[str, str]) -> str:
     scopes = []
     for section in material.sections:
         config = section.rows[0].config
-        limit = "all questions" if config["limit"] is None else f"{config['limit']} questions alone"
-        scopes.append(f"- {config['model']} on {config['data']}, {limit}")
+        scopes.append(f"- {config['model']} on {config['data']}, {section.rows[0].part or 'all questions'}")
     scope = "\n".join(scopes) or "- no runs"
     return (
         "\n".join(lines)

@@ -10,12 +10,12 @@ from itertools import combinations
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from llava_consensus.errors import ImageError, OptionError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
 from llava_consensus.evaluation.models import Answer, Host
+from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.pictures import EncodingCache, open_image, reader
 from llava_consensus.hosts.patches import patches
@@ -68,7 +68,7 @@ def survey(plan: RunPlan, host: Host, method: Method, budget: Budget, progress: 
     questions = [question for question in plan.questions if len(question.images) == 1]
     found = []
     asked = answers(plan, host, method, budget, questions, longest=1)
-    for question, answer in tqdm(asked, total=len(questions), unit="q", desc="looking", disable=not progress):
+    for question, answer in counted(asked, total=len(questions), unit="q", desc="looking", shown=progress):
         reduction = reduction_of(answer)
         found.append(Surveyed(question, disagreement(reduction), frozenset(reduction.kept[0].tolist())))
     return found

@@ -16,10 +16,10 @@ A file:
 
 A row may have `merged`, how many of its tokens are merged ones, and `against`, the method it is compared with in place
 of the reference; `tokens` may be a list, which stands for a row each. A preset may have `full` (the printed row of all
-tokens), `limits` (benchmark -> only its first questions), `fewer` (budget -> the benchmarks that alone are asked at it,
-where not all are), `host_options` (of the model's host), and `needs`, where not
-any model will do: `weights` says which, `hosts` whose hosts (names of `llava-consensus list`). A preset of which the
-paper prints nothing has an empty `printed` and empty columns.
+tokens), `samples` (benchmark -> so many of its questions, drawn at random), `fewer` (budget -> the benchmarks that
+alone are asked at it, where not all are), `host_options` (of the model's host), and `needs`, where not any model will
+do: `weights` says which, `hosts` whose hosts (names of `llava-consensus list`). A preset of which the paper prints
+nothing has an empty `printed` and empty columns.
 """
 
 from collections import Counter
@@ -73,7 +73,8 @@ class Preset:
     benchmarks: Mapping[str, str]
     rows: tuple[PresetRow, ...]
     full: Mapping[str, Any] = field(default_factory=dict)
-    limits: Mapping[str, int] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+    limit: int | None = None  # only the first questions of each
     fewer: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_options: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
@@ -194,14 +195,15 @@ def lack(run: Row | None) -> str:
     return f"{run.answered} questions answered, not all" if run.metrics is None or run.unanswered else ""
 
 
-def holds(row: Row, limit: int | None) -> bool:
-    """Whether a run asked the first `limit` questions, all of them for None. A run that came to the end of the
-    questions before its own limit asked all there are.
+def holds(row: Row, limit: int | None, sample: int | None = None) -> bool:
+    """Whether a run asked the first `limit` questions, or `sample` drawn ones, all of them for None. A run that came to
+    the end of the questions before its own number asked all there are.
     """
-    own = inf if row.config["limit"] is None else row.config["limit"]
-    wanted = inf if limit is None else limit
-    whole = row.metrics is not None and row.metrics["questions"] < own
-    return own == wanted or (whole and row.metrics is not None and row.metrics["questions"] <= wanted)
+    own = (row.config["limit"], row.config.get("sample"))
+    if own == (limit, sample) or row.metrics is None:
+        return own == (limit, sample)
+    asked = row.metrics["questions"]
+    return bool(asked < (own[0] or own[1] or inf) and asked <= (limit or sample or inf))
 
 
 def _grouped(rows: Iterable[Row], preset: Preset) -> list[list[Row]]:
@@ -211,7 +213,7 @@ def _grouped(rows: Iterable[Row], preset: Preset) -> list[list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         plain = not row.config.get("match") and not row.config.get("choices")
-        if plain and row.benchmark in preset.benchmarks and holds(row, preset.limits.get(row.benchmark)):
+        if plain and row.benchmark in preset.benchmarks and holds(row, preset.limit, preset.samples.get(row.benchmark)):
             groups.setdefault(str([row.config.get(key) for key in SAME_IN_SECTION]), []).append(row)
     found = []
     for group in groups.values():

@@ -121,7 +121,8 @@ def beside(results: Results) -> Table:
     beside_it = ["paper"] * papers
     head = ["", *(part for name in preset.benchmarks for part in (results.title(name), *beside_it)), "mean", *beside_it]
     printed = " The paper's numbers are for its own checkpoint on the complete benchmarks." if papers else ""
-    first = "".join(f" {results.title(name)}: the first {count:,} questions." for name, count in preset.limits.items())
+    parts = {name: run.part for name, run in results.full.runs.items() if run.limited}
+    first = "".join(f" {results.title(name)}: {part}." for name, part in parts.items())
     near = results.guessed()
     guessed = f" Not in the mean, because all tokens cannot be told from guessing there: {near}." if near else ""
     note = (

@@ -102,6 +102,11 @@ class InDecoder(Method, ABC):
         """Whether position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
+    @property
+    def calibrates(self) -> bool:
+        """Whether attention after a cut is calibrated by distance and size (`calibration.py`)."""
+        return False
+
     def closes_gaps(self, layer: int) -> bool:
         """Whether position ids have no gaps from this layer on, before which there is a cut."""
         return self.renumbers

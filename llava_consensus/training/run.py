@@ -33,6 +33,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
 SMALL = (".json", ".model", ".txt", ".jinja", ".md", ".py")
 LEFT_OUT = (RESULT, "README.md", *INDEXES.values())
+PRECISION = "ACCELERATE_MIXED_PRECISION"
 ANEW = "Remove {} to begin anew"
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ def train(plan: TrainingPlan, name: str) -> Record:
             with misread(str(plan.out / RESULT), ANEW.format(plan.out)):
                 return {**known, "steps_done": int(known["steps_done"]), "losses": list(map(float, known["losses"]))}
         source = models.find(plan.model).folder
-        trainer = _stack(description["model"]["host"]).run(plan, data, source, plan.out / STATES)
+        with _own_precision():
+            trainer = _stack(description["model"]["host"]).run(plan, data, source, plan.out / STATES)
         losses = [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
         result = {**description, "steps_done": trainer.state.global_step, "losses": losses}
         with _whole(trainer.model):
@@ -94,6 +96,20 @@ def train(plan: TrainingPlan, name: str) -> Record:
 def _stack(host: str) -> ModuleType:
     """The module that trains models of a host."""
     return import_module(f"llava_consensus.training.{'official' if host == OFFICIAL else 'hf'}")
+
+
+@contextlib.contextmanager
+def _own_precision() -> Iterator[None]:
+    """Undoes what transformers 4.37 leaves in the environment, where the next training of this process would find this
+    one's precision and take it for its own.
+    """
+    before = os.environ.get(PRECISION)
+    try:
+        yield
+    finally:
+        os.environ.pop(PRECISION, None)
+        if before is not None:
+            os.environ[PRECISION] = before
 
 
 @contextlib.contextmanager

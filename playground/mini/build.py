@@ -2,6 +2,7 @@
 
     python -m playground.mini.build [--out playground/mini]
     python -m playground.mini.build --split val --out playground/mini-val   # gqa, pope, textvqa, to choose options on
+    python -m playground.mini.build --split large --out playground/mini-large   # 250 pictures; TextVQA with OCR words
 
 Makes `<out>/eval/<folder>` for every builder in `benchmarks/`, with the names that LLaVA's and Video-LLaVA's scripts
 expect. The same files come out every time; when they are complete the command does nothing. Without PyAV, which writes
@@ -17,7 +18,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from playground.mini.benchmarks import BUILDERS, VALIDATION
+from playground.mini.benchmarks import BUILDERS, WITH_SPLIT
 from playground.mini.paths import MINI
 
 VIDEOS = "GPT_Zero_Shot_QA"  # the folder of BUILDERS that holds videos
@@ -41,7 +42,8 @@ def build(out: Path = MINI, split: str = "test") -> bool:
     """Write `<out>/eval` unless it is complete; True when something was written. A kill leaves no half.
 
     Args:
-        split: `test`, all benchmarks | `val`, those of VALIDATION, from scenes that are neither trained nor tested on.
+        split: `test`, all benchmarks | `val`, some from scenes that are neither trained nor tested on | `large`, GQA,
+            POPE and VQAv2 about 250 other test scenes each, with 3 to 5 questions, and TextVQA's with the words beside.
     """
     target = out / "eval"
     stamp = target / ".complete"
@@ -56,7 +58,7 @@ def build(out: Path = MINI, split: str = "test") -> bool:
             if name not in without:
                 builder(part / name)
     else:
-        for name, with_split in VALIDATION.items():
+        for name, with_split in WITH_SPLIT[split].items():
             with_split(part / name, split)
     (part / ".complete").write_text(state)
     if target.exists():
@@ -69,7 +71,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MINI, help="folder that gets eval/ (default: playground/mini)")
-    parser.add_argument("--split", choices=("test", "val"), default="test", help="which scenes (default: test)")
+    parser.add_argument("--split", choices=("test", *WITH_SPLIT), default="test", help="which scenes (default: test)")
     given = parser.parse_args()
     written = build(given.out, given.split)
     print(f"{given.out / 'eval'}: {'written' if written else 'complete, nothing to do'}")

@@ -22,11 +22,12 @@ READ = (
     "What text is on the white sign?",
     "What does the small sign read?",
 )
+EMPTY = "Reference OCR token: "  # before the words that an OCR read
 
 
 def prompt(qa: QA) -> str:
     """The text of a question file's line: the question with the suffix of its style."""
-    tail = {"short": SHORT, "read": f"Reference OCR token: \n{SHORT}", "letter": LETTER, "chinese": LETTER_CHINESE}
+    tail = {"short": SHORT, "read": f"{EMPTY}\n{SHORT}", "letter": LETTER, "chinese": LETTER_CHINESE}
     return qa.question + ("\n" + tail[qa.style] if qa.style in tail else "")
 
 

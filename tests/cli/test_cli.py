@@ -168,6 +168,10 @@ def test_ask_tells_answer_tokens_and_time_and_draws_what_was_kept(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("what? [3]") and lines[1] == "visual tokens the language model saw: 64 of 576"
     assert lines[2].startswith("time to first token: ") and kept.stat().st_size > 0
+    assert cli.main(["ask", picture, "what?", "--json", *model]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["answer"] == lines[0] and found["tokens"] == {"before": 576, "after": 64, "structural": 0}
+    assert min(found["first_token_ms"].values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ Run: `pytest tests/cli/test_front_door.py`.
 """
 
 import io
+import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,8 +20,9 @@ from llava_consensus import __version__, cli
 from llava_consensus.cli import arguments, terminal
 from llava_consensus.cli.evaluate import remaining
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation import progress
 from llava_consensus.evaluation.report.table import Group, Table
-from llava_consensus.methods import METHODS, known_methods, make, options
+from llava_consensus.methods import METHODS, about, known_methods, make
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "llava", "numpy", "pandas", "PIL", "matplotlib", "rich", "vllm")
@@ -30,6 +33,7 @@ LIGHT = {
     "list --help": 0,
     "--version": 0,
     "lst": 2,
+    "list fastv": 0,
     "eval gqaa": 2,
     "score gqaa --answers x": 2,
     "eval gqa --method randon": 2,
@@ -63,7 +67,7 @@ def test_the_line_of_a_method_is_its_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_option_says_what_it_means_and_its_default_works(name: str) -> None:
-    found = options(METHODS[name])
+    found = about(name).options
     assert [one.name for one in found] == [field.name for field in fields(METHODS[name])]
     assert all(one.text for one in found), [one.name for one in found if not one.text]
     given = arguments.options([f"{one.name}={one.default}" for one in found])
@@ -177,3 +181,62 @@ def test_windows_is_told_before_anything_fails(
     monkeypatch.setattr(sys, "platform", "win32")
     assert cli.main(["list"]) == 2
     assert "use WSL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["list", "list consensusdrop", "list --hosts", "paper ledger"])
+def test_lists_and_ledger_fit_a_narrow_terminal(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(line.split()) == 0
+    wide = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main(line.split()) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 40 < max(map(len, wide.splitlines()))
+    assert {word for word in wide.split() if word.isalpha()} - {"method"} <= set(re.findall(r"[a-zA-Z]+", narrow))
+
+
+def test_lists_and_ledger_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for line in ("list", "list hosts", "list fastv", "list --hosts", "paper ledger"):
+        assert cli.main([*line.split(), "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    everything, hosts, fastv, matrix, ledger = found
+    assert list(everything) == ["methods", "hosts", "benchmarks"] and everything["hosts"] == hosts
+    assert {one["name"]: one["default"] for one in fastv["options"]}["count"] == "kept" and "GFLOP" in fastv["cost"]
+    assert matrix["refused"]["llava"]["fastv"] == "" and "cuts between" in matrix["refused"]["gemma-3"]["fastv"]
+    assert {"method", "model", "tokens", "average", "gqa"} <= set(ledger[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [("lst", "'list'"), ("evl gqa", "'eval'"), ("paper tabel t1", "'table'"), ("data chek", "'check'")],
+)
+def test_an_unknown_command_says_the_nearest(line: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(line.split()) == 2
+    assert f"Did you mean {near}" in capsys.readouterr().err
+
+
+def test_a_shell_completes_methods_and_benchmarks() -> None:
+    pytest.importorskip("shtab")
+    code = (
+        "complete() { :; }; compopt() { :; }; source /dev/stdin\n"
+        'try() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_llava_consensus; echo "${COMPREPLY[@]}"; }\n'
+        "try llava-consensus eval gq; try llava-consensus eval gqa --method visp; try llava-consensus list spars"
+    )
+    script = subprocess.run(
+        [sys.executable, "-m", "llava_consensus.cli", "--print-completion", "bash"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
+    ).stdout  # fmt: skip
+    done = subprocess.run(["bash", "-c", code], input=script, capture_output=True, text=True)
+    assert done.stdout.split() == ["gqa", "vispruner", "sparsevlm"], done.stderr
+
+
+def test_progress_in_a_file_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.counted(total=3, unit="q", desc="gqa") as bar:
+        for _ in range(3):
+            bar.update(1)
+    for _ in progress.counted([1], desc="silent", shown=False):
+        pass
+    said = capsys.readouterr().err
+    assert "\r" not in said and "3/3" in said.splitlines()[-1] and "silent" not in said

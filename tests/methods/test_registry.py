@@ -7,8 +7,9 @@ import pytest
 import torch
 from units import unit
 
-from llava_consensus import methods
+from llava_consensus import cli, methods
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts import matrix
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account, match
 
@@ -94,6 +95,19 @@ def test_our_own_names_win_and_all_are_listed(plugin: None) -> None:
     assert type(methods.make("random")).__module__ == "llava_consensus.methods.random"
     listed = methods.known_methods()
     assert listed["front"] == "of front_plugin:Front" and listed["random"].startswith("T of N tokens")
+
+
+def test_lists_show_what_other_packages_register(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "methods"]) == 0 and "front          of front_plugin:Front" in capsys.readouterr().out
+    assert cli.main(["list", "front"]) == 0
+    told = capsys.readouterr().out
+    assert (
+        told.startswith("front, acts here: after the vision tower\n\nT tokens from the first on") and "skip=0" in told
+    )
+    matrix.refusals.cache_clear()
+    refused = matrix.refusals("llava")
+    matrix.refusals.cache_clear()
+    assert refused["front"] == "" and "cannot be imported" in refused["gone"] and "write its" in refused["idle"]
 
 
 @pytest.mark.parametrize(

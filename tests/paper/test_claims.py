@@ -121,5 +121,5 @@ def test_runs_decide_and_the_page_says_how_few_they_were(tmp_path: Path) -> None
     page.write_text("before\n<!-- results:begin -->\n<!-- results:end -->\nafter\n")
     assert cli.main(["paper", "claims", "--out", str(out), "--write", str(page)]) == 0
     text = page.read_text()
-    assert "40 questions alone" in text and text.startswith("before") and text.endswith("after\n")
+    assert "the first 40 questions" in text and text.startswith("before") and text.endswith("after\n")
     assert "2. Vision-only beats cross-only | **true** | **not run yet** | each budget: 1 / 0 |" in text

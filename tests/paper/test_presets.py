@@ -148,11 +148,11 @@ def test_a_preset_of_several_budgets_compares_rows_with_one_another(
 ) -> None:
     rows = [{"label": "closed up", "method": "random", "tokens": [128, 64]}]
     rows += [{"label": "kept", "method": "random:positions=keep", "tokens": [128, 64], "against": "random"}]
-    words = {"title": "Mine", "about": "a copy", "printed": "", "reference": "", "limits": {"fake": 12}}
+    words = {"title": "Mine", "about": "a copy", "printed": "", "reference": "", "samples": {"fake": 12}}
     (tmp_path / "pairs.json").write_text(json.dumps({**words, "benchmarks": {"fake": ""}, "rows": rows}))
     assert cli.main(["paper", "table", "pairs.json", *place]) == 0
     said = capsys.readouterr().out
-    assert "kept less closed up" in said and "the first 12 questions" in said and "paper" not in said.lower()
+    assert "kept less closed up" in said and "12 questions drawn at random" in said and "paper" not in said.lower()
     assert said.count("| kept ") == 2 * 2, "one line for each budget in both tables"
     (tmp_path / "pairs.json").write_text(
         json.dumps({**words, "benchmarks": {}, "rows": [{**rows[0], "tokens": ["x"]}]})
@@ -187,7 +187,7 @@ SMALL: dict[str, Any] = {
     "printed": "",
     "reference": "",
     "benchmarks": {"gqa": "", "pope": ""},
-    "limits": {"gqa": 4},
+    "samples": {"gqa": 4},
     "fewer": {"32": ["gqa"]},
     "rows": [
         {"label": "VisionZip", "method": "visionzip", "tokens": [64, 32]},
@@ -205,10 +205,11 @@ def grid(tmp_path: Path) -> Path:
     for tokens, more in ((None, {"method": "full"}), (64, {}), (64, KEPT | newer), (32, newer), (32, KEPT)):
         given: dict[str, Any] = {"method": "visionzip", "tokens": tokens, **more}
         given |= {"questions_asked": 4} if tokens else {"tokens": 576}
-        store(out, [1, 1, 1, bool(tokens)], limit=4 if tokens == 32 else 9, **given)
+        part: dict[str, Any] = {"sample": 4} if tokens == 32 else {"limit": 9}
+        store(out, [1, 1, 1, bool(tokens)], **part, **given)
         if tokens != 32:
             store(out, [1, 1, 1, 1], limit=None, benchmark="pope", **given)
-    for wrong in ({"limit": 2}, {"limit": None, "match": "flops"}, {"limit": None, "merged": 3}):
+    for wrong in ({"limit": 2}, {"limit": 4}, {"limit": None, "match": "flops"}, {"limit": None, "merged": 3}):
         store(out, [0, 0, 0, 0], method="visionzip", questions_asked=4, **wrong)
     return tmp_path
 
@@ -225,7 +226,7 @@ def test_a_page_has_what_the_preset_says_and_nothing_else(grid: Path) -> None:
     page = (grid / "page.md").read_text()
     at_64, at_32 = page.split("**checkpoints/llava-mini**")[1:]
     assert "| visionzip | 100.0 | 100.0 | 100.0" in at_64 and "| visionzip, positions kept | 100.0 | 100.0 |" in at_64
-    assert "Retain 32" not in at_64.split("The paper's numbers")[0] and "of GQA the first 4 questions" in at_32
+    assert "Retain 32" not in at_64.split("The paper's numbers")[0] and "of GQA 4 questions drawn at random" in at_32
     assert "Retain 64" not in at_32 and "POPE" not in at_32
     assert "| visionzip, positions kept | 100.0 |" in at_32 and "merged=3" not in page and "| 0.0" not in page
 
@@ -265,6 +266,8 @@ def kept_at_32(path: Path) -> bool:
 def test_the_same_questions(own: int | None, asked: int, limit: int | None, same: bool) -> None:
     assert holds(Row({"limit": own}, {"questions": asked}, asked, Path()), limit) is same
     assert holds(Row({"limit": own}, None, 1, Path()), limit) is (own == limit)
+    sampled = Row({"limit": None, "sample": own}, {"questions": asked}, asked, Path())
+    assert holds(sampled, None, limit) is same and holds(sampled, limit) is (same and (own is None or asked < own))
 
 
 def test_the_results_grid_has_both_ways_to_number_positions_of_every_method_under_their_names() -> None:

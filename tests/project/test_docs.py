@@ -48,10 +48,10 @@ def test_budget_words_are_used_for_one_thing_each() -> None:
         assert words == set(), f"{path.name}: {words}"
 
 
-def test_public_ci_does_what_our_own_does() -> None:
+def test_public_ci_does_what_our_own_does_and_tests_serving() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     steps = workflow["jobs"]["run"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run", "make test-serving"]
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(form.read_text())
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

@@ -19,7 +19,7 @@ MAY_IMPORT = {  # layer of the package -> layers it may import, beside itself
     "reduction": {"errors"},
     "methods": {"reduction", "errors", "entry_points"},
     "hosts": {"methods", "reduction", "errors", "entry_points"},
-    "evaluation": {"hosts", "methods", "reduction", "errors", "entry_points"},
+    "evaluation": {"serving", "hosts", "methods", "reduction", "errors", "entry_points"},
     "serving": {"hosts", "methods", "reduction", "errors"},
     "paper": {"evaluation", "hosts", "methods", "reduction", "errors"},
     "training": {"evaluation", "hosts", "methods", "reduction", "errors"},
@@ -60,7 +60,7 @@ def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_a
     outside = {name.split(".")[0] for name in imported(path)}
     if part(path) not in {"hosts", "training", "serving"} and path.parent.name != "models":
         assert not outside & {"llava", "transformers"}
-    assert part(path) == "serving" or "vllm" not in outside
+    assert part(path) == "serving" or path.name == "vllm.py" or "vllm" not in outside
     if part(path) in {"reduction", "methods"}:
         assert outside - set(sys.stdlib_module_names) <= {"torch", "llava_consensus"}
     if part(path) == "report":

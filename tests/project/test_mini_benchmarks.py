@@ -22,9 +22,10 @@ import pytest
 from PIL import Image
 
 from llava_consensus.evaluation.benchmarks import BENCHMARKS, Benchmark, make
+from llava_consensus.evaluation.runs.configuration import drawn
 from llava_consensus.evaluation.runs.pictures import read_frames
 from playground.mini import build as builder
-from playground.mini.benchmarks import BUILDERS
+from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
 from playground.mini.benchmarks.choices import WRITERS, choose
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.mme import SPLIT_FOLDERS, TASKS
@@ -92,6 +93,24 @@ def test_what_guessing_scores_follows_from_the_options() -> None:
     assert make("mmbench").chance(rotated, MINI) == pytest.approx(100 * len(rotated) ** -len(rotated))
 
 
+@pytest.mark.parametrize("name", ["gqa", "pope", "textvqa", "mme", "mmbench"])
+def test_a_sample_is_of_all_pictures_and_tears_nothing_apart(name: str) -> None:
+    one = make(name)
+    questions = one.load(MINI)
+    some = drawn(questions, 150, one.together)
+    left = [question for question in questions if question not in some]
+    assert 150 <= len(some) <= 153 and not {*map(one.together, some)} & {*map(one.together, left)}
+    pictures = [len({question.images for question in asked}) for asked in (some, questions[: len(some)])]
+    assert pictures[0] >= {"gqa": 46, "pope": 45}.get(name, 0), f"the first ones are about {pictures[1]}"
+    if name == "pope":
+        assert len({question.category for question in some}) == 3 > len({one.category for one in questions[:150]})
+
+
+def test_a_sample_of_mme_is_pictures_with_both_questions() -> None:
+    ids = [question.question_id for question in drawn(make("mme").load(MINI), 31, make("mme").together)]
+    assert len(ids) == 32 and ids[::2] == ids[1::2]
+
+
 def test_ranges_of_scenes_do_not_meet_and_are_test_scenes() -> None:
     seen = [index for indices in TEST.values() for index in indices]
     assert len(seen) == len(set(seen))
@@ -111,6 +130,7 @@ def test_builders_show_test_scenes_of_their_own_range(
         return lambda split, index: (drawn.append((split, index)), draw(split, index))[1]
 
     monkeypatch.setattr(module, "scene", recording(scene), raising=False)
+    monkeypatch.setattr(files, "scene", recording(scene))
     monkeypatch.setattr(module, "clip", recording(clip), raising=False)
     monkeypatch.setattr(
         module, "picture", lambda path, _: path.parent.mkdir(parents=True, exist_ok=True), raising=False
@@ -122,6 +142,44 @@ def test_builders_show_test_scenes_of_their_own_range(
            "videos": list(VIDEO_SETS)}.get(name, [name])  # fmt: skip
     assert drawn and {split for split, _ in drawn} == {"test"}
     assert {index for _, index in drawn} <= {index for key in own for index in TEST[key]}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The larger set without its pictures."""
+    folder = tmp_path_factory.mktemp("large")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, builder in WITH_SPLIT["large"].items():
+            module = importlib.import_module(builder.__module__)
+            patch.setattr(module, "picture", lambda path, _: path.parent.mkdir(parents=True, exist_ok=True))
+            builder(folder / "eval" / name, "large")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["gqa", "pope", "vqav2"])
+def test_the_larger_set_has_250_pictures_that_the_smaller_one_has_not(large: Path, name: str) -> None:
+    images = collections.Counter(question.images for question in make(name).load(large))
+    assert len(images) == 250 and {*images.values()} <= {3, 4, 5}
+    assert not images.keys() & {question.images for question in make(name).load(MINI)}
+    kinds = collections.Counter(question.category for question in make("pope").load(large))
+    assert {*kinds} == {"adversarial", "popular", "random"} and max(kinds.values()) - min(kinds.values()) <= 2
+
+
+def test_the_larger_set_shows_textvqas_words_as_a_bad_ocr_reads_them(large: Path) -> None:
+    with_words, without = make("textvqa").load(large), make("textvqa").load(MINI)
+    assert [one.images for one in with_words] == [one.images for one in without]
+    told = [one.text.split("Reference OCR token: ")[1].split("\n")[0] for one in with_words]
+    told_of = dict(zip([one.images for one in with_words], told, strict=True))
+    assert [
+        one.text.replace(word, "", 1) if word else one.text for one, word in zip(with_words, told, strict=True)
+    ] == [one.text for one in without]
+    truth = {
+        (f"{one['image_id']}.jpg",): one["answers"][0]
+        for one in json.loads((large / "eval/textvqa/TextVQA_0.5.1_val.json").read_text())["data"]
+        if "character" not in one["question"]
+    }
+    right = [told_of[image].lower() == word for image, word in truth.items()]
+    assert 0.55 < sum(right) / len(right) < 0.75 and 0.08 < list(told_of.values()).count("") / len(told_of) < 0.22
 
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))

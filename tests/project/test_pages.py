@@ -1,18 +1,27 @@
 """Every generated number of the pages is what the kept results say."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from eval_scripts import pages
+from llava_consensus.cli.models import COSTS
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/paper/study.json", "docs/paper/scap.json")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/paper.md",
+    "docs/paper/study.json",
+    "docs/paper/scap.json",
+)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    (tmp_path / "docs/paper").mkdir(parents=True)
+    for folder in ("docs/paper", "llava_consensus/methods"):
+        (tmp_path / folder).mkdir(parents=True)
     for name in PAGES:
         shutil.copy(pages.ROOT / name, tmp_path / name)
     return tmp_path
@@ -25,6 +34,8 @@ def test_the_pages_are_made_from_the_kept_results(copy: Path) -> None:
     pages.write(copy)
     for name in PAGES[1:]:
         assert (copy / name).read_bytes() == (pages.ROOT / name).read_bytes(), f"{name}: make pages, then commit it"
+    kept, counted = (json.loads((folder / "llava_consensus" / COSTS).read_text()) for folder in (pages.ROOT, copy))
+    assert kept == {name: counted[name] for name in kept}, "llava_consensus/methods/costs.json: make pages"
     blocks = [
         (folder / "README.md").read_text().split(pages.BEGIN)[1].split(pages.END)[0] for folder in (copy, pages.ROOT)
     ]

@@ -170,9 +170,14 @@ def picture(number: int, size: tuple[int, int] = (70, 60)) -> Image.Image:
     return Image.fromarray(rows).resize(size, Image.Resampling.BILINEAR)
 
 
+def ready() -> None:
+    """Makes this process one in which engines are small."""
+    os.environ.update(ENVIRONMENT)
+
+
 def engine(folder: Path, **settings: Any) -> Any:
     """A small engine of vLLM."""
-    os.environ.update(ENVIRONMENT)
+    ready()
     from vllm import LLM
 
     settings = {

@@ -155,6 +155,7 @@ def test_layers_computed_again_and_passes_added_up_change_nothing(data: Path, tm
 def test_bfloat16_and_a_method_between_layers(data: Path, tmp_path: Path) -> None:
     result = trained(data, tmp_path / "llava-half", "fastv", steps=2, precision="bfloat16")
     assert all(0 < loss < 10 for loss in result["losses"])
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ, "the next training has a precision of its own"
 
 
 def test_data_without_an_answer_left_is_refused_at_the_first_batch(data: Path, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from llava_consensus.evaluation.bench.timing import free_bytes, give_back, now, peak_bytes, reset_peak
+from llava_consensus.evaluation.bench.timing import free_bytes, give_back, peak_bytes, reset_peak
 from llava_consensus.evaluation.files import Record
+from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, TextProbe, VisionAttention, VisualTokens, WholePictures

@@ -11,7 +11,6 @@ import ctypes
 import re
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.models.base import Clip, Host, Prompt
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Stopwatch
@@ -105,13 +105,6 @@ def first_token(
     prompt = replace(prompt, max_new_tokens=1)
     rounds = [one_round(host, [picture], prompt, settings) for _ in range(repeats + 1)][1:]
     return [statistics.median(one[place][0].ttft_ms for one in rounds) for place in range(len(settings))]
-
-
-def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
 
 
 @contextmanager

@@ -166,6 +166,12 @@ class Benchmark(ABC):
         """Who scores it where `score` alone cannot; None where it can, once its files are there."""
         return None
 
+    def together(self, question: Question) -> Hashable:
+        """What names the questions that are asked together or not at all, because the score counts them as one: itself
+        alone, unless a subclass says otherwise.
+        """
+        return question.index
+
     @property
     def question_file(self) -> str:
         """The file that holds the questions, under its folder."""

@@ -17,7 +17,7 @@ import base64
 import binascii
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -92,6 +92,10 @@ class MMBench(Benchmark):
             question = Question(number, int(row["index"]), (named[number],), text + self.suffix, prompt=text)
             questions.append(replace(question, category=str(row.get("category", "default"))))
         return questions
+
+    def together(self, question: Question) -> Hashable:
+        """A question in all its rotations."""
+        return int(question.question_id) % scorer.ROTATION
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction."""

@@ -81,6 +81,10 @@ class MME(Benchmark):
                 )
         return questions
 
+    def together(self, question: Question) -> Hashable:
+        """The two about one picture."""
+        return question.index // 2
+
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or the official results folder: a file for each task, lines of four fields."""
         if not path.is_dir():

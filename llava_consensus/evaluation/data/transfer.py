@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import digest, replace
+from llava_consensus.evaluation.progress import counted
 
 SUFFIX = ".part"
 TRIES = 5  # in a row in which nothing came
@@ -89,7 +88,7 @@ def _receive(get: Any, url: str, part: Path, target: Path) -> None:
         page = "text/html" in answer.headers.get("Content-Type", "")
         with (
             open(part, "r+b" if part.exists() else "wb") as file,
-            tqdm(total=length, initial=begin, unit="B", unit_scale=True, desc=target.name) as bar,
+            counted(total=length, initial=begin, unit="B", unit_scale=True, desc=target.name) as bar,
         ):
             file.seek(begin)
             for piece in _pieces(answer):

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from llava_consensus.errors import Interrupted
 from llava_consensus.evaluation.benchmarks import judged
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, Record, canonical, misread, write_json, write_metrics
@@ -34,6 +32,7 @@ from llava_consensus.evaluation.judge.client import (
     spent,
 )
 from llava_consensus.evaluation.judge.grader import Candidate, Grader, Outcome, Prompt, Reply
+from llava_consensus.evaluation.progress import counted
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
     client = Client(config, replies) if pending else None  # a complete run needs no server, no key and no package
     try:
         if client:
-            asyncio.run(_ask(pending, client, tqdm(total=len(pending), unit="q", disable=not progress)))
+            asyncio.run(_ask(pending, client, counted(total=len(pending), unit="q", shown=progress)))
     except KeyboardInterrupt:
         done = sum(grading.outcome is not None for grading in gradings)
         lost = f" {client.cut_off} requests were under way and may be charged." if client and client.cut_off else ""

@@ -298,14 +298,18 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
     return image_id
 
 
-# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line.
+# What LLaVA-1.5 is asked, with its words for each part in capitals: a user's pictures come first, then a new line. vLLM
+# gives a template the parts of a message only where it sees a loop over them.
 TEMPLATE = """
 {{ FRONT }}
 {%- for message in messages -%}
-{%- set pictures = message['content'] | selectattr('type', 'equalto', 'image') | list -%}
 {%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
 {%- if message['role'] == 'user' -%}
-{{ USER + ': ' + IMAGE * (pictures | length) + ('\\n' if pictures else '') + texts + AFTER_USER }}
+{{ USER + ': ' }}
+{%- for picture in message['content'] | selectattr('type', 'equalto', 'image') -%}
+{{ IMAGE + ('\\n' if loop.last else '') }}
+{%- endfor -%}
+{{ texts + AFTER_USER }}
 {%- else -%}
 {{ ASSISTANT + ': ' + texts + AFTER_ANSWER }}
 {%- endif -%}

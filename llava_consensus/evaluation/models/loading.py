@@ -18,6 +18,7 @@ from llava_consensus.errors import (
     DataError,
     MissingDependency,
     OptionError,
+    choose,
     missing_extra,
     unknown_name,
 )
@@ -43,6 +44,7 @@ CLIPS = "clips"  # how a run says that a video was shown as one, under one budge
 CHAT_TEMPLATE = "chat template of the model"
 OWN_PROMPTS = "prompts of the model's own code"
 COGVLM_TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_conversation_input_ids`
+ENGINES = {"vllm": "llava_consensus.evaluation.models.vllm"}  # modules that ask models by them, with `check` and `load`
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 
 
@@ -61,8 +63,9 @@ class Loading:
             shortened sequences need masks, are for sdpa and eager.
         revision: branch, tag or commit of a model of the hub; None is its main branch.
         trust_remote_code: whether code that a checkpoint carries may run.
+        engine: `vllm`, which loads the model itself; None is torch.
     Raises:
-        OptionError: for a value outside these, or a device beside a device map.
+        OptionError: for a value outside these, a device beside a device map, or what an engine is not told.
     """
 
     device: str = "auto"
@@ -72,6 +75,7 @@ class Loading:
     attention: str = "auto"
     revision: str | None = None
     trust_remote_code: bool = False
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust_remote_code", truth("trust_remote_code", self.trust_remote_code))
@@ -81,20 +85,32 @@ class Loading:
                 raise OptionError(f"{name}={value!r} must be a text{' or left out' if open_to_none else ''}")
         if not DEVICE.fullmatch(self.device):
             raise unknown_name("device", self.device, ("auto", "cpu", "cuda", "mps"))
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
-        if self.device_map is not None and self.device_map not in DEVICE_MAPS:
-            raise unknown_name("device map", self.device_map, DEVICE_MAPS)
+        for what, value, known in (
+            ("dtype", self.dtype, DTYPES),
+            ("device map", self.device_map, (None, *DEVICE_MAPS)),
+            ("attention", self.attention, ATTENTIONS),
+        ):
+            if value not in known:
+                raise unknown_name(what, str(value), [name for name in known if name])
         if self.device_map is not None and self.device != "auto":
             raise OptionError(
                 f"device={self.device!r} and device_map={self.device_map!r}: a map takes all devices. Leave one out"
             )
         if self.bits is not None and self.bits not in BITS:
             raise OptionError(f"bits={self.bits!r} must be 4 or 8, or left out for weights that are not quantised")
-        if self.attention not in ATTENTIONS:
-            raise unknown_name("attention", self.attention, ATTENTIONS)
+        self._check_engine()
         if self.revision is not None and not self.revision.strip():
             raise OptionError(f"revision={self.revision!r} must name a branch, a tag or a commit of the hub")
+
+    def _check_engine(self) -> None:
+        if self.engine is None:
+            return
+        choose("engine", self.engine, tuple(ENGINES))
+        if replace(self, engine=None) != Loading(self.device, self.dtype, revision=self.revision):
+            raise OptionError(
+                f"engine={self.engine!r} loads the model itself: leave out device maps, bits, attention kernels and "
+                "code of checkpoints"
+            )
 
     def check_packages(self) -> None:
         """Raises MissingDependency for a package that is needed and not installed."""
@@ -195,7 +211,7 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     checkpoint.files()
     keep_freed_memory()
     with _nobody_is_asked():
-        host: Host = _of_kind(entry, "load")(str(checkpoint.folder), loading, entry.view, options)
+        host: Host = _of_kind(entry, loading, "load")(str(checkpoint.folder), loading, entry.view, options)
     return host
 
 
@@ -252,7 +268,8 @@ def check(
     entry = _entry(checkpoint, loading)
     options = chosen(entry, model, host_options)
     changed = {name: value for name, value in options.items() if value != entry.defaults[name]}
-    description: dict[str, Any] = _of_kind(entry, "check")(str(checkpoint.folder), conversation, videos, options)
+    folder = str(checkpoint.folder)
+    description: dict[str, Any] = _of_kind(entry, loading, "check")(folder, conversation, videos, options)
     clips = {"videos": CLIPS} if videos and entry.clips else {}
     return {**description, **clips, **({"host_options": changed} if changed else {})}
 
@@ -291,14 +308,16 @@ def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
     return entry
 
 
-def _of_kind(entry: HostEntry, name: str) -> Callable[..., Any]:
-    """`check` or `load` of the kind of model that a host adapts; of a kind that is not ours its own module's."""
-    if entry.kind in KINDS:
+def _of_kind(entry: HostEntry, loading: Loading, name: str) -> Callable[..., Any]:
+    """`check` or `load` of an engine, or of the kind of model that a host adapts; of a kind that is not ours its own
+    module's.
+    """
+    if loading.engine is None and entry.kind in KINDS:
         return KINDS[entry.kind][name]
-    return getattr(import_module(entry.kind), name)
+    return getattr(import_module(ENGINES.get(loading.engine or "", entry.kind)), name)
 
 
-def _check_hf(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
+def check_hf(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
     """Of a checkpoint of transformers.
 
     Raises:
@@ -335,7 +354,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
     check_version(transformers.__version__)
     code = {"trust_remote_code": loading.trust_remote_code}
     try:
-        processor = _processor(path, code)
+        processor = processor_of(path, code)
         config = transformers.AutoConfig.from_pretrained(path, **code)
         cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
         model, info = cls.from_pretrained(path, dtype=loading.torch_dtype(), output_loading_info=True, **loading.told())
@@ -363,7 +382,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
     return host
 
 
-def _processor(path: str, code: dict[str, Any]) -> "ProcessorMixin":
+def processor_of(path: str, code: dict[str, Any]) -> "ProcessorMixin":
     """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
     import transformers
 
@@ -484,7 +503,7 @@ def _load_internvl_chat(path: str, loading: Loading, view: str, options: Mapping
 
 KINDS: dict[str, dict[str, Callable[..., Any]]] = {
     "llava": {"check": llava_loading.check, "load": llava_loading.load},
-    "hf": {"check": _check_hf, "load": _load_hf},
+    "hf": {"check": check_hf, "load": _load_hf},
     "remote": {"check": _check_remote, "load": _load_remote},
     "internvl-chat": {"check": _check_internvl_chat, "load": _load_internvl_chat},
 }

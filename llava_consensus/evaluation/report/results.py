@@ -70,16 +70,16 @@ Bench = Sequence[Mapping[str, Any]]
 
 def in_sections(rows: Iterable[Row]) -> list[Section]:
     """Runs in sections, those of all questions before those of the first few."""
-    return sorted(map(Section, by_setting(rows)), key=lambda section: section.rows[0].config["limit"] is not None)
+    return sorted(map(Section, by_setting(rows)), key=lambda section: bool(section.rows[0].part))
 
 
 def title(section: Section) -> str:
     """Which model, data and setting a section is about."""
     config = section.rows[0].config
-    limits = {row.benchmark: row.config["limit"] for row in section.rows if row.limited}
-    limit = "".join(f", of {section.title(name)} the first {count} questions" for name, count in limits.items())
-    if {row.config["limit"] for row in section.rows} == {config["limit"]}:
-        limit = "" if config["limit"] is None else f", first {config['limit']} questions"
+    parts = {row.benchmark: row.part for row in section.rows if row.limited}
+    limit = "".join(f", of {section.title(name)} {part}" for name, part in parts.items())
+    if len({row.part for row in section.rows}) == 1:
+        limit = "".join(f", {part}" for part in {row.part for row in section.rows if row.part})
     versions = config["versions"]
     where = f"{config['device']}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
     return f"**{config['model']}** on `{config['data']}`{limit} ({where})"
@@ -379,6 +379,7 @@ def tested(key: str, read: Callable[[Comparison], Any]) -> Column:
 CELLS = (  # of Entry; COSTS follow. Scores in percent (MME in points), unrounded
     Column("source", lambda entry: "ours"),
     *map(config, ("model", "data", "limit")),
+    Column("sample", lambda entry: entry.cell.row.config.get("sample")),
     Column("label", lambda entry: entry.line.label),
     config("method"),
     Column("tokens", lambda entry: entry.line.tokens or None),
@@ -458,7 +459,7 @@ def as_markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
 def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
     """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
     sections = list(sections)
-    unlimited = [one for one in sections if any(row.config["limit"] is None for row in one.rows)] or sections
+    unlimited = [one for one in sections if not all(row.part for row in one.rows)] or sections
     parts = [
         f"{title(section)}\n\n{engine.markdown(scores(section, complete=True) or intervals(section))}"
         for section in unlimited

@@ -41,7 +41,7 @@ from llava_consensus.evaluation.report.stats import Bounds, Sample, bounds, pool
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = ("match", "judge", "frames", "videos", "choices")  # keys that only some runs have
+LATER = ("match", "judge", "frames", "videos", "choices")  # keys that only some runs have, as `sample`
 AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
 AWAY = "Move its folder away"
 CONFIG_SHAPE = {
@@ -194,10 +194,17 @@ class Row:
         return self.metrics is not None and self.metrics["score"] is not None and self.unanswered == 0
 
     @property
+    def part(self) -> str:
+        """Which questions of its benchmark were meant, in words; empty for all of them."""
+        if self.config.get("sample"):
+            return f"{self.config['sample']} questions drawn at random"
+        return f"the first {self.config['limit']} questions" if self.config["limit"] else ""
+
+    @property
     def limited(self) -> bool:
         """Whether questions of its benchmark were left out, as far as the run tells."""
-        limit = self.config["limit"]
-        return limit is not None and not (self.metrics is not None and self.metrics["questions"] < limit)
+        asked = self.config["limit"] or self.config.get("sample")
+        return asked is not None and not (self.metrics is not None and self.metrics["questions"] < asked)
 
     @property
     def unanswered(self) -> int:

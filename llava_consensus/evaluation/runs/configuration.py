@@ -10,11 +10,12 @@ carried out (`Execution`) and the folder of results are not in it.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property, lru_cache
 from importlib import metadata
 from pathlib import Path
+from random import Random
 from zlib import crc32
 
 from llava_consensus.errors import DataError, OptionError, choose
@@ -23,16 +24,23 @@ from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record, collector_rests, digest, read_json, write_json
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
-from llava_consensus.methods import known_methods, method_class
+from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
+from llava_consensus.serving import DISTRIBUTIONS
 
 LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
 # folders whose code can change an answer
-ANSWERING = ("hosts", "methods", "reduction", *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")))
+ANSWERING = (
+    "hosts",
+    "methods",
+    "reduction",
+    "serving",
+    *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")),
+)
 PACKAGES = (
     OWN,
     "torch",
@@ -151,7 +159,9 @@ class RunConfig:
         match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
         model: folder of a checkpoint, or its name on the hub.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
-        limit: only the first questions.
+        limit: only the first questions, to try something: they are about few pictures, or of one kind.
+        sample: only so many questions, drawn at random from all: the same ones for every run, and those of a smaller
+            sample among them. What counts as one (`Benchmark.together`) comes whole, so that there may be a few more.
         loading: how the model is loaded.
         conversation: template of the prompts; None is the model's own.
         max_new_tokens: bound on an answer's length; None is the benchmark's own.
@@ -165,6 +175,7 @@ class RunConfig:
     model: str = MODEL
     data: Path = Path(DATA)
     limit: int | None = None
+    sample: int | None = None
     loading: Loading = field(default_factory=Loading)
     conversation: str | None = None
     max_new_tokens: int | None = None
@@ -253,9 +264,14 @@ def prepare(config: RunConfig) -> RunPlan:
         ConsensusError: everything the user can mend, see `errors.py`.
     """
     benchmark = config.benchmark
-    for name, value in (("limit", config.limit), ("max_new_tokens", config.max_new_tokens)):
+    for name in ("limit", "sample", "max_new_tokens"):
+        value = getattr(config, name)
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} must be at least 1")
+    if config.limit and config.sample:
+        raise OptionError(
+            f"limit={config.limit} and sample={config.sample}: give one of them, sample for a number to quote"
+        )
     choose("match", config.match, MATCHES)
     budget, match = _meant(config.method, config.budget, config.match)
     config.loading.check_method(config.method)
@@ -305,12 +321,30 @@ def _read_questions(config: RunConfig) -> list[Question]:
             f"{data / 'eval'}: not generated yet. Type: llava-consensus data mini (in a checkout: make data)"
         )
     questions = benchmark.load(data)[: config.limit]
+    if config.sample is not None:
+        questions = drawn(questions, config.sample, benchmark.together)
     if not questions:
         raise DataError(f"{folder / benchmark.question_file}: no questions in it")
     as_files = benchmark.picture is None and any(question.images for question in questions)
     if as_files and not (folder / benchmark.images).is_dir():
         raise DataError(f"missing folder: {folder / benchmark.images}\n  it holds the pictures of {benchmark.name}")
     return questions
+
+
+def drawn(questions: Sequence[Question], count: int, together: Callable[[Question], Hashable]) -> list[Question]:
+    """At least `count` of these questions in their order, all of them where there are fewer. Each has the same chance,
+    whatever its picture is: a score of them is one of the whole set, and they are about as many pictures as can be.
+    """
+    groups: dict[Hashable, list[Question]] = {}
+    for question in questions:
+        groups.setdefault(together(question), []).append(question)
+    chance = Random(0)  # the same questions on every machine: `random()` gives the same numbers in every Python
+    found: list[Question] = []
+    for group in sorted(groups.values(), key=lambda _: chance.random()):
+        if len(found) >= count:
+            break
+        found += group
+    return sorted(found, key=lambda question: question.index)
 
 
 def _describe(config: RunConfig, of_host: Record) -> Record:
@@ -328,11 +362,12 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "data": place(str(config.data)),
         "questions": fingerprint(path for path in files if path.exists()),
         "limit": config.limit,
+        **({} if config.sample is None else {"sample": config.sample}),
         **of_host,
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.loading.dtype,
-        "versions": versions(*(("av",) if benchmark.frames else ())),
+        "versions": versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if config.loading.engine else ())),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
@@ -357,12 +392,3 @@ def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
         "options": options,
         "changed": changed,
     }
-
-
-def method_name(method: Method) -> str:
-    """The name a method's class is registered under; the name of the class where it is not registered."""
-    for name in known_methods():
-        with contextlib.suppress(OptionError):  # a broken method of another package is not this one
-            if method_class(name) is type(method):
-                return name
-    return type(method).__name__

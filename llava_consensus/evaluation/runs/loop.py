@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 
 import shortuuid
-from tqdm import tqdm
 
 from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError, QuestionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, check_shape
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Loading
+from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, changed_pictures, of_pictures, prepare
 from llava_consensus.evaluation.runs.execution import (
@@ -191,7 +191,7 @@ def _ask(
 def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int], execution: Execution) -> None:
     """Writes results down as they come."""
     done, total, row = len(folder.done - again), len(plan.questions), 0
-    with tqdm(total=total, initial=done, unit="q", desc=plan.benchmark.name, disable=not execution.progress) as bar:
+    with counted(total=total, initial=done, unit="q", desc=plan.benchmark.name, shown=execution.progress) as bar:
         for result in results:
             if again:
                 folder.forget(again)

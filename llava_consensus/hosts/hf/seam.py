@@ -52,7 +52,8 @@ GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions tha
 FEATURES_TAKEN = (5, 19)  # the version of transformers from which on models take features of pictures
 EMBEDDED = (
     "this version of transformers (< 5.19) takes no reduced features of pictures: prompts are handed to the model as "
-    "inputs_embeds, and processors of ids, such as a repetition penalty, see the answer alone"
+    "inputs_embeds, and processors of ids, such as a repetition penalty, see the answer alone. Type: pip install -U "
+    "'transformers>=5.19,<6'"
 )
 TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
 STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
@@ -556,7 +557,7 @@ def _embedded(view: "HfModel", arguments: dict[str, Any], out: Sequence, layered
     if layered or "inputs_embeds" not in starts_with:
         raise OptionError(
             f"transformers {transformers.__version__}: reduced pictures reach {type(view.module).__name__} as features "
-            "alone, which this version does not take. Type: pip install -U 'transformers>=5.19'"
+            "alone, which this version does not take. Type: pip install -U 'transformers>=5.19,<6'"
         )
     warnings.warn(EMBEDDED, stacklevel=2)  # Python says it once
     return {**{name: value for name, value in arguments.items() if name != "input_ids"}, "inputs_embeds": out.embeds}

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, choose, whole_or_none, within
+from llava_consensus.errors import OptionError, boolean, choose, whole_or_none, within
 from llava_consensus.evaluation.models import Encoded, Host, Prompt
 from llava_consensus.evaluation.models.base import Answer
 from llava_consensus.evaluation.models.check_host import watching
@@ -179,12 +179,14 @@ class ClosedFrom(InDecoder):
 
     Args:
         closed_from: that layer, counted from 0; None closes positions up nowhere.
+        calibrate: whether attention is calibrated by distance, as RESTORE does with kept positions.
     Raises:
         OptionError: for anything but a whole number, or a layer that the model does not have.
     """
 
     positions: str = "keep"
     closed_from: int | None = None
+    calibrate: bool = False
 
     title: ClassVar[str] = "Positions closed up from a layer on"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
@@ -194,6 +196,14 @@ class ClosedFrom(InDecoder):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_or_none("closed_from", self.closed_from, "the first layer, from 0, whose positions are closed up")
+        boolean("calibrate", self.calibrate)
+        if self.calibrate and self.closed_from is not None:
+            raise OptionError(f"calibrate=True and closed_from={self.closed_from}: it is for positions that are kept")
+
+    @property
+    def calibrates(self) -> bool:
+        """As asked."""
+        return self.calibrate
 
     def closes_gaps(self, layer: int) -> bool:
         """From `closed_from` on."""

@@ -5,7 +5,7 @@ read from their folders alone; tables (`tables.py`) and figures are made of thes
 
 `study.json` says how selections inside the language model answer:
 
-    {"description": {"model": ..., "data": ..., "limit": ..., "layer": 2, "versions": {...}, ...},
+    {"description": {"model": ..., "data": ..., "limit": ..., "sample": ..., "layer": 2, "versions": {...}, ...},
      "rows": [{"benchmark": "pope", "title": "POPE", "metric": "f1", "scale": 1.0, "chance": 50.0,
                "positions": "keep", "retention": 0.25, "scores": "recovery", "student": "vision", "rate": 0.1,
                "accuracy": 84.1, "interval": [82.3, 85.8], "questions": 1000,
@@ -67,7 +67,8 @@ A contrast is a mean over the benchmarks in which all tokens are above guessing,
      "questions": 100, "attention": [{"positions": "full", "layer": 1, "stretches": [...], "visual": 0.31}, ...]}
 
     closed_from   the first decoder layer, counted from 0, whose positions are closed up; null is none of them, the row
-                  that the others are compared with; "full" stands for all tokens
+                  that the others are compared with; "full" stands for all tokens, "calibrated" for positions closed
+                  up nowhere with attention calibrated by distance (RESTORE, `reduction/calibration.py`)
     accuracy, interval   as in study.json
     difference, difference_interval, p   to the row whose positions are closed up nowhere, paired by question
     questions     how many were looked at for `attention`
@@ -192,7 +193,10 @@ def _key(run: Row) -> Key:
 
 def description(runs: Sequence[Row]) -> Record:
     """The setting that all runs share, and the decoder layer after which tokens were dropped."""
-    return {**{key: runs[0].config.get(key) for key in (*OF_SECTION, "weights", "dtype")}, "layer": layer_of(runs)}
+    return {
+        **{key: runs[0].config.get(key) for key in (*OF_SECTION, "sample", "weights", "dtype")},
+        "layer": layer_of(runs),
+    }
 
 
 def layer_of(runs: Sequence[Row]) -> int | None:
@@ -377,9 +381,11 @@ def _late(run: Row, name: str) -> Report:
 
 
 def closing_grid(full: RunConfig, tokens: Any, layers: int) -> list[Cell]:
-    """All tokens, positions closed up nowhere, and from each of the `layers` decoder layers on."""
+    """All tokens, positions closed up nowhere, the same with calibrated attention, and from each of the `layers`
+    decoder layers on.
+    """
     first = prepare(full)
-    methods = [ClosedFrom(), *(ClosedFrom(closed_from=layer) for layer in range(layers))]
+    methods = [ClosedFrom(), ClosedFrom(calibrate=True), *(ClosedFrom(closed_from=layer) for layer in range(layers))]
     return [Cell(first), *(Cell(first.reduced_by(method, tokens, "kept")) for method in methods)]
 
 
@@ -411,8 +417,9 @@ def positions(folders: Sequence[Path], tokens: int, looked_at: Sequence[Record],
         looked_at: what `attention` found.
         count: questions of that.
     """
-    full, nowhere, *closed = [read_row(folder) for folder in folders]
+    full, nowhere, calibrated, *closed = [read_row(folder) for folder in folders]
     rows = [_closed_row("full", full, None), _closed_row(None, nowhere, None)]
+    rows += [_closed_row("calibrated", calibrated, nowhere)]
     rows += [_closed_row(run.config["options"]["closed_from"], run, nowhere) for run in closed]
     facts = {"benchmark": full.benchmark, "title": full.facts.title, "scale": full.scale, "tokens": tokens}
     return {

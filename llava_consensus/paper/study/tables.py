@@ -191,6 +191,8 @@ def _closed(closed_from: Any) -> str:
     """What a row of the first table is called."""
     if closed_from == "full":
         return "all tokens"
+    if closed_from == "calibrated":
+        return "kept, attention calibrated by distance"
     return "kept in all layers" if closed_from is None else f"closed up from layer {closed_from + 1} on"
 
 

@@ -33,4 +33,7 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "GPT_Zero_Shot_QA": build_videos,
 }
 
-VALIDATION: dict[str, Callable[[Path, str], None]] = {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa}
+WITH_SPLIT: dict[str, dict[str, Callable[[Path, str], None]]] = {
+    "val": {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa},
+    "large": {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa, "vqav2": build_vqav2},
+}

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from playground.mini.scenes import Scene, render
+from playground.mini.scenes import Scene, render, scene
 
 TEST = {  # indices of test scenes; of clips for the videos
     "gqa": range(0, 50),
@@ -27,7 +27,17 @@ TEST = {  # indices of test scenes; of clips for the videos
     "TGIF": range(6000, 6040),
     "MSVD": range(6100, 6140),
     "MSRVTT": range(6200, 6240),
+    "gqa, large": range(10_000, 10_250),
+    "pope, large": range(11_000, 12_000),
+    "vqav2, large": range(12_000, 12_300),
 }
+
+
+def scenes(benchmark: str, split: str) -> Iterator[tuple[int, Scene]]:
+    """The scenes of a benchmark with their indices: of the split `large` test scenes too, in a range of their own."""
+    large = split == "large"
+    for index in TEST[f"{benchmark}, large" if large else benchmark]:
+        yield index, scene("test" if large else split, index)
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

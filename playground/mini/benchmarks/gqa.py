@@ -1,4 +1,6 @@
-"""Mini GQA: about thirty questions a picture, answers balanced within their groups, with the official annotations."""
+"""Mini GQA: about thirty questions a picture, answers balanced within their groups, with the official annotations. Of
+the larger set five, one of each kind.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,25 @@ import collections
 import random
 from pathlib import Path
 
-from playground.mini.benchmarks.files import TEST, line, picture, write_json, write_lines
+from playground.mini.benchmarks.files import line, picture, scenes, write_json, write_lines
 from playground.mini.questions import GQA_MIX, QA, SHORT, View, write
-from playground.mini.scenes import scene
 
 SEMANTIC = {"existence": "obj", "category": "cat", "attribute": "attr", "count": "global", "relation": "rel"}
 
 
-def gqa_questions(view: View, rng: random.Random, used: collections.Counter, number: int) -> list[QA]:
-    """About 30 questions on one scene in the mix of kinds, taking answers that their group has seen least."""
-    quota = {"existence": 6 + number % 2, "category": 8 - number % 2, "attribute": 6, "count": 4, "relation": 6}
+def quota(number: int, large: bool) -> dict[str, int]:
+    """How many questions of each kind picture `number` gets."""
+    if large:
+        return dict.fromkeys(GQA_MIX, 1)
+    return {"existence": 6 + number % 2, "category": 8 - number % 2, "attribute": 6, "count": 4, "relation": 6}
+
+
+def gqa_questions(view: View, rng: random.Random, used: collections.Counter, most: dict[str, int]) -> list[QA]:
+    """Questions on one scene, `most` of each kind, taking answers that their group has seen least."""
     chosen: list[QA] = []
     for kind in GQA_MIX:
         found = {qa.question: qa for qa in (write(view, kind, rng, 1) for _ in range(150)) if qa}
-        for _ in range(quota[kind]):
+        for _ in range(most[kind]):
             if not found:
                 break
             form = rng.choice(sorted({qa.detailed for qa in found.values()}))
@@ -54,10 +61,10 @@ def build_gqa(folder: Path, split: str = "test") -> None:
     records: dict[str, dict] = {}
     lines = []
     used: collections.Counter = collections.Counter()
-    for number, index in enumerate(TEST["gqa"]):
-        view, image = View(scene(split, index)), f"n{700000 + index}"
+    for number, (index, shown) in enumerate(scenes("gqa", split)):
+        view, image = View(shown), f"n{700000 + index}"
         picture(folder / "data" / "images" / f"{image}.jpg", view.scene)
-        for qa in gqa_questions(view, random.Random(index), used, number):
+        for qa in gqa_questions(view, random.Random(index), used, quota(number, split == "large")):
             question_id = str(20_000_000 + len(records))
             records[question_id] = gqa_record(qa, view, image)
             lines.append(line(question_id, f"{image}.jpg", f"{qa.question}\n{SHORT}"))

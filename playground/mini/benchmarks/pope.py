@@ -1,17 +1,20 @@
-"""Mini POPE: six questions a picture and split, with random, popular and adversarial absent objects."""
+"""Mini POPE: six questions a picture and split, with random, popular and adversarial absent objects. Of the larger set
+two, in two of the three splits.
+"""
 
 from __future__ import annotations
 
 import collections
 import random
+from itertools import islice
 from pathlib import Path
 
-from playground.mini.benchmarks.files import TEST, line, picture, write_lines
+from playground.mini.benchmarks.files import line, picture, scenes, write_lines
 from playground.mini.catalogue import NAMES
 from playground.mini.questions import SHORT, View, article
 from playground.mini.scenes import scene
 
-POPE_IMAGES = 50
+POPE_IMAGES, POPE_IMAGES_LARGE = 50, 250
 POPE_FIRST_ID = {"adversarial": 1, "random": 10_000_001, "popular": 20_000_001}
 
 
@@ -40,17 +43,20 @@ def pope_negatives(present: list[str], split: str, rng: random.Random, counts: t
 def build_pope(folder: Path, split: str = "test") -> None:
     """POPE: `llava_pope_test.jsonl`, `coco/coco_pope_*.json`, `val2014`."""
     counts = company()
-    views = [View(scene(split, index)) for index in TEST["pope"]]
-    views = [view for view in views if len(view.names) >= 4][:POPE_IMAGES]
+    large = split == "large"
+    every = (View(shown) for _, shown in scenes("pope", split))
+    views = list(islice((view for view in every if len(view.names) >= 4), POPE_IMAGES_LARGE if large else POPE_IMAGES))
     lines = []
     names = [f"COCO_val2014_{view.scene.seed % 10**9:012d}.jpg" for view in views]
-    for split, first in POPE_FIRST_ID.items():
+    for place, (split, first) in enumerate(POPE_FIRST_ID.items()):
         labels: list[dict] = []
-        for view, image in zip(views, names, strict=True):
+        for number, (view, image) in enumerate(zip(views, names, strict=True)):
+            if large and number % 3 == place:
+                continue
             rng = random.Random(f"{split}-{image}")
             present = random.Random(image).sample(sorted(view.names), 3)
             absent = pope_negatives(sorted(view.names), split, rng, counts)
-            for yes, no in zip(present, absent, strict=True):
+            for yes, no in islice(zip(present, absent, strict=True), 1 if large else 3):
                 for name, answer in ((yes, "yes"), (no, "no")):
                     text = f"Is there {article(name)} in the image?"
                     lines.append(line(first + len(labels), image, f"{text}\n{SHORT}", split))

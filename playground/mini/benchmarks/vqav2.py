@@ -10,9 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from playground.mini.benchmarks.files import TEST, line, picture, write_json, write_lines
+from playground.mini.benchmarks.files import line, picture, scenes, write_json, write_lines
 from playground.mini.questions import GQA_MIX, QA, SHORT, View, article, write
-from playground.mini.scenes import scene
 
 HELD_OUT = 6  # every sixth picture is in test2015 but not in test-dev
 SUBTYPE = "test-dev2015"
@@ -61,14 +60,14 @@ def asked(view: View, rng: random.Random) -> list[QA]:
     return list({qa.question: qa for qa in made if qa}.values())
 
 
-def build_vqav2(folder: Path) -> None:
+def build_vqav2(folder: Path, split: str = "test") -> None:
     """VQAv2: `llava_vqav2_mscoco_{test-dev2015,test2015}.jsonl`, annotations and questions of test-dev, `test2015`."""
     every: list[dict[str, Any]] = []
     dev: list[dict[str, Any]] = []
     questions: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
-    for number, index in enumerate(TEST["vqav2"]):
-        view, rng, image_id = View(scene("test", index)), random.Random(index), 100_000 + index
+    for number, (index, shown) in enumerate(scenes("vqav2", split)):
+        view, rng, image_id = View(shown), random.Random(index), 100_000 + index
         image = f"COCO_test2015_{image_id:012d}.jpg"
         picture(folder / "test2015" / image, view.scene)
         for place, qa in enumerate(asked(view, rng)):

@@ -300,7 +300,7 @@ def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     store(out, [1, 1], weights="other")
     store(out, [0, 0, 0, 0], questions="another version", method="full", tokens=576)
     text = text_of(out)
-    assert text.count("**checkpoints/llava-mini**") == 4 and ", first 2 questions" in text
+    assert text.count("**checkpoints/llava-mini**") == 4 and ", the first 2 questions" in text
     full = [section.full for section in results.in_sections(read_rows(out)) if section.full]
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 

@@ -240,6 +240,17 @@ def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_
     assert part.metrics["questions"] == 7 and whole.path != part.path
 
 
+def test_a_sample_is_the_same_questions_for_every_run_and_a_smaller_one_is_in_it(data: Path, tmp_path: Path) -> None:
+    def asked(**settings: Any) -> list[int]:
+        answers = (go(data, tmp_path, **settings).path / "answers.jsonl").read_text().splitlines()
+        return [json.loads(answer)["metadata"]["index"] for answer in answers]
+
+    some = asked(sample=12)
+    assert len(some) == 12 and some == sorted(some) == asked(sample=12, method="random")
+    assert set(asked(sample=5)) < set(some), "and not the first ones"
+    assert some != list(range(12)) and asked(sample=1000) == list(range(20))
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -248,6 +259,7 @@ def test_a_limit_asks_the_first_questions_in_a_run_of_their_own(data: Path, tmp_
         {"method": "random"},
         {"options": {"alpha": 0.5}},
         {"limit": 19},
+        {"sample": 19},
         {"dtype": "float32"},
         {"conversation": "plain"},
         {"max_new_tokens": 5},
@@ -321,6 +333,8 @@ def test_full_budget_is_said_once(data: Path, tmp_path: Path, caplog: pytest.Log
         ({"merged": 65}, OptionError, "merged=65"),
         ({"match": "equal"}, OptionError, "match='equal' must be one of kept, entering, average, flops"),
         ({"limit": 0}, OptionError, "limit=0"),
+        ({"sample": 0}, OptionError, "sample=0"),
+        ({"sample": 3, "limit": 3}, OptionError, "limit=3 and sample=3: give one of them"),
         ({"max_new_tokens": 0}, OptionError, "max_new_tokens=0"),
         ({"device": "gpu"}, OptionError, "device"),
         ({"device": "cuda:99"}, OptionError, "CUDA devices"),

@@ -3,6 +3,7 @@ and the command. Run: `pytest tests/paper/study`.
 """
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,14 +74,14 @@ def test_a_later_layer_lies_between_the_two(llava_model: Any, prompt: SimpleName
 
 @needs_5
 @torch.no_grad()
-@pytest.mark.parametrize("closed_from", [None, 0, 1])
-def test_batches_of_different_prompts_answer_as_single_ones(tower_folder: Path, closed_from: int | None) -> None:
+@pytest.mark.parametrize("options", [{}, {"closed_from": 0}, {"closed_from": 1}, {"calibrate": True}])
+def test_batches_of_different_prompts_answer_as_single_ones(tower_folder: Path, options: dict[str, Any]) -> None:
     """The cache of the first layer is shorter than the prompt, and still every step finds its columns."""
     model = tiny_llava(tower_folder, tokenizer_padding_side="left")
     rows = [row(5, 6), row(5, after=9), row(7, 8, 9, after=2)]
     images = tiles(3)
     ids, mask = batch(*rows, left=True)
-    with Attachment(view_of(model), ClosedFrom(closed_from=closed_from), Budget(TOKENS)):
+    with Attachment(view_of(model), ClosedFrom(**options), Budget(TOKENS)):
         together = model.generate(ids, images=images, attention_mask=mask, max_new_tokens=6, do_sample=False)
         for index, one in enumerate(rows):
             alone = model.generate(
@@ -95,6 +96,64 @@ def test_a_layer_the_model_does_not_have_is_refused(llava_model: Any, prompt: Si
         logits(llava_model, prompt)
     with pytest.raises(OptionError, match="closed_from"):
         ClosedFrom(closed_from=1.5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="for positions that are kept"):
+        ClosedFrom(closed_from=1, calibrate=True)
+
+
+def decay(distance: int, theta: list[float]) -> float:
+    """D of RESTORE, as it is written."""
+    return sum(math.cos(distance * frequency) for frequency in theta) / len(theta)
+
+
+@needs_5
+@torch.no_grad()
+def test_calibrated_attention_is_restores_formula(llava_model: Any, prompt: SimpleNamespace) -> None:
+    """Against the language model on the same rows with a mask that is made here number by number, token by token."""
+    model, layers = llava_model, llava_model.model.layers
+    read: list[torch.Tensor] = []
+    with Attachment(view_of(model), ClosedFrom(calibrate=True), Budget(TOKENS)) as attached:
+        mask = torch.ones_like(prompt.ids)
+        tap = layers[0].register_forward_pre_hook(
+            lambda _, args, kwargs: read.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        given = model.generate(
+            prompt.ids, images=prompt.images, attention_mask=mask, max_new_tokens=5, do_sample=False,
+            return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        tap.remove()
+        (outcome,) = attached.outcomes
+    rows, kept = read[0], outcome.reductions[0][1].source[0].tolist()
+    before, width = outcome.before, rows.shape[1]
+    start = prompt.ids[0].tolist().index(-200)
+    places = [*range(start), *(start + one for one in kept)]
+    places += range(start + before, start + before + width - len(places))
+    theta = model.model.rotary_emb.inv_freq.tolist()
+    visual = range(start, start + TOKENS)
+
+    def added(layer: int, query: int, key: int, prefill: bool) -> float:
+        if key > query:
+            return torch.finfo(rows.dtype).min
+        size = before / TOKENS if layer == 0 and key in visual else 1.0
+        return math.log(size) + (math.log(2 - decay(places[query] - places[key], theta)) if prefill else 0.0)
+
+    def reader(layer: int) -> Any:
+        def change(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            count = len(places)
+            table = [[added(layer, row, column, row < width) for column in range(count)] for row in range(count)]
+            return args, {**kwargs, "attention_mask": torch.tensor(table)[None, None]}
+
+        return change
+
+    hooks = [layer.register_forward_pre_hook(reader(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    for step, token in enumerate(given.sequences[0].tolist()):
+        found = model.lm_head(model.model(inputs_embeds=rows, position_ids=torch.tensor([places]), use_cache=False)[0])
+        assert torch.allclose(found[0, -1], given.logits[step][0], atol=1e-4)
+        rows = torch.cat((rows, model.model.embed_tokens(torch.tensor([[token]]))), dim=1)
+        places.append(places[-1] + 1)
+    for hook in hooks:
+        hook.remove()
+    with Attachment(view_of(model), ClosedFrom(), Budget(TOKENS)):
+        assert not torch.allclose(logits(model, prompt), given.logits[0][0], atol=1e-3), "it is another policy"
 
 
 def test_attention_falls_on_the_tokens_that_stay(mini: Any, scene: Any) -> None:
@@ -124,9 +183,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert cli.main(given) == 0
     said = capsys.readouterr().out
-    assert "closed up from layer 4 on" in said and "**layer 4**" in said
+    assert (
+        "closed up from layer 4 on" in said
+        and "kept, attention calibrated by distance" in said
+        and "**layer 4**" in said
+    )
     content = json.loads((tmp_path / "positions.json").read_text())
-    assert [one["closed_from"] for one in content["layers"]] == ["full", None, 0, 1, 2, 3]
+    assert [one["closed_from"] for one in content["layers"]] == ["full", None, "calibrated", 0, 1, 2, 3]
     assert len(content["attention"]) == 3 * 4 and len(content["attention"][0]["stretches"]) == 24
     assert cli.main([*given, "--workers", "2"]) == 2
 

@@ -1,0 +1,644 @@
+"""The ladder: every family of transformers x every method, climbed rung by rung (docs/ladder.md, which `main` writes).
+A cell works, or is refused by an error of ours; whatever else comes out is a third state, which is a bug.
+
+What an answer must be is computed by a twin that no method was ever attached to, given the rows that are left and their
+positions (`Trial.truth`). Between decoder layers it is given them layer by layer.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import logging
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import hf_models
+import torch
+import torch._dynamo
+import transformers
+from hf_models import CASES, Case, prompts
+from models import tiny_llava, write_tower
+from torch import Tensor
+
+from llava_consensus import attach
+from llava_consensus.errors import ConsensusError
+from llava_consensus.hosts.hf import reduce
+from llava_consensus.hosts.hf.seam import contained
+from llava_consensus.methods import METHODS
+from llava_consensus.reduction.method import Place
+
+PAGE = Path(__file__).parents[1] / "docs" / "ladder.md"
+NEW = 3  # words of an answer
+FIRST = hf_models.IMAGE  # of the ids that are no words
+ALL = 4000  # a budget above every picture
+MAKE_ROWS = ("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "downsample", "sparsevlm")
+# of a module's code, before which nothing may silently go back to what is not compiled
+GRAPHS = {"recompile_limit": 99, "accumulated_recompile_limit": 9999, "fail_on_recompile_limit_hit": True}
+Words = Callable[[Tensor], Tensor]
+
+
+class Undefined(Exception):
+    """A rung that means nothing for this method."""
+
+
+def hold(true: bool, what: str) -> None:
+    if not true:
+        raise AssertionError(what)
+
+
+def near(found: Tensor, expected: Tensor) -> bool:
+    """Equal but for rounding."""
+    room = 1e-4 * max(1.0, float(expected.abs().max()))
+    return found.shape == expected.shape and torch.allclose(found, expected, atol=room, rtol=0)
+
+
+def generate(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    given = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    given["suppress_tokens"] = list(range(FIRST, 512))  # an answer that holds placeholders cannot be read again
+    return model.generate(**inputs, **{**given, **options})
+
+
+def longer(inputs: dict[str, Any], words: Tensor) -> dict[str, Any]:
+    """A prompt with words [1, t] after it."""
+    none = torch.zeros_like(words)
+    more = {"input_ids": words, "attention_mask": none + 1, "mm_token_type_ids": none, "token_type_ids": none}
+    return {**inputs, **{name: torch.cat((inputs[name], one), 1) for name, one in more.items() if name in inputs}}
+
+
+@contextlib.contextmanager
+def hooked(modules: Any, enter: Any, leave: Any = None) -> Iterator[None]:
+    """What each module is given passes through `enter(its number, module, args, kwargs)`, its output by `leave`."""
+    handles = [one.register_forward_pre_hook(partial(enter, i), with_kwargs=True) for i, one in enumerate(modules)]
+    handles += [one.register_forward_hook(leave) for one in modules if leave is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def text_rows(inputs: dict[str, Any]) -> Tensor:
+    """Which rows [S] of one prompt are words."""
+    return inputs["input_ids"][0] < FIRST
+
+
+class Official(torch.nn.Module):
+    """Official LLaVA, called as models of transformers are: with ids that have a placeholder for each visual token."""
+
+    def __init__(self, official: Any) -> None:
+        super().__init__()
+        self.official = official
+
+    def get_decoder(self) -> Any:
+        return self.official.model
+
+    def asked(self, input_ids: Tensor, attention_mask: Any = None, pixel_values: Any = None) -> tuple[Any, Any, Any]:
+        """Ids, mask and pictures as it takes them."""
+        if pixel_values is None:
+            return input_ids, attention_mask, None
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        again = (input_ids[:, 1:] == FIRST) & (input_ids[:, :-1] == FIRST)
+        stays, ids = (
+            real.bool() & ~torch.nn.functional.pad(again, (1, 0)),
+            input_ids.masked_fill(input_ids == FIRST, -200),
+        )
+        rows = [row[one] for row, one in zip(ids, stays, strict=True)]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_side="left")
+        return ids, (ids != 0).long(), pixel_values
+
+    def edited(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What its language model is given of a prompt."""
+        ids, mask, pictures = self.asked(**inputs)
+        found = self.official.prepare_inputs_labels_for_multimodal(ids, None, mask, None, None, pictures)
+        return {"position_ids": found[1], "attention_mask": found[2], "inputs_embeds": found[4]}
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None, **more: Any) -> Any:
+        if "position_ids" in more:  # and a mask of all rows
+            more["inputs_embeds"] = self.edited(dict(input_ids=input_ids, pixel_values=pixel_values))["inputs_embeds"]
+            return self.official(attention_mask=attention_mask, **more)
+        ids, mask, pictures = self.asked(input_ids, attention_mask, pixel_values)
+        return self.official(ids, attention_mask=mask, images=pictures, **more)
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, pixel_values: Any = None, **more: Any) -> Any:
+        ids, mask, pictures = self.asked(input_ids, attention_mask, pixel_values)
+        found = self.official.generate(ids, images=pictures, attention_mask=mask, **more)
+        asked = input_ids.repeat_interleave(len(found.sequences) // len(ids), 0)
+        found.sequences = torch.cat((asked, found.sequences[:, -NEW:]), 1)
+        return found
+
+
+@cache
+def tower() -> Any:
+    """A folder with the tower of official LLaVA."""
+    folder = tempfile.TemporaryDirectory()
+    write_tower(Path(folder.name))
+    return folder
+
+
+def official() -> Any:
+    """Official LLaVA, tiny and random."""
+    sizes = dict(num_hidden_layers=4, tokenizer_padding_side="left", eos_token_id=None)
+    return Official(tiny_llava(Path(tower().name), **sizes))
+
+
+FAMILIES = {"official LLaVA": Case(official, hf_models.square, lambda model: []), **CASES}
+
+
+class Family:
+    """A model, a twin for what is true, and one that guesses; prompts, and what the plain model makes of them."""
+
+    def __init__(self, case: Case) -> None:
+        torch._dynamo.reset()
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+        self.case, self.model = case, case.build()
+        self.twin, self.other = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        for parameter in self.other.parameters():
+            parameter.data.mul_(1.01)  # so that some of its guesses are right
+        a, b, c = (case.picture(number) for number in range(3))
+        rows = [1, 5, a, 6, b, 7, 8], [1, c, 9, 11]
+        self.one, self.batch = prompts([1, 5, 6, a, 7, 8, 9]), prompts(*rows)
+        self.singles = [prompts(row) for row in rows]
+        self._entering: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def plain(self) -> tuple[Tensor, Tensor]:
+        """Logits and ids of the plain model for the batch."""
+        return self.model(**self.batch).logits, generate(self.model, self.batch).sequences
+
+    def entering(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Embeddings and positions [..., S] of a prompt, as the plain language model is given them."""
+        if id(inputs) not in self._entering:
+            found: dict[str, Any] = {}
+            with hooked([self.twin.get_decoder()], lambda _, module, args, given: found.update(given)):
+                self.twin(**inputs)
+            embeds, places = found["inputs_embeds"], found.get("position_ids")
+            self._entering[id(inputs)] = embeds, torch.arange(embeds.shape[1])[None] if places is None else places
+        return self._entering[id(inputs)]
+
+
+class Trial:
+    """A method on a family; or the plain model, which must do what a method is held to."""
+
+    def __init__(self, family: Family, method: str | None) -> None:
+        self.family, self.method, self.model = family, method, family.model
+        self._truths: dict[int, Words] = {}
+
+    def attach(self, tokens: int | None = None, **options: Any) -> Any:
+        if self.method is None:
+            return contextlib.nullcontext()
+        case, cls = self.family.case, METHODS[self.method]
+        if "tile_budget" in cls.__dataclass_fields__:
+            options = {"tile_budget": case.tile_budget, **options}
+        budget = case.square if cls.place is Place.PICTURE else case.tokens
+        return attach(getattr(self.model, "official", self.model), self.method, tokens or budget, **options)
+
+    def truth(self, attached: Any, inputs: dict[str, Any]) -> Words:
+        """Given the words [1, t] that follow a prompt, the logits [1, t, V] that say each of them."""
+        if self.method is None:
+            return lambda words: self.family.twin(**longer(inputs, words), use_cache=False).logits[:, -NEW - 1 : -1]
+        if id(inputs) not in self._truths:
+            make = self._layers if attached.method.place is Place.DECODER else self._edited
+            self._truths[id(inputs)] = make(attached, inputs)
+            less = [one.after < one.before for one in attached.outcomes] if attached.method.reduces else [True]
+            hold(bool(less) and all(less), "pictures stay whole")
+        return self._truths[id(inputs)]
+
+    def _edited(self, attached: Any, inputs: dict[str, Any]) -> Words:
+        """By the plain model that is given the rows that are left, and their positions."""
+        if isinstance(self.model, Official):
+            return self._embedded(inputs)
+        reduced = contained(attached.model, reduce(self.model, **inputs))
+        places, whole = reduced.get("position_ids"), self.family.entering(inputs)[1]
+        full, left = text_rows(inputs), text_rows(reduced)
+        hold(torch.equal(inputs["input_ids"][:, full], reduced["input_ids"][:, left]), "words of the prompt")
+        if places is not None:  # a row of counts may stand in front of three axes
+            axes = 3 if places.ndim == 3 else 1
+            hold(torch.equal(places[-axes:][..., left], whole[-axes:][..., full]), "positions of words")
+
+        def of(words: Tensor) -> Tensor:
+            count, given = words.shape[1], longer(reduced, words)
+            if places is not None:
+                given["position_ids"] = torch.cat((places, places[..., -1:] + 1 + torch.arange(count)), -1)
+            if "mm_encoder_outputs" in given:
+                given["mm_encoder_outputs"] = dict(given["mm_encoder_outputs"])
+            logits: Tensor = self.family.twin(**given, use_cache=False).logits
+            return logits[:, -count - 1 : -1]
+
+        return of
+
+    def _embedded(self, inputs: dict[str, Any]) -> Words:
+        """The same of official LLaVA, whose rows are embeddings."""
+        rows, twin = self.model.edited(inputs), self.family.twin.official
+        places = rows["position_ids"]
+
+        def of(words: Tensor) -> Tensor:
+            count, given = words.shape[1], torch.cat((rows["inputs_embeds"], twin.get_input_embeddings()(words)), 1)
+            more = None if places is None else torch.cat((places, places[:, -1:] + 1 + torch.arange(count)), 1)
+            mask = torch.ones(given.shape[:2])
+            logits: Tensor = twin(inputs_embeds=given, position_ids=more, attention_mask=mask, use_cache=False).logits
+            return logits[:, -count - 1 : -1]
+
+        return of
+
+    def entered(self, inputs: dict[str, Any]) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """What enters every decoder layer of the attached model: states [1, W, D]; cosines and sines [..., W, d]."""
+        found: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
+
+        def keep(index: int, layer: Any, args: Any, given: Any) -> None:
+            found.append((args[0] if args else given["hidden_states"], given["position_embeddings"]))
+
+        with hooked(self.model.get_decoder().layers, keep):
+            self.model(**inputs)
+        return found
+
+    def _layers(self, attached: Any, inputs: dict[str, Any]) -> Words:
+        """By the plain layers, each given the rows that are left of the prompt, their positions, and the words after
+        them.
+        """
+        entered, visual = self.entered(inputs), (~text_rows(inputs)).nonzero()[:, 0].tolist()
+        size = inputs["input_ids"].shape[1]
+        ahead, behind = range(visual[0]), range(visual[-1] + 1 - size, 0)  # rows of words, these from the end
+        keeps, layers = getattr(attached.model, "keeps_positions", False), self.family.twin.get_decoder().layers
+
+        def of(words: Tensor) -> Tensor:
+            count, out = words.shape[1], torch.empty(0)
+
+            def enter(index: int, layer: Any, args: Any, given: Any) -> Any:
+                (rows, angles), plain = entered[index], given["position_embeddings"]
+                anew = rows.shape[1] < size and attached.method.closes_gaps(index) and not keeps
+                first = rows.shape[1] if anew else size  # position of the first word
+                known = range(-first, 0) if anew else [*ahead, *behind]  # rows whose positions are known here
+                places = [place + first if place < 0 else place for place in known]
+                hold(
+                    all(near(a[..., known, :], b[..., places, :]) for a, b in zip(angles, plain, strict=True)), "places"
+                )
+                hold(not index or near(rows[:, [*ahead, *behind]], out[:, [*ahead, *behind]]), f"words at {index}")
+                more = (one[..., first : first + count, :] for one in plain)
+                angles = tuple(torch.cat(both, -2) for both in zip(angles, more, strict=True))
+                hidden = torch.cat((rows, (args[0] if args else given["hidden_states"])[:, -count:]), 1)
+                given = {**given, "position_embeddings": angles, "attention_mask": None, "position_ids": None}
+                return ((hidden, *args[1:]), given) if args else (args, {**given, "hidden_states": hidden})
+
+            def leave(layer: Any, args: Any, output: Tensor) -> Tensor:
+                nonlocal out
+                out = output[:, :-count]
+                return torch.cat((output.new_zeros(1, size - 1, output.shape[-1]), output[:, -count - 1 :]), 1)
+
+            with hooked(layers, enter, leave):
+                logits: Tensor = self.family.twin(**longer(inputs, words), use_cache=False).logits
+            return logits[:, -count - 1 : -1]
+
+        return of
+
+
+# ---- the rungs
+
+
+def keep_all(trial: Trial) -> None:
+    family = trial.family
+    logits, ids = family.plain
+    with trial.attach(ALL):
+        hold(torch.equal(trial.model(**family.batch).logits, logits), "logits")
+        hold(torch.equal(generate(trial.model, family.batch).sequences, ids), "ids")
+
+
+def detach(trial: Trial) -> None:
+    logits, _ = trial.family.plain
+    before = {name: set(vars(one)) for name, one in trial.model.named_modules()}
+    with trial.attach():
+        generate(trial.model, trial.family.batch)
+    hold(torch.equal(trial.model(**trial.family.batch).logits, logits), "logits")
+    hold({name: set(vars(one)) for name, one in trial.model.named_modules()} == before, "attributes are left")
+
+
+def decoding(trial: Trial, **options: Any) -> None:
+    if "assistant_model" in options:
+        options["assistant_model"] = getattr(trial.family.other, "official", trial.family.other)
+    with trial.attach() as attached:
+        truth = trial.truth(attached, trial.family.one)
+        found = generate(trial.model, trial.family.one, **options)
+        hold(near(torch.stack(found.logits, 1), truth(found.sequences[:, -NEW:])), "logits")
+
+
+def loop(model: Any, inputs: dict[str, Any], words: Tensor) -> Tensor:
+    """Logits of a loop of one's own that says these words, on the cache and without positions."""
+    output = model(**inputs, use_cache=True)
+    found = [output.logits[:, -1]]
+    for word in words[:, :-1].T[..., None]:
+        output = model(input_ids=word, past_key_values=output.past_key_values, use_cache=True)
+        found.append(output.logits[:, -1])
+    return torch.stack(found, 1)
+
+
+def own_loop(trial: Trial, compiled: bool = False) -> None:
+    words = torch.arange(20, 20 + NEW)[None]
+    with trial.attach() as attached:
+        truth = trial.truth(attached, trial.family.one)
+        model = torch.compile(trial.model, backend="eager") if compiled else trial.model
+        with torch._dynamo.config.patch(GRAPHS):
+            hold(near(loop(model, trial.family.one, words), truth(words)), "logits")
+
+
+def mixed(trial: Trial) -> None:
+    with trial.attach() as attached:
+        found = generate(trial.model, trial.family.batch)
+        logits, ids = torch.stack(found.logits, 1), found.sequences[:, -NEW:]
+        for row, single in enumerate(trial.family.singles):
+            hold(near(logits[row : row + 1], trial.truth(attached, single)(ids[row : row + 1])), f"row {row}")
+
+
+def beams(trial: Trial) -> None:
+    with trial.attach() as attached:
+        found = generate(trial.model, trial.family.batch, num_beams=2, num_return_sequences=2, output_scores=True)
+        for row, words in enumerate(found.sequences[:, None, -NEW:]):
+            logits = trial.truth(attached, trial.family.singles[row // 2])(words).log_softmax(-1)
+            score = logits.gather(-1, words[..., None]).mean()
+            hold(near(found.sequences_scores[row], score), f"beam {row}")
+
+
+def second_turn(trial: Trial) -> None:
+    inputs = trial.family.one
+    with trial.attach() as attached:
+        truth = trial.truth(attached, inputs)
+        turn = generate(trial.model, inputs)
+        whole = torch.cat((turn.sequences, torch.arange(11, 14)[None]), 1)
+        more = {"pixel_values": inputs["pixel_values"]} if isinstance(trial.model, Official) else {}  # it asks for them
+        found = generate(trial.model, {"input_ids": whole, **more}, past_key_values=turn.past_key_values)
+        after = found.sequences[:, inputs["input_ids"].shape[1] :]
+        hold(near(torch.stack(found.logits, 1), truth(after)[:, -NEW:]), "logits")
+
+
+def masking(trial: Trial) -> None:
+    wanted = {"positions": "keep", "order": "raster"}
+    options = {name: value for name, value in wanted.items() if name in METHODS[trial.method].__dataclass_fields__}
+    inputs, twin = trial.family.one, trial.family.twin
+    embeds, places = trial.family.entering(inputs)
+    places, size, decoder = places[-3:] if places.ndim == 3 else places, embeds.shape[1], twin.get_decoder()
+    diagonal, mask, entered = torch.eye(size).bool(), inputs["attention_mask"].clone(), []
+    with trial.attach(merged=0, **options) as attached:
+        if trial.method in MAKE_ROWS or (getattr(decoder.config, "sliding_window", None) or size) < size:
+            raise Undefined  # windows are counted in rows
+        if attached.method.place is Place.DECODER:
+            entered = trial.entered(inputs)
+        layouts, original = [], attached.layout
+        attached.layout = lambda kinds: layouts.append(original(kinds)) or layouts[-1]
+        found = trial.model(**inputs).logits[:, -1]
+        hold(not attached.method.reduces or all(one.after < one.before for one in attached.outcomes), "whole")
+        if not entered:
+            for unit, (_, one) in zip(layouts[-1].reduced(), attached.outcomes[0].reductions, strict=True):
+                mask[0, unit.places] = 0
+                mask[0, unit.places[one.kept[0]]] = 1
+    angles = decoder.rotary_emb(embeds, places)[0]
+
+    def enter(index: int, layer: Any, args: Any, given: Any) -> Any:
+        ours = entered[index][1][0]
+        stays = (angles[..., :, None, :] == ours[..., None, :, :]).all(-1).flatten(0, -3).all(0).any(-1)
+        return args, {**given, "attention_mask": (diagonal | stays.expand(size, -1).tril())[None, None]}
+
+    with hooked(decoder.layers if entered else [], enter):
+        hold(near(found, twin(**{**inputs, "attention_mask": mask}, position_ids=places).logits[:, -1]), "logits")
+
+
+def quantized(trial: Trial) -> None:
+    with mock.patch.object(transformers.cache_utils.Fp8QuantizedLayer, "fp8_dtype", torch.float32):
+        decoding(trial, cache_implementation="quantized", cache_config={"backend": "fp8"})
+
+
+RUNGS: dict[str, tuple[Callable[[Trial], None], str]] = {
+    "keep-all": (keep_all, "a budget of all tokens changes nothing, bit for bit"),
+    "detach": (detach, "nothing is left of a method, bit for bit"),
+    "rows and positions": (decoding, "`generate` answers as the twin that is given the rows that are left"),
+    "own loop": (own_loop, "so does a loop of one's own over the cache, which gives no positions"),
+    "mixed batch": (mixed, "prompts of one and of two pictures, padded on the left, are answered as each alone"),
+    "masking": (masking, "with kept positions, rows that are dropped are rows masked out of the twin"),
+    "second turn": (second_turn, "a conversation goes on by the reduced cache, without pixels"),
+    "static": (partial(decoding, cache_implementation="static"), "`generate` with a static cache"),
+    "quantized": (quantized, "with the fp8 cache, whose numbers stay in float32 here, so that they can be compared"),
+    "no cache": (partial(decoding, use_cache=False), "without a cache"),
+    "beams": (beams, "the scores of two beams of each prompt of the mixed batch are those by the twin"),
+    "assisted": (partial(decoding, assistant_model=True), "a second model guesses, which is nearly the same"),
+    "compiled": (partial(own_loop, compiled=True), "the loop of one's own, the model compiled, backend `eager`"),
+}
+
+
+QUICK = [rung for rung in RUNGS if rung != "compiled"]  # which takes most of the time
+
+
+def climbed(family: Family, method: str, rungs: Iterable[str] = RUNGS) -> dict[str, str]:
+    """What becomes of a method on every rung, in one of these words: `works`; `undefined`, for what has no meaning;
+    `refused: why`; `plain: why`, for what fails likewise without a method; `third: what`.
+    """
+    trial = Trial(family, method)
+    return {rung: state(trial, rung) for rung in rungs}
+
+
+@torch.no_grad()
+def state(trial: Trial, rung: str) -> str:
+    try:
+        RUNGS[rung][0](trial)
+    except Undefined:
+        return "undefined"
+    except ConsensusError as error:
+        words = str(error).replace(type(trial.model).__name__, "the model").replace(tower().name, "its folder")
+        return "refused: " + words.replace(METHODS[trial.method].__name__, "the method")
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        plain = "" if trial.method is None else state(Trial(trial.family, None), rung)
+        return f"{'plain' if plain.endswith(words) else 'third'}: {words}"
+    return "works"
+
+
+# ---- configurations that no test uses
+
+KINDS = [
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "ministral", "ministral3", "seed_oss", "glm"),
+    *("helium", "qwen3_moe", "olmo", "olmo3", "olmoe", "apertus", "internlm3", "jais2", "smollm3", "arcee", "cohere"),
+]
+TOWERS = ("clip_vision_model", "siglip_vision_model")
+
+
+def changed(config: Any, **values: Any) -> Any:
+    """A configuration with other values, of those that it has."""
+    known = {name: value for name, value in values.items() if hasattr(config, name)}
+    return type(config)(**{name: one for name, one in config.to_dict().items() if name != "layer_types"} | known)
+
+
+def drawn(seed: int) -> tuple[str, Case]:
+    """A family with sizes, budget, tower and language model drawn at random."""
+    draw = random.Random(seed)
+    name = draw.choice(list(CASES))
+    case, family = CASES[name], name.split()[0]
+    config, tokens, picture = case.build().config, case.tokens + draw.randint(0, 3), case.picture
+    heads, layers, see, blocks = draw.choice((2, 4, 6, 8)), draw.randint(2, 5), draw.choice((2, 4)), draw.randint(3, 5)
+    text = dict(num_attention_heads=heads, num_hidden_layers=layers, intermediate_size=draw.choice((40, 72, 120)))
+    text |= dict(num_key_value_heads=draw.choice([n for n in range(1, heads + 1) if heads % n == 0]))
+    text |= dict(hidden_size=16 * heads, head_dim=16)
+    kind, tower = config.text_config.model_type, config.vision_config.model_type
+    if family.startswith("qwen") or family == "gemma3":
+        config.text_config = changed(config.text_config, **text)
+    else:
+        kind = draw.choice(KINDS)
+        text |= dict(head_dim=draw.choice((8, 16, 24)), hidden_size=heads * draw.choice((8, 16, 20)))
+        other = transformers.CONFIG_MAPPING[kind](**{**hf_models.TEXT, **text})
+        window = dict(sliding_window=draw.choice((None, 8, 4096)), use_sliding_window=True, max_window_layers=1)
+        config.text_config = changed(other, **window, num_experts_per_tok=2, num_experts=4, num_local_experts=4)
+    if family in ("llava", "llava_next", "llava_onevision", "llava_next_video"):
+        tower, config.vision_feature_layer = draw.choice(TOWERS), draw.choice((-1, -2, -3))
+        config.vision_feature_select_strategy = "default" if tower == TOWERS[0] else "full"
+        config.vision_config = transformers.CONFIG_MAPPING[tower](**hf_models.SQUARE, vision_use_head=False)
+    vision = dict(num_attention_heads=see, num_heads=see, num_hidden_layers=blocks, depth=blocks, intermediate_size=56)
+    vision |= dict(hidden_size=see * draw.choice((8, 16)), out_hidden_size=16 * heads)
+    vision |= dict(fullatt_block_indexes=sorted({draw.randrange(blocks), blocks - 1}))
+    vision |= dict(deepstack_visual_indexes=sorted(draw.sample(range(blocks), draw.randint(1, min(blocks, layers)))))
+    if family == "llava":
+        side = draw.randint(3, 7)
+        vision["image_size"], config.image_seq_length, tokens = 14 * side, side**2, draw.randint(1, side**2 - 1)
+
+        def picture(number: int) -> hf_models.Picture:
+            pixels = hf_models.noise(1, 3, 14 * side, 14 * side, seed=number)
+            return hf_models.Picture([FIRST] * side**2, {"pixel_values": pixels})
+
+    config.vision_config = changed(config.vision_config, **vision)
+    build = partial(hf_models.ready, type(case.build()), config, seed)
+    return f"{name}, {tower}, {kind}", dataclasses.replace(case, tokens=tokens, picture=picture, build=build)
+
+
+def at_random(seed: int, count: int) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """The cells of `count` configurations by five methods each, those left out whose plain model does not answer."""
+    number = found = 0
+    while found < count:
+        number += 1
+        name, case = drawn(1000 * seed + number)
+        try:
+            family = Family(case)
+            generate(family.twin, family.batch)
+        except Exception as error:
+            print(f"{name}: no model ({type(error).__name__}: {str(error)[:120]})", file=sys.stderr)
+            continue
+        found += 1
+        for method in random.Random(number).sample(list(METHODS), 5):
+            yield f"{1000 * seed + number} {name}", method, climbed(family, method, QUICK)
+
+
+# ---- the page
+
+HEAD = """# The ladder
+
+Every family of transformers with every method, on tiny models with random weights. What is held on each rung:
+
+{rungs}
+
+The twin is the plain model, to which no method is ever attached. It is given the rows that are left and their
+positions; where a method cuts between decoder layers, it is given them layer by layer. A cell works, or is refused by
+an error of this package in one line. There is no third state: {cells}
+
+`make ladder` makes this page anew, and `tests/hosts/test_ladder.py` holds some of it in every run of the tests.
+
+## By rung
+
+How many of the methods that can be attached work, and how many are refused for which reason. Masking is not defined
+for methods that make new rows of several.
+"""
+OTHERS = """## Other configurations
+
+The same for configurations that no test has: sizes, budgets, towers (CLIP, SigLIP) and language models drawn at random,
+five methods each, on every rung but `compiled`, which takes too long here. What fails likewise without a method is a
+fault of the plain model.
+"""
+FINE = ("works", "undefined")
+
+
+def reason(state: str) -> str:
+    """Why a rung does not work: a refusal in its own words, which are ours."""
+    return state.removeprefix("refused: ").replace("|", "or").replace("\n", " ")
+
+
+def told(states: dict[str, str], note: Callable[[str], str]) -> str:
+    """The rungs of one method in few words: which do not work, and why."""
+    why = {rung: reason(state) for rung, state in states.items() if state not in FINE}
+    if len(set(why.values())) == 1 and len(why) == len(states):
+        return note(why.popitem()[1])
+    return ", ".join(["works", *(f"{rung} {note(words)}" for rung, words in why.items())])
+
+
+def page(cells: dict[tuple[str, str], dict[str, str]], others: str) -> str:
+    """docs/ladder.md."""
+    notes: list[str] = []
+
+    def note(words: str) -> str:
+        notes.extend([] if words in notes else [words])
+        return f"[{notes.index(words) + 1}]"
+
+    families, methods = (list(dict.fromkeys(side)) for side in zip(*cells, strict=True))
+    by_method = table(["", *families], [[one, *(told(cells[name, one], note) for name in families)] for one in methods])
+    rungs = []
+    for name in families:
+        climbing = [cells[name, one] for one in methods if "works" in cells[name, one].values()]
+        row = {rung: Counter(states[rung] for states in climbing) for rung in RUNGS}
+        rungs.append([name])
+        for states in row.values():
+            why = {note(reason(one)): count for one, count in states.items() if one not in FINE}
+            rungs[-1].append(
+                "; ".join([f"{states['works']} work", *(f"{count} {number}" for number, count in why.items())])
+            )
+    about = "\n".join(f"- {name}: {what}" for name, (_, what) in RUNGS.items())
+    lines = [HEAD.format(rungs=about, cells=counted(list(cells.values()))), *table(["", *RUNGS], rungs), ""]
+    lines += ["## By method", "", *by_method, "", *(f"- [{i + 1}] {words}" for i, words in enumerate(notes)), ""]
+    return "\n".join([*lines, OTHERS, others, ""])
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def counted(found: list[dict[str, str]]) -> str:
+    """How many cells are in which state."""
+    states = Counter(one.split(":")[0] for states in found for one in states.values())
+    return (
+        f"{sum(states.values()):,} cells: {states['works']:,} work, {states['refused']:,} are refused, "
+        f"{states['undefined']:,} are not defined, {states['plain']:,} fail likewise without a method, "
+        f"{states['third']:,} are a third state."
+    )
+
+
+def read(text: str) -> dict[tuple[str, str], str]:
+    """What a page says of every family and method, with reasons in the place of their numbers."""
+    notes = dict(re.findall(r"^- (\[\d+\]) (.*)$", text, re.MULTILINE))
+    lines = text.split("## By method\n\n")[1].split("\n\n")[0].splitlines()
+    (_, *families), _, *rows = ([one.strip() for one in line.strip("|").split(" | ")] for line in lines)
+    return {
+        (name, method): re.sub(r"\[\d+\]", lambda found: notes[found[0]], cell)
+        for method, *row in rows
+        for name, cell in zip(families, row, strict=True)
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), default=(25, 100))
+    seed, count = parser.parse_args().random
+    cells = {}
+    for name, case in FAMILIES.items():
+        family = Family(case)
+        cells |= {(name, method): climbed(family, method) for method in METHODS}
+        print(name, counted([states for (one, _), states in cells.items() if one == name]), flush=True)
+    others = list(at_random(seed, count))
+    said = f"`python tests/ladder.py --random {seed} {count}`: {counted([states for *_, states in others])}"
+    PAGE.write_text(page(cells, said))
+    everything = [*((name, method, one) for (name, method), one in cells.items()), *others]
+    third = [(*at, rung, state) for *at, one in everything for rung, state in one.items() if state.startswith("third")]
+    print(*third, f"{len(third)} third states", sep="\n")
+    sys.exit(bool(third))
+
+
+if __name__ == "__main__":
+    main()
