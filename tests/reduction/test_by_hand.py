@@ -8,9 +8,9 @@ from llava_consensus.methods import make
 from llava_consensus.methods.sparsevlm import SparseVLM
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, paper_flops
-from llava_consensus.reduction.saliency import cross_saliency
+from llava_consensus.reduction.saliency import cross_saliency, text_attention
 from llava_consensus.reduction.selection import correction_factor
-from llava_consensus.reduction.tokens import VisionAttention
+from llava_consensus.reduction.tokens import TextProbe, VisionAttention
 
 
 def test_the_last_row_is_the_last_real_one() -> None:
@@ -22,6 +22,14 @@ def test_the_last_row_is_the_last_real_one() -> None:
     assert found.shape == (3, 3) and torch.equal(found, torch.stack(alone))
     assert found.argsort(1).tolist() == [[1, 2, 0], [2, 0, 1], [0, 1, 2]]
     assert torch.equal(cross_saliency(attention, None, columns, "last")[0], alone[2])
+
+
+def test_a_probe_that_says_nothing_of_padding_may_have_some() -> None:
+    query, key, flat = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.zeros(1, 3, 4)
+    real, all_keys = torch.tensor([[True, False]]), torch.ones(1, 3, dtype=torch.bool)
+    probe = TextProbe(query, key, flat + 1, flat, 0.5, torch.tensor([[1, 2]]), real, all_keys)
+    rows = text_attention(probe)[0]
+    assert rows[0].sum() > 0.99 and rows[1].tolist() == [0.0] * 3
 
 
 def test_how_far_down_the_teachers_ranking_recovery_must_look() -> None:
