@@ -249,7 +249,8 @@ def config(
         budget,
         loading=loading(given),
         host_options=host_options(given),
-        **{name: getattr(given, name) for name in ("match", "model", "data", "limit", "sample")},
+        # of those that the command has
+        **{name: vars(given)[name] for name in ("match", "model", "data", "limit", "sample") if name in given},
     )
 
 

@@ -494,7 +494,6 @@ def examples(given: argparse.Namespace) -> Iterator[str]:
     if len(whole) < len(more):
         raise OptionError(f"--budgets {given.budgets!r}: must be whole numbers, such as '{BUDGETS}'")
     budgets = sorted({Budget(given.tokens).tokens, *whole}, reverse=True)
-    given.match = "kept"
     with style.sheet():  # without matplotlib this ends before anything is asked
         folder = _made(given.to or given.out / "examples")
     plan = prepare(arguments.config(given, arguments.benchmark(given.benchmark, given), make("full")))

@@ -124,6 +124,15 @@ def test_what_stands_alone_has_a_place_of_its_own_and_what_is_mixed_has_none() -
     assert ranked[AHEAD] < 1 * ROW and ranked[AFTER] > 13 * ROW
 
 
+def test_words_after_a_prompt_are_of_no_picture_and_ask_nothing() -> None:
+    kinds = RowKinds(torch.ones(1, 4, dtype=torch.bool), *(torch.tensor([[-1, 0, 0, -1]]) for _ in range(3)))
+    layout = read_layout(kinds, Sharing(make("divprune"), Budget(1), 2, 1))
+    longer = layout.longer(2)
+    assert longer.real.tolist() == [[True] * 6] and longer.asked.tolist() == [[*layout.asked[0].tolist(), False, False]]
+    assert all(one.tolist() == [[-1, 0, 0, -1, -1, -1]] for one in longer.kinds[1:4])
+    assert longer.units is layout.units and layout.longer(0) is layout
+
+
 def test_a_budget_of_all_tokens_reads_no_prompt() -> None:
     sharing = Sharing(make("random"), Budget(11), 4, 3)
     assert sharing.reads_prompts and not Sharing(make("random"), Budget(12), 4, 3).reads_prompts

@@ -24,7 +24,7 @@ def test_a_pipe_as_a_file_does_not_hang(tmp_path: Path) -> None:
             read(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[" * 100_000])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400", "[" * 100_000])
 def test_an_option_that_is_no_number_is_told(value: str) -> None:
     with pytest.raises(OptionError, match="alpha="):
         make("consensusdrop", **options([f"alpha={value}"]))
@@ -42,7 +42,7 @@ def test_an_impossible_name_is_a_message(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_a_result_of_another_shape_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for change in ({"score": "high"}, {"tokens": 3}, {"report": []}, {"answered": None}):
+    for change in ({"score": "high"}, {"score": [1]}, {"tokens": 3}, {"report": []}, {"answered": None}):
         folder = store(tmp_path, [1.0, 0.0])
         path = folder / "metrics.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | change))

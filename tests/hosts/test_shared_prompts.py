@@ -54,6 +54,29 @@ def encoded(attachment: Attachment, count: int) -> list[Encoded]:
     return [Encoded(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "tokens", "refused"),
+    [
+        ("random", "random", 6, False),
+        ("random", "random", 5, False),  # what a method after the tower reads is there for any budget
+        ("random", "divprune", 6, True),
+        ("tome", "tome", 6, False),
+        ("tome", "tome", 5, True),
+    ],
+)
+def test_a_picture_that_was_encoded_for_something_else_is_refused(
+    host: NumberHost, name: str, other: str, tokens: int, refused: bool
+) -> None:
+    with host.attach(make(name), BUDGET) as attachment:
+        pictures = encoded(attachment, 1)
+    with host.attach(make(other), Budget(tokens)):
+        if refused:
+            with pytest.raises(ValueError, match="encode it again"):
+                host.answer([pictures], [Prompt("9 10", max_new_tokens=2)])
+        else:
+            assert host.answer([pictures], [Prompt("9 10", max_new_tokens=2)])[0].after == tokens
+
+
 def ask(host: NumberHost, name: str, shown: list[list[int]], **options: Any) -> tuple[list[Answer], list[Answer], int]:
     """Answers to the questions about pictures, asked together and each alone, and the rows layer 0 read together."""
     read: list[tuple[int, int]] = []

@@ -19,6 +19,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.judge.client import NAME, JudgeError
 from llava_consensus.evaluation.judge.secret import HIDDEN, Key
 
+WRITTEN_TWICE = "sk->>>>>>?????????>>>>>>"  # with + and / in base64, - and _ in that of addresses
 ODD = 'sk-"odd\\key/+%&<0123456789>'
 
 
@@ -32,9 +33,11 @@ def coded(key: str) -> list[str]:
         repr(header),
         quote(key, safe=""),
         quote(key),
+        quote(quote(key, safe=""), safe=""),
         base64.b64encode(header).decode(),
         base64.urlsafe_b64encode(f"user:{key}".encode()).decode(),
         base64.b64encode(f"x{key}y".encode()).decode(),
+        *(base64.urlsafe_b64encode(f"{front}{key}".encode()).decode() for front in ("", "x", "xy")),
         key.encode().hex(),
         key[::-1],
         "".join(f"\\u{ord(one):04x}" for one in key),
@@ -45,7 +48,7 @@ def coded(key: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("key", [SECRET, ODD, "0123456789ab"])
+@pytest.mark.parametrize("key", [SECRET, ODD, "0123456789ab", WRITTEN_TWICE])
 def test_every_form_of_the_key_is_hidden(key: str) -> None:
     hidden = Key(key)
     for form in coded(key):

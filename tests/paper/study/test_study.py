@@ -237,5 +237,10 @@ def test_the_command_runs_goes_on_and_leaves_its_files(
     assert [row["scores"] for row in rows].count("recovery") == 20 and len(rows) == 41
     assert {path.name for path in out.glob("study.*")} == {"study.json", "study.md", "study.tex", "study.csv"}
     assert len(list(out.glob("*/config.json"))) == 1, "selections stand apart from runs of methods"
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 4}))
+    for layer in ("99", "4", "0", "-1"):
+        assert cli.main([*line, "--layer", layer]) == 2 and "must be in 1..3" in capsys.readouterr().err
+    assert len(loads) == 1, "refused at once"
     assert cli.main([*line, "--rates", "many"]) == 2 and "numbers from 0 to 1" in capsys.readouterr().err
     assert cli.main([*line, "--retention", "144"]) == 2 and "shares of the tokens" in capsys.readouterr().err

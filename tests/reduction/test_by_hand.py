@@ -1,0 +1,115 @@
+"""Numbers worked out by hand, where random ones would let a wrong formula pass."""
+
+import pytest
+import torch
+
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
+from llava_consensus.methods.sparsevlm import SparseVLM
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES, paper_flops
+from llava_consensus.reduction.saliency import cross_saliency, text_attention
+from llava_consensus.reduction.selection import correction_factor
+from llava_consensus.reduction.tokens import TextProbe, VisionAttention
+
+
+def test_the_last_row_is_the_last_real_one() -> None:
+    rows = torch.tensor([[0.1, 0.9, 0.5, 0.2], [0.2, 0.1, 0.8, 0.3], [0.4, 0.3, 0.2, 0.6], [0.7, 0.2, 0.6, 0.1]])
+    attention, columns = rows.expand(3, -1, -1), torch.tensor([[3, 1, 0]] * 3)
+    mask = torch.tensor([[True] * 3 + [False], [True] + [False] * 3, [True] * 4])
+    found = cross_saliency(attention, mask, columns, "last")
+    alone = [cross_saliency(rows[None, [last]], None, columns[:1], "last")[0] for last in (2, 0, 3)]
+    assert found.shape == (3, 3) and torch.equal(found, torch.stack(alone))
+    assert found.argsort(1).tolist() == [[1, 2, 0], [2, 0, 1], [0, 1, 2]]
+    assert torch.equal(cross_saliency(attention, None, columns, "last")[0], alone[2])
+
+
+def test_a_probe_that_says_nothing_of_padding_may_have_some() -> None:
+    query, key, flat = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.zeros(1, 3, 4)
+    real, all_keys = torch.tensor([[True, False]]), torch.ones(1, 3, dtype=torch.bool)
+    probe = TextProbe(query, key, flat + 1, flat, 0.5, torch.tensor([[1, 2]]), real, all_keys)
+    rows = text_attention(probe)[0]
+    assert rows[0].sum() > 0.99 and rows[1].tolist() == [0.0] * 3
+
+
+def test_how_far_down_the_teachers_ranking_recovery_must_look() -> None:
+    teacher = torch.tensor([[5.0, 4, 3, 2, 1, 0]])
+    student = torch.tensor([[9.0, 0, 8, 7, 1, 2]])  # keeps 0 and 2; 1 and 3 come, of the first 4
+    assert correction_factor(student, teacher, 4, 0.5).tolist() == [0.0]
+    assert correction_factor(student, teacher, 4, 0.25).item() == pytest.approx(2 / 3)  # 1, of the first 2
+    assert correction_factor(student, teacher, 4, 0.0).tolist() == [1.0]
+    assert correction_factor(student, teacher, 4, 1.0).tolist() == [1.0]
+
+
+def test_a_class_token_that_is_a_token_is_the_first_one() -> None:
+    key = torch.arange(6.0).view(1, 2, 3, 1)
+    one = VisionAttention(key, key, 1.0, 1)
+    assert one.first == 1 and one.patch_keys().tolist() == [[[2.5], [3.5]]]
+    token = one._replace(class_is_token=True)
+    assert token.first == 0 and token.patch_keys().tolist() == [[[1.5], [2.5], [3.5]]]
+
+
+def test_flops_of_the_papers_efficiency_tables() -> None:
+    """Its formula on small numbers: (S + 20) 2 P + 2 S^2 D in each layer, P = 4 D^2 + 3 D I and S = T + text."""
+    shape = SHAPES["llava-1.5-7b"]._replace(width=8, inner=3, text=5)
+    per_row = 4 * 64 + 3 * 8 * 3
+    assert paper_flops(shape, [6, 2]) == 2 * (31 + 27) * per_row + 2 * 8 * (11**2 + 7**2)
+    assert paper_flops(shape, [6], decoded=1) == 2 * 12 * per_row + 2 * 8 * 11**2
+
+
+def test_a_budget_is_whole_numbers() -> None:
+    for tokens, merged in (
+        (True, None),
+        (1.5, None),
+        (None, None),
+        ("4", None),
+        (4, True),
+        (4, 1.0),
+        (0, None),
+        (4, 5),
+    ):
+        with pytest.raises(OptionError, match="must be"):
+            Budget(tokens, merged)  # type: ignore[arg-type]
+    assert Budget(4, 0).split(9) == (4, 0) and Budget(4, 4).split(9) == (0, 4) and Budget(1).merged is None
+
+
+def test_rounds_of_dart_as_the_official_code_has_them() -> None:
+    assert make("dart", exact=False).rounds(132) == [16] * 8  # type: ignore[attr-defined]
+
+
+def test_version_one_of_sparsevlm_keeps_by_the_rank_of_the_attention() -> None:
+    method = SparseVLM(version="1.0", scale=2.0, bias=1.0)
+    attention = torch.zeros(1, 2, 4, 9)
+    attention[0, :, 0, 0] = attention[0, :, 1, 5] = attention[0, :, 2, 7] = 1.0
+    attention[0, :, 3, 8] = torch.tensor([2.0, -2.0])  # nothing, in the mean over heads
+    raters = torch.tensor([[True, True, False, True]])
+    assert method.count_by_rank(64, attention, raters) == 2 * 2 + 1
+    assert method.count_by_rank(64, attention, torch.ones_like(raters)) == 2 * 3 + 1
+    assert SparseVLM(version="1.0", scale=9.0, bias=0.0).count_by_rank(64, attention, raters) == 8, (
+        "one leaves at least"
+    )
+    square = torch.eye(4)[None, None]
+    assert method.count_by_rank(64, square, torch.ones(1, 4, dtype=torch.bool)) == 4
+
+
+def test_cut_points_of_costs() -> None:
+    seven = SHAPES["llava-1.5-7b"]._replace(text=66, question=30)
+    tome, pyramid = make("tome"), make("pyramiddrop", layers="8", ratios="0.5")
+    assert tome.flops(seven, Budget(576)) == tome.flops(seven, Budget(900)) == 0.0
+    assert tome.flops(seven, Budget(575)) > 0.0
+    width, head = seven.width, seven.head_width
+    rows, read = 1, 576 + 66  # the last row asks, all of them are read
+    expected = 2 * seven.heads * head * rows * read + 2 * width * head * (seven.heads * rows + seven.kv_heads * read)
+    assert pyramid.flops(seven, Budget(288)) == expected
+    classless = seven._replace(classes=0)
+    by_class, by_tokens = (make("consensusdrop", vision_score=score) for score in ("class", "tokens"))
+    assert by_class.flops(classless, Budget(64, 0)) == by_tokens.flops(classless, Budget(64, 0))
+    assert by_class.flops(seven, Budget(64, 0)) < by_tokens.flops(seven, Budget(64, 0))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("vispruner", {"ratio": -0.5}), ("pyramiddrop", {"ratios": "0.5 0.25 0"})]
+)
+def test_shares_below_their_bound_are_refused(method: str, options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="ratio"):
+        make(method, **options)
