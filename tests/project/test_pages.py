@@ -7,7 +7,10 @@ import pytest
 
 from eval_scripts import pages
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/paper/study.json", "docs/paper/scap.json")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}" for name in ("results.md", "paper.md", "positions.md", "paper/study.json", "paper/scap.json")),
+)
 
 
 @pytest.fixture
