@@ -1,11 +1,12 @@
 """The numbers of the pages, made again from the results that are in the repository.
 
-    python -m eval_scripts.pages write             # `make pages`: docs/results.md, docs/paper.md, README.md, costs.json
+    python -m eval_scripts.pages write             # `make pages`: README.md, docs/{results,paper,positions}.md, costs.json
     python -m eval_scripts.pages pack results      # keeps a folder of results as docs/measured.tar.xz
 
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
-study the files that `llava-consensus paper study` leaves. No model is loaded. `tests/project/test_pages.py` fails where
-a page and the results differ.
+study the files that `llava-consensus paper study` leaves. Runs in the folder `large` of the results are of the larger
+set, those in `positions` of `paper positions`: tables of their own. No model is loaded. `tests/project/test_pages.py`
+fails where a page and the results differ.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
+from llava_consensus.cli.report import known
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
-from llava_consensus.evaluation.report.results import in_sections
+from llava_consensus.evaluation.report.results import in_sections, intervals, title
 from llava_consensus.evaluation.report.rows import Row, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import compare
@@ -34,7 +36,10 @@ ROOT = Path(__file__).parents[1]
 MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
+LARGE, POLICIES = "large", "positions"  # folders of runs beside those of the grid
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+KEPT, CALIBRATED = "None", "calibrated"  # of `closed_from` of the study's method
+WAYS = {"0": "closed up", KEPT: "kept", CALIBRATED: "kept, attention calibrated by distance"}
 SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
     "**ConsensusDrop** → **ConsensusDrop+**": "ConsensusDrop",
     "VisPruner": "VisPruner",
@@ -48,10 +53,11 @@ SHOWN = {  # of README: what stands in the first column, and the labels with pos
 def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
     """Keeps the finished runs of a folder of results; the same bytes for the same results."""
     kept: dict[str, bytes] = {}
-    for config in sorted(results.glob(f"*/{CONFIG}")):
+    for config in sorted([*results.glob(f"*/{CONFIG}"), *results.glob(f"*/*/{CONFIG}")]):
         folder = config.parent
         if (folder / METRICS).is_file():
-            kept |= {f"{folder.name}/{name}": (folder / name).read_bytes() for name in (CONFIG, METRICS, SCORES)}
+            place = folder.relative_to(results).as_posix()
+            kept |= {f"{place}/{name}": (folder / name).read_bytes() for name in (CONFIG, METRICS, SCORES)}
     kept |= {name: (results / name).read_bytes() for name in BESIDE if (results / name).is_file()}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:xz") as archive:
@@ -85,6 +91,8 @@ def write(root: Path = ROOT) -> None:
         found = {name: json.loads((out / name).read_text()) for name in BESIDE}
         tables = [*study_tables(found["study.json"]), *scap_tables(found["scap.json"])]
         replace(root / "docs/paper.md", "\n\n".join(map(markdown, tables)))
+        replace(root / "docs/results.md", large_table(out / LARGE))
+        replace(root / "docs/positions.md", policies_table(out / POLICIES))
         replace(root / "README.md", readme_table(out))
         for name in BESIDE:
             write_out(root / "docs/paper" / name, (out / name).read_bytes())
@@ -112,11 +120,11 @@ def readme_table(out: Path) -> str:
     ]
     lines = ["| | " + " | ".join(about) + " |", "|---" + "|--:" * len(names) + "|"]
     lines.append("| all 576 tokens | " + " | ".join(f"{row.score:.1f}{half(row.bounds)}" for row in of_full) + " |")
-    for title, label in SHOWN.items():
+    for words, label in SHOWN.items():
         cells = [
             " → ".join(_score(_at(section, label, name, policy)) for policy in ("renumber", "keep")) for name in names
         ]
-        lines.append(f"| {title} | {' | '.join(cells)} |")
+        lines.append(f"| {words} | {' | '.join(cells)} |")
     tests = []
     for name in names:
         kept, closed = (_at(section, "ConsensusDrop", name, policy) for policy in ("keep", "renumber"))
@@ -124,6 +132,33 @@ def readme_table(out: Path) -> str:
         tests.append("-" if test is None else signed(test.difference, test.bounds))
     lines.append(f"| kept less closed up, ConsensusDrop | {' | '.join(tests)} |")
     return "\n".join(lines)
+
+
+def large_table(out: Path) -> str:
+    """Scores with intervals of the runs on the larger set."""
+    section = max(in_sections(read_rows(out, known())), key=lambda one: len(one.rows))
+    return f"{title(section)}\n\n{markdown(intervals(section))}"
+
+
+def policies_table(out: Path) -> str:
+    """Patches chosen before the first layer: closed up, kept, and kept with calibrated attention."""
+    rows: dict[tuple[str, str], Row] = {}
+    for row in read_rows(out, known()):
+        options = row.config["options"]
+        rows[row.benchmark, CALIBRATED if options["calibrate"] else str(options["closed_from"])] = row
+    benchmarks = [name for name in ("textvqa", "gqa") if (name, CALIBRATED) in rows]
+    about = [
+        f"{row.facts.title} ({row.sample.questions.size} questions, {row.pictures} pictures)"
+        for row in (rows[name, CALIBRATED] for name in benchmarks)
+        if row.sample is not None
+    ]
+    lines = ["| positions, 64 tokens | " + " | ".join(about) + " |", "|---" + "|--:" * len(about) + "|"]
+    for setting, words in WAYS.items():
+        cells = [f"{rows[name, setting].score:.1f}{half(rows[name, setting].bounds)}" for name in benchmarks]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    tests = [compare(rows[name, CALIBRATED], rows[name, KEPT]) for name in benchmarks]
+    cells = ["-" if test is None else signed(test.difference, test.bounds) for test in tests]
+    return "\n".join([*lines, f"| calibrated less kept | {' | '.join(cells)} |"])
 
 
 def _at(section: Section, label: str, name: str, policy: str) -> Row | None:

@@ -11,10 +11,7 @@ from llava_consensus.cli.models import COSTS
 
 PAGES = (
     "README.md",
-    "docs/results.md",
-    "docs/paper.md",
-    "docs/paper/study.json",
-    "docs/paper/scap.json",
+    *(f"docs/{name}" for name in ("results.md", "paper.md", "positions.md", "paper/study.json", "paper/scap.json")),
 )
 
 
