@@ -1,6 +1,6 @@
 """The numbers of the pages, made again from the results that are in the repository.
 
-    python -m eval_scripts.pages write             # `make pages`: README.md, docs/{results,paper,positions}.md, costs.json
+    python -m eval_scripts.pages write             # `make pages`: README.md, three pages of docs/, costs.json
     python -m eval_scripts.pages pack results      # keeps a folder of results as docs/measured.tar.xz
 
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
