@@ -36,7 +36,7 @@ PYTEST := -m pytest -n auto --dist worksteal
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(if $(LIMIT),--limit $(LIMIT)) $(if $(BENCH),--bench "$(BENCH)")
 MINI := $(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned lock data style test test-pinned fuzz mutate sweep tables pages ladder bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= BATCH=16 OUT=results ARGS=]"
@@ -94,6 +94,9 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 
 pages: $(READY)  ## every generated number of README.md, docs/results.md and docs/paper.md anew, from docs/measured.tar.xz
 	$(PYTHON) -m eval_scripts.pages write
+
+ladder: $(DEV_READY)  ## docs/ladder.md anew: every family of transformers x every method x ways of calling, twenty minutes on a core
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) tests/ladder.py $(ARGS)
 
 bench: data  ## time, memory, FLOPs: make bench METHODS=all TOKENS="192 64", or ARGS="--shape llava-1.5-1b"
 	$(CLI) bench --model $(MODEL) $(if $(findstring --shape,$(ARGS)),,--images $(DATA)/eval/gqa/data/images) --out $(OUT)/bench.json \
