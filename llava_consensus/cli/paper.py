@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,6 +52,8 @@ CAUTION = (
 )
 FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)")
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
+AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (those of the table)")
+CARDS = {"ada": "RTX 6000 Ada, as the paper prints its times"}  # on which a plan knows times
 
 
 class Part(NamedTuple):
@@ -99,7 +102,7 @@ def _parts(given: argparse.Namespace) -> Iterator[Part]:
 
     def asked(benchmarks: Iterable[str]) -> tuple[argparse.Namespace, str]:
         names = [name for name in benchmarks if given.bench is None or name in given.bench.split()]
-        own = {**STUDY, **vars(given), "bench": " ".join(names), "format": "markdown"}
+        own = {**STUDY, **vars(given), "bench": " ".join(names), "tokens": None, "format": "markdown"}
         return argparse.Namespace(**own), "" if names else f"asks none of {given.bench}"
 
     load = loaded_once(given)
@@ -132,10 +135,11 @@ for _name, _line, _presets in (
         f"{_line} of the paper, ours and the paper's numbers side by side",
         arg("name", metavar="NAME", help=f"{_presets}, or a file like theirs"),
         ONLY,
+        AT,
         FORMAT,
         *arguments.LOADED,
         *arguments.RUN,
-        examples=(f"paper {_name} {'t1' if _name == 'table' else 'alpha'} --sample 40",),
+        examples=(f"paper {_name} {'t1 --tokens 64' if _name == 'table' else 'alpha'} --sample 40",),
     )(_of_preset)
 
 
@@ -159,7 +163,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper import preset_tables as report
 
-    preset, left_out = _available(_chosen(preset, given.bench), given)
+    preset, left_out = _available(_at(_chosen(preset, given.bench), given.tokens), given)
     yield from (f"{name} is left out: {error}" for name, error in left_out.items())
     places, errors, runs = _plan(preset, given), [], {}
     for place, (line, cell) in zip(places, carry_out(list(places.values()), given, load=load), strict=True):
@@ -185,6 +189,89 @@ def _chosen(preset: "Preset", names: str | None) -> "Preset":
     if absent or not names.split():
         raise OptionError(f"--bench {names!r}: must be of {', '.join(preset.benchmarks)}, which {preset.name} asks")
     return replace(preset, benchmarks={name: preset.benchmarks[name] for name in names.split()})
+
+
+def _at(preset: "Preset", text: str | None) -> "Preset":
+    """A preset with some of its budgets. OptionError for one that it does not have."""
+    if text is None:
+        return preset
+    known = {f"{row.tokens:g}" for row in preset.rows}
+    if not text.split() or not set(text.split()) <= known:
+        raise OptionError(
+            f"--tokens {text!r}: must be of {', '.join(sorted(known, key=float))}, which {preset.name} asks"
+        )
+    return replace(preset, rows=tuple(row for row in preset.rows if f"{row.tokens:g}" in text.split()))
+
+
+@command(
+    "paper plan",
+    "the runs of a table: how long they take, what each needs, and the command; nothing is loaded",
+    arg("name", metavar="NAME", nargs="?", default="t1", help="a table, as of `paper table` (%(default)s)"),
+    ONLY,
+    AT,
+    arg("--model", default="liuhaotian/llava-v1.5-7b", help="checkpoint that will be asked (%(default)s)"),
+    arg("--data", default="playground/data", type=Path, metavar="DIR", help="folder of the benchmarks (%(default)s)"),
+    arg("--card", default="ada", choices=CARDS, help="whose times are taken: ada, the paper's card (%(default)s)"),
+    examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b --card ada"),
+)
+def plan(given: argparse.Namespace) -> Iterator[Any]:
+    """A line for each benchmark, what is missing, and the command that runs them."""
+    from llava_consensus.evaluation import benchmarks
+    from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
+    from llava_consensus.evaluation.report.table import Group, Table
+    from llava_consensus.paper.preset import read
+
+    preset = _at(_chosen(read(given.name), given.bench), given.tokens)
+    lines, total, unready = [], 0.0, []
+    for name in preset.benchmarks:
+        benchmark = benchmarks.make(name)
+        rows = [row for row in preset.rows if name in preset.asked_at(row.tokens)]
+        each = [_first_token(preset, given.model, tokens) for tokens in (None, *(row.tokens for row in rows))]
+        count, known = benchmark.count or 0, [ms for ms in each if ms is not None]
+        seconds = count * sum(known) / 1e3 if count and len(known) == len(each) else None
+        total += seconds or 0.0
+        states = uses(benchmark, given.data, list(check(benchmark, given.data)))
+        unready += [name] if states[ANSWERING] == "not ready" else []
+        needs, elsewhere = ["files"] if name in unready else [], benchmark.scored_by(given.data)
+        if elsewhere:
+            how = f"judge {name}" if benchmark.judge else f"score {name} --export FILE"
+            needs.append(f"{elsewhere} (llava-consensus {how})")
+        lines.append((name, f"{count:,}", str(len(each)), _hours(seconds), ", ".join(needs) or "nothing"))
+    budgets = ", ".join(dict.fromkeys(f"{row.tokens:g}" for row in preset.rows))
+    note = (
+        f"Hours: to the first token alone, on {CARDS[given.card]} for ConsensusDrop with as many tokens; loading, "
+        f"pictures, further words and methods that are slower come on top. In all at least {_hours(total)}."
+        if total
+        else "Hours are known of LLaVA-1.5 7B and 13B alone."
+    )
+    head = ("benchmark", "questions", "runs", "hours", "still needs")
+    yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),), note))
+    yield f"weights: {given.model}" + (f", of {preset.weights}" if preset.weights else "")
+    if unready:
+        yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
+    asked = "".join(f" --{one} '{value}'" for one in ("bench", "tokens") if (value := getattr(given, one)))
+    yield f"then:  llava-consensus paper table {given.name}{asked} --model {given.model} --data {given.data}"
+
+
+def _first_token(preset: "Preset", model: str, tokens: int | float | None) -> float | None:
+    """The paper's milliseconds to the first token at a budget, None being all tokens, between its own budgets by a
+    straight line; None for another model than LLaVA-1.5 7B and 13B.
+    """
+    from llava_consensus.evaluation.report import paper
+
+    size = next((size for size in ("13b", "7b") if size in model.lower()), None)
+    if size is None or preset.full.get("tokens") != 576:
+        return None
+    rows = paper.printed_tables()[f"efficiency_llava_1_5_{size}"]
+    ours = [row for row in rows if row["method"].startswith(("Baseline", "ConsensusDrop"))]
+    points = sorted((row["tokens"], row["ttft_ms"]) for row in ours)
+    count = min(max(tokens or 576, points[0][0]), points[-1][0])
+    (left, low), (right, high) = next(pair for pair in pairwise(points) if count <= pair[1][0])
+    return float(low + (high - low) * (count - left) / (right - left))
+
+
+def _hours(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{seconds / 3600:.1f}"
 
 
 def _available(preset: "Preset", given: argparse.Namespace) -> "tuple[Preset, dict[str, DataError]]":

@@ -61,6 +61,21 @@ def test_eval_of_a_complete_run_reads_it(asked: list[str], capsys: pytest.Captur
     assert output.out.count("fake: accuracy") == 2 and "complete already" in output.err
 
 
+def test_missing_pictures_are_said_before_the_model_is_loaded(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").unlink()
+    said: list[str] = []
+
+    def load(*_: Any) -> FakeHost:
+        said.append(capsys.readouterr().err)
+        return FakeHost()
+
+    monkeypatch.setattr(models, "load", load)
+    assert cli.main(asked) == 0
+    assert "1 of 4 pictures or videos are not there, 2.png first" in said[0]
+
+
 def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "eval" / "fake" / "images" / "2.png").write_bytes(b"")
     assert cli.main(asked) == 0

@@ -102,6 +102,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
         if pending:
             if done:
                 log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
+            _tell_missing(plan, pending)
             try:
                 seconds = _ask(plan, folder, pending, again, execution, host_loader)
             except KeyboardInterrupt:
@@ -114,6 +115,21 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
         execution.check_errors(len(folder.errors), len(plan.questions))
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
+
+
+def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
+    """Says before a model is loaded which pictures are not there."""
+    if plan.content is not None:  # they are inside a file
+        return
+    folder = plan.benchmark.place(plan.data) / plan.benchmark.images
+    names = dict.fromkeys(name for question in pending for name in question.images)
+    absent = [name for name in names if not (folder / name).exists()]
+    if absent:
+        log.warning(
+            "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer. What is "
+            "missing: llava-consensus data check %s --data %s",
+            folder, len(absent), len(names), absent[0], plan.benchmark.name, plan.data,
+        )  # fmt: skip
 
 
 def _again(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
