@@ -42,7 +42,7 @@ RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean ladder FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements ladder bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -111,6 +111,7 @@ pages: $(READY)  ## every generated number of README.md, docs/results.md and doc
 
 statements: $(READY)  ## every statement of README.md and docs that names a number, with where it comes from
 	$(PYTHON) -m eval_scripts.statements
+
 ladder: $(DEV_READY)  ## docs/ladder.md anew: every family of transformers x every method x ways of calling, twenty minutes on a core
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) tests/ladder.py $(ARGS)
 
