@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ MEND = "Mend or remove the line; nothing was changed"
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two halves
 PART = 1 << 20  # bytes of a file that are hashed at once
 TOGETHER = 1000  # lines that are parsed at once, so that the names of their entries are in memory once
 

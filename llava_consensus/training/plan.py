@@ -4,7 +4,6 @@ before any weight loads.
 
 import codecs
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, ImageError, OptionError, missing_extra, unknown_name
-from llava_consensus.evaluation.files import Record, canonical, misread, read_json
+from llava_consensus.evaluation.files import HALF, Record, canonical, misread, read_json
 from llava_consensus.evaluation.models.loading import ATTENTIONS
 from llava_consensus.evaluation.runs.pictures import check_file, check_size, open_header
 from llava_consensus.reduction.budget import Budget, Share
@@ -50,7 +49,6 @@ IMAGE = "<image>"  # placeholder of a picture in a conversation
 HUMAN, MODEL = "human", "gpt"
 MEND = "Mend the file or take it out of the list; nothing was trained"
 EXAMPLES = 3  # in a message
-HALF = re.compile("[\ud800-\udfff]")  # of a character that UTF-16 writes in two halves
 
 
 @dataclass(frozen=True)

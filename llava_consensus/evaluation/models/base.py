@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import DataError, QuestionError
+from llava_consensus.evaluation.files import HALF
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.call import CachedLayer, Call, current
@@ -189,11 +190,16 @@ class Host:
         several for a video), in left-padded batches.
 
         Raises:
-            QuestionError: for a text that holds a word which stands for a picture.
+            QuestionError: for a text that holds a word which stands for a picture, or half of a character.
             ValueError: when the prompts differ in the length of answer they allow, or a picture was encoded for another
                 method than the one that is attached.
         """
         for prompt in prompts:
+            if HALF.search(prompt.text):
+                raise QuestionError(
+                    f"the question {prompt.text[:60]!r} holds half of a character, which no tokenizer reads. Save it "
+                    "as UTF-8"
+                )
             if taken := [word for word in self.reserved if word in prompt.text]:
                 raise QuestionError(
                     f"the question {prompt.text[:60]!r} holds {taken[0]}, which stands for a picture in the prompts of "

@@ -193,7 +193,7 @@ def test_the_real_model_with_poison_questions(tmp_path: Path, capsys: pytest.Cap
     assert cli.main([*given, "cpu", "--out", str(tmp_path / "out"), "--no-progress"]) == 0
     output = capsys.readouterr()
     errors = [json.loads(line)["index"] for line in next(tmp_path.glob("out/*/errors.jsonl")).read_text().splitlines()]
-    assert errors in ([1, 3, 5], [1, 5]), "older tokenizers read a lone surrogate as an unknown letter"
+    assert errors == [1, 3, 5]
     answered = f"on {8 - len(errors)} of 8 questions, {len(errors)} without an answer"
     assert answered in output.out and "Traceback" not in output.err
 
