@@ -42,7 +42,7 @@ RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements ladder bench ablation table study paper figures examples gallery ledger demo finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements ladder bench ablation table study paper figures examples gallery ledger demo space finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -157,6 +157,12 @@ demo: data  ## a page to play with, in the browser: two methods or two questions
 	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"
 	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)
 
+space: $(HF_MINI)/config.json  ## a folder that is pushed to a Space of Hugging Face as it is: the page with the embedded model, in space/
+	$(PYTHON) -m playground.mini.build
+	rm -rf space && mkdir -p space/checkpoints space/playground/mini
+	cp eval_scripts/space/* space/ && cp -r $(HF_MINI) space/checkpoints/
+	cd playground/mini && cp -r --parents eval/gqa eval/textvqa ../../space/playground/mini/
+
 TRAIN_DATA ?= playground/mini-train
 TUNE ?= full
 STEPS ?= $(if $(LIMIT),$(LIMIT),80)
@@ -205,7 +211,7 @@ test-serving: $(VLLM_READY) data  ## the tests of serving, on vLLM; EVERYTHING=1
 	OMP_NUM_THREADS=1 EVERYTHING=$(EVERYTHING) $(VLLM)/bin/python -m pytest -n 0 tests/serving $(ARGS)
 
 clean:  ## generated data and caches; results and venvs stay
-	rm -rf playground/mini/eval build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf playground/mini/eval build dist site space .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 FORCE:

@@ -33,7 +33,7 @@ REFUSED = b"This page answers to the address that it was started with, and to no
 MEGABYTES = 20  # of an upload at most
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; form-action 'self'; "
 )
 SHOW = "() => document.getElementById('message').scrollIntoView()"
 INTRO = """<p class="cd-intro">A vision-language model reads a picture as hundreds of <b>visual tokens</b>, one for each
@@ -69,9 +69,22 @@ def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = 
     return blocks
 
 
-def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = MEGABYTES) -> str:
+def launch(
+    blocks: "Blocks",
+    address: str,
+    port: int | None,
+    megabytes: float = MEGABYTES,
+    name: str = "",
+    within: str = "'none'",
+) -> str:
     """Serves a page in threads of its own; returns its address.
 
+    Args:
+        blocks: the page.
+        address, port: where it is served; None is the first free port from 7860 on.
+        megabytes: of an upload at most.
+        name: by which browsers ask for it, where that is none of this machine's own.
+        within: pages that may show it in a frame, as a content security policy names them.
     Raises:
         OptionError: for a port that is taken, or an address this machine does not have.
     """
@@ -96,7 +109,7 @@ def launch(blocks: "Blocks", address: str, port: int | None, megabytes: float = 
             theme=theme,
             css=_text("page.css"),
             head=head,
-            app_kwargs={"middleware": [Middleware(Guard, name=address)]},
+            app_kwargs={"middleware": [Middleware(Guard, name=name or address, within=within)]},
         )
     except OSError as error:
         raise OptionError(f"--address {address} --port {port}: {error}. Take another --port") from error
@@ -109,16 +122,18 @@ class Guard:
     Args:
         app: that answers.
         name: by which this machine is served, if it is no number.
+        within: pages that may show it in a frame.
     """
 
-    def __init__(self, app: "ASGIApp", name: str = "") -> None:
+    def __init__(self, app: "ASGIApp", name: str = "", within: str = "'none'") -> None:
+        self.policy = f"{POLICY}frame-ancestors {within}".encode()
         own = socket.gethostname().lower()
         self.app, self.names = app, {"localhost", own, f"{own}.local", name.lower()}
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def tell(message: "Message") -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
+                message["headers"] = [*message["headers"], (b"content-security-policy", self.policy)]
             await send(message)
 
         if scope["type"] in ("http", "websocket") and not self.admits(scope["headers"]):

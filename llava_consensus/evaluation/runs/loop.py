@@ -123,7 +123,7 @@ def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
         return
     folder = plan.benchmark.place(plan.data) / plan.benchmark.images
     names = dict.fromkeys(name for question in pending for name in question.images)
-    absent = [name for name in names if not (folder / name).exists()]
+    absent = [name for name in names if not os.path.exists(folder / name)]  # of a name that no file can have too
     if absent:
         log.warning(
             "%s: %d of %d pictures or videos are not there, %s first, and questions about them get no answer. What is "

@@ -1,0 +1,17 @@
+"""The page as a Space of Hugging Face: the embedded model in the layout of transformers, and pictures to try."""
+
+import os
+import threading
+from pathlib import Path
+
+from llava_consensus.demo import app
+from llava_consensus.demo.desk import samples
+from llava_consensus.evaluation import models
+
+MODEL = "checkpoints/llava-mini-hf"
+
+blocks = app.build(models.load(MODEL), MODEL, samples(Path("playground/mini")))
+app.launch(
+    blocks, "0.0.0.0", 7860, name=os.environ.get("SPACE_HOST", ""), within="https://huggingface.co https://*.hf.space"
+)
+threading.Event().wait()
