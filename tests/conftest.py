@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.pop("COLUMNS", None)  # pytest-xdist says 80 to its workers, and lists would be laid out for that
 
 import signal
 from importlib.metadata import version

@@ -14,7 +14,7 @@ import torch
 import transformers
 from fakes import Fake, config, make_data
 from hf_checkpoints import CLIPS, FAMILIES, FILMING, PROCESSORS, checkpoint, host_of
-from hf_models import CASES, IMAGE
+from hf_models import CASES
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -259,7 +259,7 @@ def test_the_lines_of_the_readme_run_as_written(tmp_path: Path, monkeypatch: pyt
     if FILMING:
         processor.save_pretrained(tmp_path / "model")
     else:
-        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda _: processor)
+        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda *_, **__: processor)
     attached: list[Any] = []
 
     def attach_and_tell(*args: Any, **options: Any) -> Any:
@@ -272,5 +272,4 @@ def test_the_lines_of_the_readme_run_as_written(tmp_path: Path, monkeypatch: pyt
     names: dict[str, Any] = {}
     exec(code.replace(hub_name, str(tmp_path / "model")), names)
     (outcome,) = attached[0].outcomes
-    assert (outcome.before, outcome.after) == (int((names["inputs"]["input_ids"] == IMAGE).sum()), 64)
-    assert outcome.before > 64 and not attached[0].active
+    assert outcome.before > outcome.after == 64 and not attached[0].active

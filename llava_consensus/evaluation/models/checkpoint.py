@@ -221,9 +221,15 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
 
 
 def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
-    """Raises DataError where a weight is NaN or infinite in the type the model is run in; quantised ones are whole
-    numbers.
+    """Raises DataError where a weight is NaN or infinite in the type the model is run in (quantised ones are whole
+    numbers), or where generation_config.json switches an output on by anything but true or false.
     """
+    for name, value in vars(getattr(model, "generation_config", None) or object).items():
+        if name.startswith("output_") and not isinstance(value, bool | None):
+            raise DataError(
+                f"model={path!r}: generation_config.json says {name}={value!r}, which must be true or false. Fetch the "
+                "checkpoint again"
+            )
     names = [
         name
         for name, weight in model.named_parameters()
