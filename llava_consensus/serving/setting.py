@@ -97,8 +97,8 @@ def check_method(name: str, method: Method) -> None:
         )
     if Need.QUESTION in method.needs:
         raise OptionError(
-            f"{name} compares patches with the question by CLIP's text tower, which checkpoints of transformers do not "
-            "have: take another method (llava-consensus list methods)"
+            f"{name} compares patches with the question by CLIP's text tower, and a request does not say which of its "
+            "words are the question: take another method (llava-consensus list methods)"
         )
     if method.adaptive:
         raise OptionError(
@@ -129,7 +129,10 @@ def asked(value: object) -> Budget | Share:
     """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise OptionError(f"visual_tokens={value!r} must be a whole number of tokens, or a share in (0, 1)")
-    return budget(value)
+    try:
+        return budget(value)
+    except OptionError as wrong:
+        raise OptionError(f"visual_{wrong}") from wrong
 
 
 def config_of(model: str) -> Any:

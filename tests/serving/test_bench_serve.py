@@ -14,7 +14,7 @@ def test_a_table_gives_medians_and_ratios_within_a_round() -> None:
     def record(number: int, case: str, tokens: int | None, rate: float) -> dict[str, float | str | None]:
         times = {"first_token_p50": 1 / rate, "first_token_p99": 2 / rate, "per_token": 0.1, "blocks": 7, "running": 2}
         named = {"round": number, "case": case, "tokens": tokens, "load": "2 at once"}
-        return {**named, "requests_per_second": rate, **times}
+        return {**named, "requests_per_second": rate, "processor_seconds": 1 / rate, **times}
 
     rounds = [(10, 20), (1, 3), (100, 500)]  # ratios 2, 3 and 5
     records = [
@@ -23,8 +23,8 @@ def test_a_table_gives_medians_and_ratios_within_a_round() -> None:
         for one in (record(number, "plain", None, plain), record(number, "visionzip", 64, own))
     ]
     *_, plain_line, line = serving.lines(records)
-    assert plain_line.startswith("| plain | all | 2 at once | 10.00 (1.00) | 100, 200 (1.00) |")
-    assert line == "| visionzip | 64 | 2 at once | 20.00 (3.00) | 50, 100 (0.33) | 100.0 (1.00) | 7 | 2 |"
+    assert plain_line.startswith("| plain | all | 2 at once | 100 (1.00) | 10.00 (1.00) | 100, 200 (1.00) |")
+    assert line == "| visionzip | 64 | 2 at once | 50 (0.33) | 20.00 (3.00) | 50, 100 (0.33) | 100.0 (1.00) | 7 | 2 |"
 
 
 @pytest.mark.vllm

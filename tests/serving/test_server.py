@@ -111,7 +111,9 @@ def test_a_server_answers_from_the_tokens_it_was_told_and_refuses_bad_requests(s
     for tokens, reason in [(0, "at least 1"), ("many", "whole number"), (10, "more than this server allows, 9")]:
         status, answer = server.ask(png(1), mm_processor_kwargs={"visual_tokens": tokens})
         message = answer["error"]["message"]
-        assert status == 400 and f"={tokens!r}" in message and reason in message and "\n" not in message, answer
+        assert status == 400 and f"visual_tokens={tokens!r}" in message and reason in message and "\n" not in message, (
+            answer
+        )
     status, answer = server.ask(b"no picture")
     assert status == 400 and "image" in answer["error"]["message"] and "\n" not in answer["error"]["message"]
 

@@ -133,7 +133,8 @@ def _request(asked: Asked, number: int, tokens: int | float | None) -> Record:
 
 def driven(engine: Any, requests: list[Record], load: Load, length: int) -> Record:
     """Times, in seconds, and the most of the cache that was in use. A request of a fixed rate counts from when it was
-    due, so that its wait for the engine is in its time.
+    due, so that its wait for the engine is in its time. The processor's time is that of this process: what else runs on
+    the machine changes it least.
     """
     from vllm import SamplingParams
 
@@ -143,7 +144,7 @@ def driven(engine: Any, requests: list[Record], load: Load, length: int) -> Reco
     first: dict[str, float] = {}
     ended: dict[str, float] = {}
     blocks = running = 0
-    start = time.perf_counter()
+    start, spent = time.perf_counter(), time.process_time()
     while len(ended) < len(requests):
         now = time.perf_counter()
         while len(begun) < len(requests) and _due(load, len(begun), len(ended), now - start):
@@ -165,6 +166,7 @@ def driven(engine: Any, requests: list[Record], load: Load, length: int) -> Reco
     waits = sorted(first[name] - begun[name] for name in begun)
     steps = sorted((ended[name] - first[name]) / max(length - 1, 1) for name in begun)
     return {
+        "processor_seconds": (time.process_time() - spent) / len(requests),
         "requests_per_second": len(requests) / (max(ended.values()) - start),
         "first_token_p50": waits[len(waits) // 2],
         "first_token_p99": waits[min(len(waits) - 1, round(0.99 * len(waits)))],
@@ -195,8 +197,9 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
     """A table in Markdown: medians over rounds, and in brackets the median of the ratios to the plain engine in the
     same round.
     """
-    yield "| engine | tokens | requests | requests/s | first token p50, p99 (ms) | per token (ms) | blocks | at once |"
-    yield "| :-- | --: | --: | --: | --: | --: | --: | --: |"
+    titles = ("engine", "tokens", "requests", "processor ms/request", "requests/s", "first token p50, p99 (ms)")
+    yield f"| {' | '.join((*titles, 'per token (ms)', 'blocks', 'at once'))} |"
+    yield f"| :-- |{' --: |' * 8}"
 
     def rounds(load: str, case: str, tokens: int | float | None) -> dict[int, Record]:
         same = (one for one in records if (one["load"], one["case"], one["tokens"]) == (load, case, tokens))
@@ -215,6 +218,7 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
             case,
             str(tokens or "all"),
             load,
+            f"{cell('processor_seconds', 1e3)} {ratio('processor_seconds')}",
             f"{cell('requests_per_second', digits=2)} {ratio('requests_per_second')}",
             f"{cell('first_token_p50', 1e3)}, {cell('first_token_p99', 1e3)} {ratio('first_token_p50')}",
             f"{cell('per_token', 1e3, 1)} {ratio('per_token')}",
