@@ -222,13 +222,17 @@ def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
 
 def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
     """Raises DataError where a weight is NaN or infinite in the type the model is run in (quantised ones are whole
-    numbers), or where generation_config.json switches an output on by anything but true or false.
+    numbers), or where generation_config.json has something else for a switch of outputs or the number of a token.
     """
     for name, value in vars(getattr(model, "generation_config", None) or object).items():
-        if name.startswith("output_") and not isinstance(value, bool | None):
+        ids = value if isinstance(value, list) else [value]
+        switch, token = name.startswith("output_"), name.endswith("_token_id")
+        if (switch and not isinstance(value, bool | None)) or (
+            token and not all(isinstance(i, int | None) for i in ids)
+        ):
             raise DataError(
-                f"model={path!r}: generation_config.json says {name}={value!r}, which must be true or false. Fetch the "
-                "checkpoint again"
+                f"model={path!r}: generation_config.json says {name}={value!r}, which must be "
+                f"{'true or false' if switch else 'the number of a token'}. Fetch the checkpoint again"
             )
     names = [
         name
