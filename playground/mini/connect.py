@@ -18,10 +18,12 @@ import numpy as np
 import torch
 from llava.model.language_model.llava_llama import LlavaLlamaForCausalLM
 from torch import nn
+from transformers import CLIPVisionModel
 
 from playground.mini import pool
-from playground.mini.language import HIDDEN, Words, answer_logits, answer_loss, language_config, probe
-from playground.mini.paths import WORK
+from playground.mini.language import Words, answer_logits, answer_loss, language_config, probe
+from playground.mini.paths import CHECKPOINT, WORK
+from playground.mini.recipe import Recipe
 from playground.mini.scenes import GRID, padded, render, scene
 from playground.mini.sequences import PATCHES, Batch, Plan, collate
 from playground.mini.tower import WIDTH, Tower, normalise, save
@@ -29,9 +31,9 @@ from playground.mini.tower import WIDTH, Tower, normalise, save
 SCENES, PROBE_SCENES = 4000, 24
 
 
-def projector() -> nn.Sequential:
+def projector(hidden: int) -> nn.Sequential:
     """LLaVA's mlp2x_gelu."""
-    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, HIDDEN))
+    return nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, hidden))
 
 
 @torch.no_grad()
@@ -133,9 +135,10 @@ ROUNDS = (
 class Learner:
     """Model and projector with their optimiser; a round begins where the one before it ended."""
 
-    def __init__(self, device: str) -> None:
-        self.model, self.project = LlavaLlamaForCausalLM(language_config()).to(device), projector().to(device)
-        self.device = device
+    def __init__(self, device: str, recipe: Recipe) -> None:
+        self.model = LlavaLlamaForCausalLM(language_config(recipe)).to(device)
+        self.project = projector(recipe.hidden).to(device)
+        self.device, self.recipe = device, recipe
         self.weights = [*self.model.parameters(), *self.project.parameters()]
         self.optimiser = torch.optim.AdamW(self.weights, lr=1e-4, betas=(0.9, 0.98), weight_decay=0.02)
 
@@ -156,7 +159,7 @@ class Learner:
     def begin(self, known: torch.Tensor) -> None:
         """The language model of the symbolic stage and a projector fitted to its words."""
         state = torch.load(WORK / "language.pt", map_location=self.device, weights_only=True)
-        words = Words().to(self.device)
+        words = Words(self.recipe.hidden).to(self.device)
         self.model.load_state_dict(state["model"])
         words.load_state_dict(state["words"])
         fit_projector(self.project, words, self.model.get_input_embeddings(), known)
@@ -173,10 +176,12 @@ class Learner:
         return loss.item()
 
 
-def train_round(number: int, rounds: tuple[Round, ...], known: torch.Tensor, seen: torch.Tensor, device: str) -> None:
+def train_round(
+    number: int, rounds: tuple[Round, ...], known: torch.Tensor, seen: torch.Tensor, learner: Learner
+) -> None:
     """Run or resume one round."""
-    round_, learner, begin = rounds[number], Learner(device), 0
-    torch.manual_seed(4 + number)
+    round_, device, recipe, begin = rounds[number], learner.device, learner.recipe, 0
+    torch.manual_seed(4 + number + 1000 * recipe.seed)
     if (WORK / f"{round_.name}.pt").exists():
         begin = learner.load(round_.name)
     elif number:
@@ -188,13 +193,14 @@ def train_round(number: int, rounds: tuple[Round, ...], known: torch.Tensor, see
     look, check = Eyes(learner.project, known), Eyes(learner.project, seen)
     started, mean = time.time(), 0.0
     for step in range(begin + 1, round_.steps + 1):
-        full, rng = step > round_.sparse * round_.steps, np.random.default_rng([4, number, step])
+        full, rng = step > round_.sparse * round_.steps, np.random.default_rng(recipe.seeds(4, number, step))
         for group in learner.optimiser.param_groups:
             group["lr"] = round_.peak * min(1.0, step / 50) * (1 - 0.93 * step / round_.steps)
         size = max(2, round_.size // 2) if full else round_.size
         indices = [int(rng.choice(signed)) if rng.random() < round_.signed else int(rng.integers(len(known)))
                    for _ in range(size)]  # fmt: skip
-        plan = Plan("train", 400 if full else 300, full=full, epoch=10_000 * number + step, reading=round_.reading)
+        epoch = 10_000 * number + step + 10**6 * recipe.seed
+        plan = Plan("train", 400 if full else 300, full=full, epoch=epoch, reading=round_.reading)
         loss = learner.step(collate(indices, plan, rng).to(device), look)
         mean = loss if step == begin + 1 else 0.97 * mean + 0.03 * loss
         if step % 50 == 0:
@@ -204,20 +210,29 @@ def train_round(number: int, rounds: tuple[Round, ...], known: torch.Tensor, see
             learner.keep(round_.name, step)
 
 
-def train_joint(device: str, rounds: tuple[Round, ...] = ROUNDS, scenes: int = SCENES) -> None:
+def trained_tower() -> Tower:
+    """The tower of the stage before or, where its state is missing, that of the committed checkpoint."""
+    tower = Tower()
+    if (WORK / "tower.pt").exists():
+        tower.load_state_dict(torch.load(WORK / "tower.pt", map_location="cpu", weights_only=True)["tower"])
+    else:
+        tower.clip.load_state_dict(CLIPVisionModel.from_pretrained(CHECKPOINT / "vision_tower").state_dict())
+    return tower.eval()
+
+
+def train_joint(device: str, recipe: Recipe, rounds: tuple[Round, ...] = ROUNDS, scenes: int = SCENES) -> None:
     """All rounds on the frozen tower."""
-    tower = Tower().to(device)
-    tower.load_state_dict(torch.load(WORK / "tower.pt", map_location=device, weights_only=True)["tower"])
-    tower.eval()
+    tower = trained_tower().to(device)
     known, seen = cached_features(tower, scenes), validation_features(tower)
     for number in range(len(rounds)):
-        train_round(number, rounds, known, seen, device)
+        train_round(number, rounds, known, seen, Learner(device, recipe))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    Recipe.add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train_joint(arguments.device)
+    train_joint(arguments.device, Recipe.of(arguments))

@@ -17,7 +17,6 @@ from torch import nn
 from transformers import CLIPVisionModel, PreTrainedModel
 
 from playground.mini import tokenizer
-from playground.mini.language import ROPE
 from playground.mini.scenes import PATCH, UNITS
 
 TOWER_PATH = "checkpoints/llava-mini/vision_tower"
@@ -29,9 +28,12 @@ def _language_json(model: PreTrainedModel, tower_width: int) -> dict:
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id",
         "pad_token_id")}  # fmt: skip
+    theta = (
+        getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
+    )  # before and since transformers 5
     return {
         "architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava_llama", **shape,
-        "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "rope_theta": ROPE,
+        "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "rope_theta": theta,
         "rope_scaling": None,
         "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32", "initializer_range": 0.02,
         "pretraining_tp": 1,

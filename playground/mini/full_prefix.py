@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import CLIPVisionModel
 
 from playground.mini import pool
-from playground.mini.connect import SCENES, Eyes, Learner, features, validation_features
+from playground.mini.connect import SCENES, Eyes, Learner, features, trained_tower, validation_features
 from playground.mini.export import export_language
 from playground.mini.language import probe
 from playground.mini.paths import CHECKPOINT, WORK
+from playground.mini.recipe import Recipe
 from playground.mini.scenes import scene
 from playground.mini.sequences import Plan, collate
 from playground.mini.tower import WIDTH, Tower
@@ -31,16 +31,6 @@ from playground.mini.tower import WIDTH, Tower
 STEPS, SNAPSHOT, WARM_UP, FALL = 1500, 200, 100, 0.35
 NAME, PEAK, SIZE = "full", 3e-4, 4
 SIGNED, READING = 0.6, 6.0  # least share of scenes with a sign, weight of the questions about it
-
-
-def trained_tower() -> Tower:
-    """The tower of the stage before or, where its state is missing, that of the committed checkpoint."""
-    tower = Tower()
-    if (WORK / "tower.pt").exists():
-        tower.load_state_dict(torch.load(WORK / "tower.pt", map_location="cpu", weights_only=True)["tower"])
-    else:
-        tower.clip.load_state_dict(CLIPVisionModel.from_pretrained(CHECKPOINT / "vision_tower").state_dict())
-    return tower.eval()
 
 
 def load_committed(learner: Learner, folder: Path = CHECKPOINT) -> None:
@@ -79,17 +69,18 @@ def draw(rng: np.random.Generator) -> int:
 
 def update(learner: Learner, tower: Tower, step: int, half: bool) -> float:
     """One update on `SIZE` scenes that are drawn for it; the loss."""
-    rng = np.random.default_rng([5, step])
+    rng = np.random.default_rng(learner.recipe.seeds(5, step))
     indices = [draw(rng) for _ in range(SIZE)]
     known = features(tower, np.stack([pool.picture(scene("train", index), index) for index in indices]))
-    plan = Plan("train", 600, full=True, epoch=100_000 + step, reading=READING, forms=True)
+    epoch = 100_000 + step + 10**6 * learner.recipe.seed
+    plan = Plan("train", 600, full=True, epoch=epoch, reading=READING, forms=True)
     batch = collate(indices, plan, rng).to(learner.device)
     return learner.step(batch, lambda _: learner.project(known.float()), half)
 
 
-def train_full(device: str, steps: int = STEPS, before: str = "joint3", half: bool = False) -> Learner:
+def train_full(device: str, recipe: Recipe, steps: int = STEPS, before: str = "joint3", half: bool = False) -> Learner:
     """Run or resume the stage."""
-    tower, learner = trained_tower().to(device), Learner(device)
+    tower, learner = trained_tower().to(device), Learner(device, recipe)
     check = Eyes(learner.project, validation_features(tower))
     done, started, mean = begin(learner, before), time.time(), 0.0
     first = done + 1
@@ -116,9 +107,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of the stage")
     parser.add_argument("--half", action="store_true", help="bfloat16 forward passes, for processors with such units")
     parser.add_argument("--out", type=Path, default=CHECKPOINT, help="the checkpoint whose language model is replaced")
+    Recipe.add_arguments(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    learner = train_full(options.device, options.steps, half=options.half)
+    learner = train_full(options.device, Recipe.of(options), options.steps, half=options.half)
     export_language(learner.model, learner.project, options.out, WIDTH)
 
 

@@ -21,6 +21,7 @@ from playground.mini.export import export_language
 from playground.mini.labels import CLASSES, label
 from playground.mini.paths import CHECKPOINT, MINI, ROOT
 from playground.mini.questions import GQA_MIX, SHORT, View, write
+from playground.mini.recipe import Recipe
 from playground.mini.scenes import SPLITS, UNITS, padded, render, sample, scene
 from playground.mini.styles import TRAIN_MIX, prompt, training_questions
 from playground.mini.tower import WIDTH
@@ -133,7 +134,7 @@ def test_the_last_stage_asks_as_every_benchmark_does() -> None:
 
 def test_the_last_stage_continues_the_committed_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(full_prefix, "WORK", tmp_path)
-    learner = connect.Learner("cpu")
+    learner = connect.Learner("cpu", Recipe())
     assert full_prefix.begin(learner, "joint3") == 0
     export_language(learner.model, learner.project, tmp_path / "again", WIDTH)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
