@@ -1,6 +1,7 @@
 """Train the embedded model from nothing: `make train-mini`, or
 
     python -m playground.mini.train [--device cpu] [--threads N] [--out checkpoints/llava-mini] [--quick]
+        [--seed 0] [--theta 1e6] [--no-matchers] [--layers 4] [--hidden 192]
 
 Stages, each resumable (state under checkpoints/llava-mini/.work): draw a pool of training scenes; the vision tower and,
 at the same time on a second core, the language model on symbolic prefixes; the projector and the joint stage; the stage
