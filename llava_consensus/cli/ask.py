@@ -71,8 +71,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
     host = models.load(given.model, loading, host_options)
     with host.attach(method, budget):
-        encoded = host.encode(shown)
-        (answer,) = host.answer([encoded], [prompt])
+        encoded, answer = host.ask(shown, prompt)
     sides = [(method, budget), (make("full"), budget)]
     reduced, full = first_token(host, shown, prompt, sides, given.repeats)
     times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"

@@ -673,6 +673,6 @@ def _look(
     chosen = {}
     for title, method in methods.items():
         with host.attach(method, budget):
-            (answer,) = host.answer([host.encode([image])], [prompt])
+            _, answer = host.ask([image], prompt)
         chosen[title] = replace(selection(host, answer, budget.tokens), answer="")
     return image, chosen

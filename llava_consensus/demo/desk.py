@@ -274,8 +274,7 @@ class Desk:
     ) -> tuple[Answer, Seen | None]:
         prompt = Prompt(question + (SHORT if short else ""), max_new_tokens=LONGEST[short])
         with self.host.attach(method, budget):
-            encoded = self.host.encode([image])
-            (answer,) = self.host.answer([encoded], [prompt])
+            encoded, answer = self.host.ask([image], prompt)
         try:
             (seen,) = seen_by(self.host, [image], encoded, answer)
         except OptionError:  # an answer without a drawing is an answer all the same

@@ -670,7 +670,7 @@ def test_checkpoints_to_ask(kind: str, data: st.DataObject) -> None:
             host = models.load(str(folder), models.Loading("cpu"))
             with host.attach(methods.make("random"), Budget(4)):
                 picture = Image.new("RGB", (8, 8))
-                assert host.answer([host.encode([picture])], [models.Prompt("What?", max_new_tokens=1)])
+                assert host.ask([picture], models.Prompt("What?", max_new_tokens=1))
 
 
 @cache

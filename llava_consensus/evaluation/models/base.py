@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from llava_consensus.errors import DataError, QuestionError
+from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import PictureOutcome, Tiles
@@ -218,6 +218,25 @@ class Host:
                 )
                 answers.update(zip(rows, group_answers, strict=True))
         return [answers[row] for row in range(len(prompts))]
+
+    def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoded], Answer]:
+        """Encodes pictures and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
+        two steps themselves and keep whatever is raised beside its question.
+
+        Raises:
+            DataError: for whatever foreign code raises: what loads can still be damaged where nothing looked before.
+        """
+        try:
+            encoded = self.encode(pictures)
+            (answer,) = self.answer([encoded], [prompt])
+        except ConsensusError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"the model cannot answer: {type(error).__name__}: {error}. If that is so for every picture, fetch the "
+                "checkpoint's config.json, generation_config.json, processor and tokenizer again"
+            ) from error
+        return encoded, answer
 
     def pad(self, rows: list[Tensor], left: bool = True) -> tuple[Tensor, Tensor]:
         """Ids and mask [R, L] of rows padded on the left, or on the right."""
