@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import remote_code
 import remote_doubles
 import torch
 import transformers
 from PIL import Image
 from remote_doubles.base import pixels_of
 from torch import Tensor
+
+from llava_consensus import attach
 
 MINI = Path(__file__).parents[1] / "checkpoints/llava-mini"
 PICTURE = "picture"  # where it stands in a row of words
@@ -75,8 +78,9 @@ class Double:
 
 
 def double(name: str, folder: Path, seed: int = 0, tokens: int = 64, **sizes: Any) -> Double:
-    """A double whose pictures are kept in a folder with a short path."""
-    return Double(name, getattr(remote_doubles, name)(seed, **sizes), folder, tokens)
+    """A double whose pictures are kept in a folder with a short path; the authors' own code where it is there."""
+    source = remote_code if remote_code.held(name) else remote_doubles
+    return Double(name, getattr(source, name)(seed, **sizes), folder, tokens)
 
 
 def host_of(case: Double) -> Any:
@@ -104,6 +108,20 @@ def generate(model: Any, inputs: dict[str, Any], new: int = 4, **options: Any) -
     given = {name: value for name, value in inputs.items() if name != "input_ids"}
     bounds = {"max_new_tokens": new, "min_new_tokens": new}
     return model.generate(inputs["input_ids"], do_sample=False, **bounds, **given, **options)
+
+
+@torch.no_grad()
+def recorded(case: Double) -> dict[str, Any]:
+    """Logits [R, V] of the last row and generated ids [R, new], plain and reduced to 16 tokens, and the kept tokens."""
+    inputs = case.inputs(case.rows)
+    found = {"plain": case.model(**inputs).logits[:, -1], "plain_ids": generate(case.model, inputs)[:, -4:]}
+    for method in ("consensusdrop", "vispruner"):
+        with attach(case.model, method, 16) as attached:
+            found[method] = case.model(**inputs).logits[:, -1]
+            kept = [one.kept[0] for outcome in attached.outcomes for _, one in outcome.reductions]
+            found[f"{method}_ids"] = generate(case.model, inputs)[:, -4:]
+        found[f"{method}_kept"] = torch.stack(kept)
+    return {name: value.numpy() for name, value in found.items()}
 
 
 def checkpoint(name: str, folder: Path) -> Path:

@@ -11,6 +11,7 @@ from remote_doubles.base import OLD
 from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.cli import main
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import remote as remote_host
 from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findings
@@ -111,6 +112,15 @@ def test_a_command_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 # ---- broken hosts
+
+
+def test_a_model_that_answers_nothing_is_a_line(cog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def old_code(*args: Any, **kwargs: Any) -> None:
+        raise AttributeError("'DynamicCache' object has no attribute 'seen_tokens'")
+
+    monkeypatch.setattr(cog.model, "generate", old_code, raising=False)
+    with pytest.raises(DataError, match="own generate fails, with no method attached: AttributeError"):
+        findings(cog, make("consensusdrop"))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ that calls them in the same way on later versions, which no longer take their ca
 import math
 from collections.abc import Iterator
 from typing import Any
+from zlib import crc32
 
 import numpy
 import torch
@@ -83,15 +84,18 @@ def joined(ids: Tensor, marks: Tensor, features: Iterator[Tensor], embed: Any) -
 
 
 def built(model_class: Any, config: Any, seed: int) -> Any:
-    """A model with random weights of a size at which answers depend on everything."""
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
+    """A model with random weights of a size at which answers depend on everything. They follow from seed and name, so
+    that a double and the code it stands for get the same.
+    """
     model = model_class(config)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
-            wide = "position" in name or name.endswith("query")
+            wide = "position" in name or name.endswith(("query", "pos_embed"))
             scale = 0.5 if wide else 1.2 / math.sqrt(parameter.shape[-1])
-            parameter.data.normal_(std=scale, generator=generator)
+            own = torch.Generator().manual_seed(crc32(f"{seed}/{name}".encode()))
+            parameter.data = torch.empty(parameter.shape).normal_(std=scale, generator=own)
+        else:
+            parameter.data.fill_(1.0 if name.endswith("weight") or ".ls" in name else 0.0)
     return model.eval()
 
 

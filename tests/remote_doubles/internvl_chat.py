@@ -1,5 +1,6 @@
 """A double of InternVL-Chat of 2023."""
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,8 @@ class InternVisionEncoderLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attn, self.norm1, self.norm2 = InternAttention(width, heads), Norm(width), Norm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        parts = {"fc1": nn.Linear(width, 2 * width), "act": nn.GELU(), "fc2": nn.Linear(2 * width, width)}
+        self.mlp = nn.Sequential(OrderedDict(parts))
         self.ls1, self.ls2 = nn.Parameter(torch.ones(width)), nn.Parameter(torch.ones(width))
 
     def forward(self, states: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
 """A double of Qwen-VL of 2023."""
 
 import math
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PretrainedConfig
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .base import Greedy, Norm, answer, built, causal, pixels_of, rotate
+from .base import Greedy, Norm, answer, built, causal, rotate
 
 
 class QWenConfig(PretrainedConfig):
@@ -45,7 +48,8 @@ class VisualBlock(nn.Module):
         super().__init__()
         self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(width), VisualAttention(width, heads), nn.LayerNorm(width)
         inner = int(width * ratio)
-        self.mlp = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        parts = {"c_fc": nn.Linear(width, inner), "gelu": nn.GELU(), "c_proj": nn.Linear(inner, width)}
+        self.mlp = nn.Sequential(OrderedDict(parts))
 
     def forward(self, states: Tensor) -> Tensor:
         states = states + self.attn(self.ln_1(states))
@@ -57,14 +61,16 @@ class Resampler(nn.Module):
         super().__init__()
         self.num_queries = queries
         self.query = nn.Parameter(torch.zeros(queries, width))
-        self.position, self.key_position = (nn.Parameter(torch.zeros(count, width)) for count in (queries, patches))
+        self.pos_embed, self.side = nn.Parameter(torch.zeros(queries, width)), round(patches**0.5)
         self.kv_proj, self.attn = nn.Linear(inside, width, bias=False), nn.MultiheadAttention(width, width // 128)
         self.ln_q, self.ln_kv = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, states: Tensor) -> Tensor:  # [P, n, inside] -> [P, queries, width]
         values = self.ln_kv(self.kv_proj(states)).transpose(0, 1)
-        query = (self.ln_q(self.query) + self.position)[:, None].expand(-1, len(states), -1)
-        return self.attn(query, values + self.key_position[:, None], values)[0].transpose(0, 1)
+        grid = self.pos_embed.T.unflatten(1, (round(self.num_queries**0.5), -1))[None]
+        places = nn.functional.interpolate(grid, size=(self.side, self.side), mode="bicubic")[0].flatten(1).T
+        query = (self.ln_q(self.query) + self.pos_embed)[:, None].expand(-1, len(states), -1)
+        return self.attn(query, values + places[:, None], values)[0].transpose(0, 1)
 
 
 class VisionTransformer(nn.Module):
@@ -91,7 +97,9 @@ class VisionTransformer(nn.Module):
         )
 
     def image_transform(self, image: Image.Image) -> Tensor:
-        return pixels_of(image, self.size)
+        mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
+        values = numpy.array(image.resize((self.size, self.size), Image.Resampling.BICUBIC), dtype=numpy.float32)
+        return (torch.from_numpy(values).permute(2, 0, 1) / 255 - mean) / std
 
     def encode(self, paths: list[str]) -> Tensor:
         images = [self.image_transform(Image.open(path).convert("RGB")) for path in paths]
@@ -135,8 +143,10 @@ class QWenBlock(nn.Module):
         self.mlp.w1, self.mlp.w2 = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.mlp.c_proj = nn.Linear(inner, width, bias=False)
 
-    def forward(self, states: Tensor, turns: Any, past: Any, mask: Tensor | None) -> Any:
-        attended, present = self.attn(self.ln_1(states), turns, past, mask)
+    def forward(
+        self, states: Tensor, rotary_pos_emb: Any, layer_past: Any = None, attention_mask: Tensor | None = None
+    ) -> Any:
+        attended, present = self.attn(self.ln_1(states), rotary_pos_emb, layer_past, attention_mask)
         states = states + attended
         normed = self.ln_2(states)
         return states + self.mlp.c_proj(self.mlp.w1(normed) * silu(self.mlp.w2(normed))), present

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from llava_consensus.errors import DataError
 from llava_consensus.evaluation.models.base import FULL, Answer, Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AfterTower, Method
@@ -89,7 +90,13 @@ class Trial:
         assert self.view.tower is not None  # a model that pictures can be shown to
         self.tower = self.view.tower
         self.inputs = host.own_inputs(self.prompts[0], self.pictures[0], folder)
-        self.plain, _ = self.generate(self.inputs)
+        try:
+            self.plain, _ = self.generate(self.inputs)
+        except Exception as error:  # a model's own code may break in any way
+            raise DataError(
+                f"the model's own generate fails, with no method attached: {type(error).__name__}: {error}. Take the "
+                "version of transformers for which its code was written"
+            ) from error
         with host.attach(self.witness(), Budget(1)) as attached:
             self.generate(self.inputs, 1)
             self.available = attached.outcomes[0].before
@@ -151,6 +158,7 @@ def findings(host: Host, method: Method) -> list[Finding]:
         method: the one that is attached where selection matters.
     Raises:
         OptionError: for a method that cannot be attached to this model.
+        DataError: for a model that answers nothing without a method either.
     """
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(host, method, Path(folder))
