@@ -8,6 +8,7 @@ import io
 import json
 import multiprocessing
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -651,7 +652,19 @@ def whole(kind: str) -> Path:
     return MINI if kind == "official" else checkpoint(kind, Path(tempfile.mkdtemp(prefix="fuzz-")) / "llava-y")
 
 
+@pytest.fixture(scope="module")
+def little_memory() -> Iterator[None]:
+    """A damaged size may ask for more memory than there is: that is an error, and not the end of the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if (size := Path("/proc/self/statm")).exists():
+        taken = int(size.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + 6 * 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
 @pytest.mark.parametrize("kind", ["official", "llava", "llava_next"])
+@pytest.mark.usefixtures("little_memory")
 @fuzzed
 @given(data=st.data())
 def test_checkpoints_to_ask(kind: str, data: st.DataObject) -> None:
