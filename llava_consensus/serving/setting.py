@@ -13,6 +13,7 @@ from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving import FAMILIES, architecture, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
+RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Setting:
         if config.model_type not in FAMILIES:
             raise OptionError(
                 f"models of type {config.model_type!r} are not adapted to vLLM here; adapted are {', '.join(FAMILIES)}"
+            )
+        ratio = getattr(config, "vision_aspect_ratio", RATIO)
+        if ratio != RATIO:
+            raise OptionError(
+                f"vision_aspect_ratio={ratio!r}: vLLM lays pictures out as {RATIO!r} says, and no other way"
             )
         own = {"method": self.method, "tokens": self.tokens, "largest": self.largest, "options": self.options}
         found = {"architectures": [architecture(config.model_type)], ENTRY: own}

@@ -12,7 +12,7 @@ import torch
 import llava_consensus
 from llava_consensus import attach
 
-SIZES = [(70, 60), (120, 70), (60, 130)]
+SIZES = [(70, 60), (120, 70), (60, 130), (230, 215)]
 
 
 class Answer(NamedTuple):
@@ -27,23 +27,36 @@ class Request(NamedTuple):
 
     words: str
     pictures: list[Any]
+    videos: list[Any] = []  # noqa: RUF012
 
     @property
     def given(self) -> dict[str, Any]:
         """As vLLM takes it."""
-        return {"prompt": self.words} | ({"multi_modal_data": {"image": self.pictures}} if self.pictures else {})
+        shown = {"image": self.pictures, "video": self.videos}
+        return {"prompt": self.words, "multi_modal_data": {name: every for name, every in shown.items() if every}}
 
 
 def requests(family: str, count: int, seed: int = 0) -> list[Request]:
-    """Prompts of no, one, two and three pictures in turn."""
+    """Prompts of no, one, two and three pictures in turn, of OneVision with one that it resizes."""
+    sizes = SIZES[-3:] if family == "llava_onevision" else SIZES
     noise = torch.Generator().manual_seed(seed)
     found = []
     for number in range(count):
         words = [f"w{int(word)}" for word in torch.randint(5, 400, (12,), generator=noise)]
         for place in range(number % 4):
             words.insert(2 + 3 * place, small.placeholder(family))
-        pictures = [small.picture(seed * 1000 + number * 5 + place, SIZES[place]) for place in range(number % 4)]
+        pictures = [small.picture(seed * 1000 + number * 5 + place, sizes[place]) for place in range(number % 4)]
         found.append(Request(" ".join(words), pictures))
+    return found
+
+
+def clips(count: int, seed: int = 0) -> list[Request]:
+    """Prompts of one and two videos in turn, whose lengths differ from prompt to prompt."""
+    found = []
+    for number in range(count):
+        words = [f"w{7 + number}", *["<video>", f"w{9 + seed + number}", "w11"] * (1 + number % 2)]
+        videos = [small.clip(seed + 10 * number + place, 6 + number) for place in range(1 + number % 2)]
+        found.append(Request(" ".join(words), [], videos))
     return found
 
 
@@ -89,7 +102,7 @@ def reference(
     model, processor = made
     found = []
     for one in asked:
-        inputs = processor(text=one.words, images=one.pictures or None, return_tensors="pt")
+        inputs = processor(text=one.words, images=one.pictures or None, videos=one.videos or None, return_tensors="pt")
         with attach(model, method, tokens=tokens, **options):
             result = model.generate(
                 **inputs, max_new_tokens=length, do_sample=False, output_logits=True, return_dict_in_generate=True

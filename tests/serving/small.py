@@ -101,6 +101,41 @@ def llava_next(folder: Path) -> Any:
     return save(folder, hf_models.ready(LlavaNextForConditionalGeneration, config), processor)
 
 
+def llava_onevision(folder: Path) -> Any:
+    """LLaVA-OneVision with grids of up to 4 x 4 tiles, of which the largest is resized."""
+    from transformers import (
+        LlavaOnevisionConfig,
+        LlavaOnevisionForConditionalGeneration,
+        LlavaOnevisionImageProcessor,
+        LlavaOnevisionProcessor,
+        LlavaOnevisionVideoProcessor,
+        Qwen2Config,
+        SiglipVisionConfig,
+    )
+
+    pins = [[56 * a, 56 * b] for a in range(1, 5) for b in range(1, 5)]
+    config = LlavaOnevisionConfig(
+        vision_config=SiglipVisionConfig(**hf_models.SQUARE, vision_use_head=False),
+        text_config=Qwen2Config(**TEXT),
+        image_token_index=hf_models.IMAGE,
+        video_token_index=hf_models.VIDEO,
+        image_grid_pinpoints=pins,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    model = hf_models.ready(LlavaOnevisionForConditionalGeneration, config)
+    size = {"height": 56, "width": 56}
+    processor = LlavaOnevisionProcessor(
+        LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pins),
+        tokenizer({"<image>": hf_models.IMAGE, "<video>": hf_models.VIDEO}),
+        LlavaOnevisionVideoProcessor(size=size),
+        num_image_tokens=16,
+        vision_feature_select_strategy="full",
+    )
+    return save(folder, model, processor)
+
+
 PADS = {
     "<|image_pad|>": hf_models.IMAGE,
     "<|video_pad|>": hf_models.VIDEO,
@@ -154,20 +189,31 @@ def save(folder: Path, model: Any, processor: Any) -> Any:
 FAMILIES = {
     "llava": llava,
     "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"),
     "qwen3_vl": partial(qwen, "Qwen3VL"),
 }
 
 
-def placeholder(family: str) -> str:
+def budget(family: str) -> int:
+    """Tokens of a picture, fewer than any has; of pictures of up to 17 tiles at least one for each tile."""
+    return 20 if family == "llava_onevision" else 6
+
+
+def placeholder(family: str, modality: str = "image") -> str:
     """What stands for a picture in the words of a prompt."""
-    return "<|vision_start|> <|image_pad|> <|vision_end|>" if "qwen" in family else "<image>"
+    return f"<|vision_start|> <|{modality}_pad|> <|vision_end|>" if "qwen" in family else f"<{modality}>"
 
 
 def picture(number: int, size: tuple[int, int] = (70, 60)) -> Image.Image:
     """A picture of noise in blocks."""
     rows = np.random.default_rng(number).integers(0, 255, (7, 6, 3), dtype=np.uint8)
     return Image.fromarray(rows).resize(size, Image.Resampling.BILINEAR)
+
+
+def clip(number: int, frames: int, size: tuple[int, int] = (70, 60)) -> Any:
+    """A video of noise in blocks: [frames, h, w, 3]."""
+    return np.stack([np.asarray(picture(100 * number + frame, size)) for frame in range(frames)])
 
 
 def ready() -> None:

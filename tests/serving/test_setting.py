@@ -67,6 +67,13 @@ def test_a_model_that_is_not_adapted_is_refused() -> None:
         Setting("visionzip", 64)(SimpleNamespace(model_type="gemma3"))
 
 
+def test_a_onevision_that_vllm_would_lay_out_in_another_way_is_refused() -> None:
+    config = SimpleNamespace(model_type="llava_onevision", vision_aspect_ratio="anyres_max_4")
+    with pytest.raises(OptionError, match="vision_aspect_ratio='anyres_max_4'"):
+        Setting("visionzip", 64)(config)
+    assert Setting("divprune", 64)(SimpleNamespace(model_type="llava_onevision")).architectures
+
+
 def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "version", lambda name: "0.31.0")
     with pytest.raises(OptionError, match=r"vllm 0\.31\.0: this plugin was run with 0\.32\.0 alone"):

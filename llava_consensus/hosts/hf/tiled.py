@@ -16,7 +16,7 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import STOCK, check_tiles, fixed_grid
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Offer
+from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
 from llava_consensus.hosts.hf.model import PATCHES, Features, squares
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
@@ -145,10 +145,13 @@ class _WithVideos(LlavaNext):
         """The rows of a video are those of its frames, one frame after the other."""
         if modality != "video":
             return super().pictures(modality, inputs, ids)
-        count, frames = inputs["pixel_values_videos"].shape[:2]
-        rows = whole_tiles(frames, len(self.pooled()[1]))
-        newline_rows = torch.full((self.newlines,), -1)
-        return [Rows(torch.cat((rows.tile, newline_rows)), torch.cat((rows.token, newline_rows)), frames)] * count
+        tokens, newline_rows = len(self.pooled()[1]), torch.full((self.newlines,), -1)
+        pictures = []
+        for frames in inputs["pixel_values_videos"]:
+            rows = whole_tiles(len(frames), tokens)
+            tile, token = torch.cat((rows.tile, newline_rows)), torch.cat((rows.token, newline_rows))
+            pictures.append(Rows(tile, token, len(frames)))
+        return pictures
 
     def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """Frames have a grid and members of their own."""
@@ -160,8 +163,12 @@ class _WithVideos(LlavaNext):
                 "a video after it: take a method that acts after the tower"
             )
         features = super().encode(attachment, modality, inputs, pictures)
+        return features._replace(tiles=self.frames(features.tiles))
+
+    def frames(self, tiles: list[Tiles]) -> list[Tiles]:
+        """The tiles of videos with the grid of a pooled frame."""
         side, members = self.pooled()
-        return features._replace(tiles=[picture._replace(side=side, members=members) for picture in features.tiles])
+        return [video._replace(side=side, members=members) for video in tiles]
 
 
 class LlavaNextVideo(_WithVideos):

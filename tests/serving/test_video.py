@@ -1,0 +1,63 @@
+"""Videos of LLaVA-OneVision in vLLM against the same method attached to transformers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import asking
+import pytest
+import small
+from asking import answers, assert_equal, clips, reference, served
+
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import METHODS as known
+from llava_consensus.methods import make
+from llava_consensus.reduction.method import Place
+from llava_consensus.reduction.tokens import Need
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+METHODS = [name for name in known if make(name).place is Place.TOKENS and Need.QUESTION not in make(name).needs]
+SLICE = {"divprune", "pool", "vispruner"}
+EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
+
+
+@pytest.fixture(scope="module")
+def onevision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("llava_onevision")
+    return folder, small.llava_onevision(folder)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_budget_counts_the_tokens_of_a_video_as_attach_does(onevision: Any, method: str) -> None:
+    """Alone and in batches of unequal length; beside a picture where the method does not read the prompt."""
+    if method not in SLICE and not EVERYTHING:
+        pytest.skip("make test-serving EVERYTHING=1")
+    folder, model = onevision
+    asked = clips(4)
+    both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])
+    if not make(method).reads_prompt:
+        asked.append(both)
+    try:
+        with served(folder, method, 20, largest=0.99) as engine:
+            for tokens in (20, 0.5):
+                found = answers(engine, asked, mm_processor_kwargs={"visual_tokens": tokens})
+                assert_equal(found, reference(model, asked, method, tokens))
+    except OptionError:  # refused: then by attach too
+        with pytest.raises(OptionError):
+            reference(model, asked, method, 20)
+
+
+@pytest.mark.parametrize("method", ["consensusdrop", "consensusdrop+"])
+def test_questions_about_videos_kept_and_new_positions_and_the_prefix_cache(onevision: Any, method: str) -> None:
+    folder, model = onevision
+    asked = clips(4) + clips(4, seed=1)
+    both = asking.Request("w7 <image> w50 <video> w9 w13", [small.picture(3)], [small.clip(3, 6)])
+    with served(folder, method, 20, {"block_size": 32, "disable_log_stats": False}) as engine:
+        with pytest.raises(ValueError, match="pictures and videos in one prompt are not adapted to it"):
+            answers(engine, [both])
+        first, again = answers(engine, asked), answers(engine, asked)
+        hits = next(one.value for one in engine.get_metrics() if one.name == "vllm:prefix_cache_hits")
+        assert hits > 0
+    for found in (first, again):
+        assert_equal(found, reference(model, asked, method, 20))
