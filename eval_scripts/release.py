@@ -1,31 +1,50 @@
-"""What a tag releases: `python eval_scripts/release.py v0.3.0` prints the notes of that version, its section of
-CHANGELOG.md, and refuses a tag that is not this version or has no section. The workflow `release.yml` runs it first.
+"""What a tag releases: `python eval_scripts/release.py v0.3.0` names what CHANGELOG.md calls Unreleased by it,
+and prints the notes, which are that section. Where GITHUB_REPOSITORY names the repository, README.md gets the link that
+opens the notebook in Colab. The workflow `release.yml` runs it before it builds, and commits what it wrote afterwards.
 """
 
+import os
 import re
 import sys
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOK = "[notebook](docs/notebook.ipynb)"
 
 
-def notes(tag: str, root: Path = ROOT) -> str:
-    """The section of a tag's version in the changelog.
+def released(log: str, tag: str, day: date) -> tuple[str, str]:
+    """The changelog with a section of the tag's version, and the notes.
 
     Raises:
-        SystemExit: the tag is not the version of the package, or the changelog has no section of it.
+        SystemExit: the tag is no version, or nothing is written about it.
     """
-    found = re.search(r'^__version__ = "(.+)"$', (root / "llava_consensus" / "__init__.py").read_text(), re.MULTILINE)
-    version = found[1] if found else ""
-    if tag != f"v{version}":
-        raise SystemExit(f"tag {tag}: llava_consensus/__init__.py says {version}, so that the tag must be v{version}")
-    section = re.search(
-        rf"^## {re.escape(version)}\b.*\n+((?:(?!## ).*\n)+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE
-    )
-    if section is None:
-        raise SystemExit(f"tag {tag}: CHANGELOG.md has no section {version}. Rename Unreleased, and begin a new one")
-    return section[1].strip()
+    version = re.fullmatch(r"v(\d+\.\d+\.\d+\S*)", tag)
+    if version is None:
+        raise SystemExit(f"tag {tag}: must be a version, such as v0.3.0")
+    if not re.search(rf"^## {re.escape(version[1])}(?!\S)", log, re.MULTILINE):
+        log = log.replace("## Unreleased\n", f"## Unreleased\n\n## {version[1]} ({day})\n", 1)
+    section = re.search(rf"^## {re.escape(version[1])}(?!\S).*\n((?:(?!## ).*\n)*)", log, re.MULTILINE)
+    if section is None or not section[1].strip():
+        raise SystemExit(f"tag {tag}: CHANGELOG.md says nothing about it. Write what is new under Unreleased")
+    return log, section[1].strip()
+
+
+def with_colab(readme: str, repository: str) -> str:
+    """The front page, whose first word of the notebook has a link beside it that opens it in Colab."""
+    link = f" ([in Colab](https://colab.research.google.com/github/{repository}/blob/main/docs/notebook.ipynb))"
+    return readme if "colab.research" in readme else readme.replace(NOTEBOOK, NOTEBOOK + link, 1)
+
+
+def main(tag: str, root: Path = ROOT) -> None:
+    """Writes both files, and prints the notes."""
+    changelog, readme = root / "CHANGELOG.md", root / "README.md"
+    log, notes = released(changelog.read_text("utf-8"), tag, date.today())
+    changelog.write_text(log, "utf-8")
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        readme.write_text(with_colab(readme.read_text("utf-8"), repository), "utf-8")
+    print(notes)
 
 
 if __name__ == "__main__":
-    print(notes(sys.argv[1]))
+    main(sys.argv[1])

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
-__version__ = "0.2.0"
-
 _HOME = {
     "Budget": "reduction.budget",
     "Share": "reduction.budget",

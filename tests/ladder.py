@@ -421,7 +421,7 @@ RUNGS: dict[str, tuple[Callable[[Trial], None], str]] = {
     "quantized": (quantized, "with the fp8 cache, whose numbers stay in float32 here, so that they can be compared"),
     "no cache": (partial(decoding, use_cache=False), "without a cache"),
     "beams": (beams, "the scores of two beams of each prompt of the mixed batch are those by the twin"),
-    "assisted": (partial(decoding, assistant_model=True), "a second model guesses, which is nearly the same"),
+    "assisted": (partial(decoding, assistant_model=True), "a second model, almost the same one, guesses ahead"),
     "compiled": (partial(own_loop, compiled=True), "the loop of one's own, the model compiled, backend `eager`"),
 }
 

@@ -148,15 +148,14 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
-        from llava_consensus import __version__
-
-        lines = [f"llava-consensus {__version__}", f"python {sys.version.split()[0]}"]
-        for name in ("torch", "transformers", "llava-torch"):
+        def line(name: str) -> str:
             try:
-                lines.append(f"{name} {version(name)}")
+                return f"{name} {version(name)}"
             except PackageNotFoundError:
-                lines.append(f"{name} not installed")
-        print("\n".join(lines))
+                return f"{name} not installed"
+
+        names = ("torch", "transformers", "llava-torch")
+        print("\n".join([line("llava-consensus"), f"python {sys.version.split()[0]}", *map(line, names)]))
         parser.exit()
 
 

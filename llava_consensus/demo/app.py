@@ -248,7 +248,10 @@ class _Page:
             seen.append(event(self.answer, [*self.form, self.view], shown, trigger_mode="always_last", **once))
         again = self.gallery.select(self.picks(), None, chosen)
         again.then(self.answer, [*self.form, self.view], shown, **once)
-        taken = self.upload.upload(self.take, [self.upload, self.first], [*chosen, self.message])
+        # hidden: Gradio would cover what an error leaves as it was, the questions too
+        taken = self.upload.upload(
+            self.take, [self.upload, self.first], [*chosen, self.message], show_progress="hidden"
+        )
         seen.append(taken.success(self.answer, [*self.form, self.view], shown, **once))
         for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; whoever moves a slider wants to see that
             answered.success(js=SHOW)

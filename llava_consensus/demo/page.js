@@ -73,9 +73,12 @@
 
   document.addEventListener("pointermove", pointed);
   document.addEventListener("pointerdown", pointed);
-  // Chromium stops at lists that scroll, and those of Gradio's menus vanish as soon as they are reached
+  // Chromium stops at lists that scroll, and those of Gradio's menus vanish as soon as they are reached. Gradio opens a
+  // menu that was left by Tab again when it is told of the key, which the browser alone needs to know.
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Tab") document.querySelectorAll("[role=listbox]").forEach((list) => (list.tabIndex = -1));
+    if (event.key !== "Tab") return;
+    document.querySelectorAll("[role=listbox]").forEach((list) => (list.tabIndex = -1));
+    event.stopPropagation();
   }, true);
   document.addEventListener("keydown", (event) => {
     const picture = event.target.closest?.(".cd-picture");

@@ -241,7 +241,9 @@ def test_both_sides_are_answered_and_timed_and_refusals_are_told(tmp_path: Path)
     Image.new("RGB", (8, 8), (7, 0, 0)).save(picture)
     host = SquareHost()
     asked = desk.request(form(picture=str(picture), right="fastv", tokens=4, second="And where?"))
-    left, right = Desk(host, seconds=0).ask(asked)
+    asking = Desk(host, seconds=0)
+    left, right = told = asking.ask(asked)
+    assert asking.ask(asked) is told, "the same again is not answered again"
     assert left.answer.startswith("What is it?") and left.rounds == 1 and left.milliseconds is not None
     assert right.error == "fastv: not here" and right.milliseconds is None
     assert left.seen is not None and left.seen.before == 16

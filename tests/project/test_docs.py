@@ -10,7 +10,6 @@ import torch
 import yaml
 from units import unit
 
-from llava_consensus import __version__
 from llava_consensus.reduction.budget import Budget
 
 ROOT = Path(__file__).parents[2]
@@ -54,5 +53,4 @@ def test_public_ci_does_what_our_own_does_and_tests_serving() -> None:
     assert [step["run"] for step in steps if "run" in step] == [".ci/run", "make test-serving"]
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert yaml.safe_load(form.read_text())
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == __version__
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["license"] == "Apache-2.0"

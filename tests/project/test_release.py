@@ -1,34 +1,72 @@
-"""A tag releases the version that the package says, with its section of the changelog as notes."""
+"""A tag releases its own version, with what the changelog calls Unreleased as notes."""
 
+import re
+import shutil
+import subprocess
+import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
 import yaml
 
-from eval_scripts.release import ROOT, notes
-from llava_consensus import __version__
+from eval_scripts.release import ROOT, released, with_colab
+
+DAY = date(2026, 11, 25)
+LOG = "# Changelog\n\n## Unreleased\n\n- one\n- two\n\n## 0.2.0\n\n- old\n"
 
 
-def test_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
-    (tmp_path / "llava_consensus").mkdir()
-    (tmp_path / "llava_consensus" / "__init__.py").write_text('"""x"""\n\n__version__ = "0.3.0"\n')
-    log = tmp_path / "CHANGELOG.md"
-    log.write_text(
-        "# Changelog\n\n## Unreleased\n\n- later\n\n## 0.3.0 (2026-11-25)\n\n- one\n- two\n\n## 0.2.0\n\n- old\n"
-    )
-    assert notes("v0.3.0", tmp_path) == "- one\n- two"
-    with pytest.raises(SystemExit, match=r"the tag must be v0\.3\.0"):
-        notes("v0.3.1", tmp_path)
-    log.write_text("# Changelog\n\n## Unreleased\n\n- later\n")
-    with pytest.raises(SystemExit, match=r"no section 0\.3\.0"):
-        notes("v0.3.0", tmp_path)
+def test_a_tag_names_what_was_unreleased_once() -> None:
+    log, notes = released(LOG, "v0.3.0", DAY)
+    assert notes == "- one\n- two"
+    assert log.startswith("# Changelog\n\n## Unreleased\n\n## 0.3.0 (2026-11-25)\n\n- one\n")
+    assert released(log, "v0.3.0", date(2027, 1, 1)) == (log, notes)
+    with pytest.raises(SystemExit, match=r"v0\.3\.1: CHANGELOG\.md says nothing"):
+        released(log, "v0.3.1", DAY)
+    with pytest.raises(SystemExit, match="must be a version"):
+        released(LOG, "vnext", DAY)
 
 
-def test_the_last_release_has_notes_and_the_workflow_asks_for_them() -> None:
-    assert notes(f"v{__version__}")
+def test_the_front_page_opens_the_notebook_in_colab() -> None:
+    readme = (ROOT / "README.md").read_text()
+    linked = with_colab(readme, "owner/name")
+    assert "(https://colab.research.google.com/github/owner/name/blob/main/docs/notebook.ipynb)" in linked
+    assert with_colab(linked, "owner/name") == linked
+
+
+def test_the_version_is_that_of_the_last_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setuptools")
+    for name in ("setup.py", "CHANGELOG.md", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\ndynamic = ["version", "readme"]\n')
+
+    def said(what: str) -> str:
+        command = [sys.executable, "setup.py", "-q", f"--{what}"]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    def git(*words: str) -> None:
+        user = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *user, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    last = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert said("version") == last, "without git"
+    git("init")
+    git("add", "setup.py")
+    git("commit", "-m", "one")
+    assert said("version") == last, "without a tag"
+    git("tag", "v0.3.0")
+    assert said("version") == "0.3.0"
+    git("commit", "--allow-empty", "-m", "two")
+    assert said("version") == "0.3.0.post1"
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    page = said("long-description")
+    assert "](docs/" not in page and "](https://github.com/owner/name/raw/v0.3.0.post1/docs/images/front.jpg)" in page
+    (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: x\nVersion: 0.3.0\n\nVersion: 9\n")
+    assert said("version") == "0.3.0", "an sdist knows"
+
+
+def test_the_workflow_asks_for_the_notes_and_for_the_tags_version() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
-    steps = [step.get("run", "") for step in jobs["build"]["steps"]]
-    assert any("eval_scripts/release.py" in step for step in steps) and any(
-        "twine check --strict" in step for step in steps
-    )
+    steps = " ".join(step.get("run", "") for step in jobs["build"]["steps"])
+    assert all(words in steps for words in ("eval_scripts/release.py", "twine check --strict", "${GITHUB_REF_NAME#v}"))
     assert jobs["publish"]["permissions"]["id-token"] == "write" and jobs["publish"]["needs"] == "build"
