@@ -423,6 +423,7 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
     decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
     ours = {"consensusdrop", "consensusdrop+"}
     looking = ours | {"prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
+    looking |= {"scope", "holov", "idpruner", "idselection", "mfpruner", "restore"}
     assert having("positions") == set(METHODS) - {"full"}
     assert having("order") == set(METHODS) - {"full"} - decoder
     assert having("vision_layer") == looking
@@ -434,6 +435,7 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
 def test_which_methods_choose_by_the_prompt() -> None:
     blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
     blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
+    blind |= {"scope", "holov", "idpruner", "idselection", "restore", "vidcom2", "evs"}
     assert {name for name in METHODS if not make(name).reads_prompt} == blind
 
 
