@@ -179,6 +179,7 @@ METHODS = Methods(
         "idselection": "idselection:IDSelection",
         "mfpruner": "mfpruner:MFPruner",
         "restore": "restore:Restore",
+        "otprune": "otprune:OTPrune",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",
         "uniform_grid": "uniform_grid:UniformGrid",

@@ -117,6 +117,13 @@ def test_restore_equals_the_official_code(case: str) -> None:
     assert torch.allclose(ours, arrays[f"means_{case}"][0, joined[0]], atol=1e-5)
 
 
+@pytest.mark.parametrize("case", cases("otprune", "kept"))
+def test_otprune_equals_the_official_code(case: str) -> None:
+    arrays = golden("otprune")
+    given = seen(arrays[f"tokens_{case}"])
+    assert torch.equal(make("otprune").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+
+
 @pytest.mark.parametrize("case", cases("vidcom2", "kept"))
 def test_vidcom2_equals_the_official_code(case: str) -> None:
     """Videos whose rounded shares come to T."""

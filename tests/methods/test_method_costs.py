@@ -38,6 +38,11 @@ def cdpruner(method: Any, shape: Shape, tokens: int) -> float:
     return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width + tokens**2 * shape.patches
 
 
+def otprune(method: Any, shape: Shape, tokens: int) -> float:
+    """The factor, whose sums are elementwise."""
+    return tokens**2 * shape.patches
+
+
 def mfpruner(method: Any, shape: Shape, tokens: int) -> float:
     """CLIP's text tower and its projection of the patches."""
     return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width
@@ -65,6 +70,7 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop+": consensusdrop,
     "cdpruner": cdpruner,
     "mfpruner": mfpruner,
+    "otprune": otprune,
     "pyramiddrop": pyramiddrop,
     "sparsevlm": recycling,
 }

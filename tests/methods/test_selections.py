@@ -97,6 +97,7 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
         ("idselection", {"gamma": -0.1}, "gamma=-0.1"),
         ("mfpruner", {"relevance": "both"}, "negated, cosine"),
         ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
+        ("otprune", {"gamma": 0}, "gamma=0 must be a number above 0"),
         ("vidcom2", {"temperature": 0}, "temperature=0 must be a number above 0"),
         ("evs", {"tile_budget": "per_tile"}, "unknown option of method 'evs' 'tile_budget'"),
     ],
