@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import choose
+from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
 EPSILON = 1e-6
@@ -43,6 +44,12 @@ def received_saliency(attention: VisionAttention) -> Tensor:
         received += weights.sum(1)
         received[:, start - first : stop - first] -= diagonal
     return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - 1, 1))
+
+
+def class_flops(shape: Shape) -> float:
+    """FLOPs of `class_saliency` for all tiles of a picture."""
+    queries = 1 if shape.classes else shape.patches
+    return 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:

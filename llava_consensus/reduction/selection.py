@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, normalize
+from torch.nn.functional import embedding, normalize, one_hot
 
 from llava_consensus.reduction.tokens import Reduction, ensure_finite
 
@@ -134,6 +134,30 @@ def diverse(saliency: Tensor, features: Tensor, count: int, quality: float) -> T
         distance = torch.minimum(distance, 1 - (points * kept).sum(-1).clamp_max(1.0))
         distance = distance.scatter(1, index[:, None], -1.0)  # a kept token is never kept again
     return chosen.sort(dim=1).values
+
+
+def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
+    """Seats [B, G] of which `total` were to be given out, one more for each of the groups that are first by [B, G],
+    until all are.
+    """
+    return seats + (rank(by).argsort(1) < total - seats.sum(1, keepdim=True))
+
+
+def seated(order: Tensor, group: Tensor, seats: Tensor, count: int) -> Tensor:
+    """The first `count` tokens of a ranking in which no group takes more than its seats. Seats that nobody takes go to
+    the next of the ranking, whatever their group.
+
+    Args:
+        order: [B, N] tokens, the best first.
+        group: [B, N] of each token, in 0..G-1.
+        seats: [B, G].
+        count: at most N.
+    Returns:
+        [B, count] in the order of the ranking, those without a seat of their group behind the others.
+    """
+    in_order = group.gather(1, order)
+    place = one_hot(in_order, seats.shape[1]).cumsum(1).gather(2, in_order[..., None])[..., 0]  # in its group, from 1
+    return order.gather(1, indices(place <= seats.gather(1, in_order), count))
 
 
 class Folded(NamedTuple):

@@ -31,6 +31,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("visionzip", {"class_token": False, "contextual": "mean"}),
     ("tome_post", {"similarity": "projected"}),
     ("cdpruner", {"theta": 0.5}),
+    ("scope", {"alpha": 0.0}),
+    ("holov", {"crops": 24, "order": "raster"}),
+    ("holov", {"crops": 5}),
+    ("restore", {"selector": "divprune", "order": "top_then_merged"}),
+    ("restore", {"selector": "holov"}),
 ]
 CUTTING: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS if make(name).place is Place.DECODER),

@@ -20,7 +20,7 @@ from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.method import Shape
 
 SEVEN = SHAPES["llava-1.5-7b"]
-NOTHING = ("full", "random", "uniform_grid", "downsample")
+NOTHING = ("full", "random", "uniform_grid", "downsample", "evs")
 
 
 def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
@@ -36,6 +36,16 @@ def consensusdrop(method: Any, shape: Shape, tokens: int) -> float:
 def cdpruner(method: Any, shape: Shape, tokens: int) -> float:
     """CLIP's text tower and its projection of the patches, and the factor, whose sums are elementwise."""
     return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width + tokens**2 * shape.patches
+
+
+def otprune(method: Any, shape: Shape, tokens: int) -> float:
+    """The factor, whose sums are elementwise."""
+    return tokens**2 * shape.patches
+
+
+def mfpruner(method: Any, shape: Shape, tokens: int) -> float:
+    """CLIP's text tower and its projection of the patches."""
+    return shape.text_tower + 2.0 * shape.patches * shape.joint * shape.vision_width
 
 
 def pyramiddrop(method: Any, shape: Shape, tokens: int) -> float:
@@ -59,6 +69,8 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop": consensusdrop,
     "consensusdrop+": consensusdrop,
     "cdpruner": cdpruner,
+    "mfpruner": mfpruner,
+    "otprune": otprune,
     "pyramiddrop": pyramiddrop,
     "sparsevlm": recycling,
 }
@@ -74,6 +86,8 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
         ("tome_post", {"similarity": "feature"}),
         ("tome_post", {"similarity": "projected"}),
         ("visionzip", {"class_token": False}),
+        ("restore", {"selector": "divprune"}),
+        ("restore", {"selector": "holov"}),
         ("sparsevlm", {"version": "2.0"}),
     ],
 )

@@ -423,10 +423,11 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
     decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
     ours = {"consensusdrop", "consensusdrop+"}
     looking = ours | {"prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
+    looking |= {"scope", "holov", "idpruner", "idselection", "mfpruner", "restore"}
     assert having("positions") == set(METHODS) - {"full"}
     assert having("order") == set(METHODS) - {"full"} - decoder
     assert having("vision_layer") == looking
-    assert having("tile_budget") == looking | {"divprune", "random"}
+    assert having("tile_budget") == looking | {"divprune", "random", "otprune"}
     assert having("answer_rows") == decoder | ours
     assert fields(METHODS["full"]) == ()
 
@@ -434,6 +435,7 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
 def test_which_methods_choose_by_the_prompt() -> None:
     blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
     blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
+    blind |= {"scope", "holov", "idpruner", "idselection", "restore", "otprune", "vidcom2", "evs"}
     assert {name for name in METHODS if not make(name).reads_prompt} == blind
 
 

@@ -1,0 +1,69 @@
+"""EVS, efficient video sampling: keep the first frame and what changes after it (NVIDIA, arXiv 2510.14624; as vLLM has
+it in `vllm/multimodal/evs.py`, and SGLang from there).
+
+A token of a later frame is ranked by 1 less its cosine with the token at the same place in the frame before; the first
+frame comes before all of them, whole. The tiles of a video are its frames; a picture of one tile is a video of one
+frame, in which nothing changes. What differs: T is exact. Where it is less than a frame, vLLM keeps the whole first
+frame; here T tokens of it at even distances stay, so a picture is thinned out evenly. Tokens keep their positions, as
+theirs do. Nothing depends on the depth of a model.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.merging import directions
+from llava_consensus.reduction.method import AfterTower, Shape
+from llava_consensus.reduction.selection import assemble, pick, top
+from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
+
+FIRST = 3.0  # above any cosine distance
+
+
+@dataclass(frozen=True, kw_only=True)
+class EVS(AfterTower):
+    """Keep the first frame of a video and, of the others, the tokens that changed most since the frame before."""
+
+    positions: str = "keep"
+
+    title: ClassVar[str] = "EVS"
+
+    @property
+    def tile_budget(self) -> str:
+        """All frames share one budget."""
+        return "global"
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Nothing: one product for each token is no matrix product."""
+        return 0.0
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens of a video, none merged; `fused` is how much each changed."""
+        with torch.no_grad():
+            count = min(budget.tokens, tokens.projected.shape[1])
+            points = directions(ensure_finite("projected tokens", tokens.projected).float())
+            frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
+            before = previous(frame, tokens.patch, tokens.tiles_per_unit)
+            changed = 1 - (points * pick(points, before.clamp_min(0))).sum(2)
+            first = before < 0
+            changed = torch.where(first, FIRST + _even(first, count), changed)
+            kept = top(changed, count)
+        return assemble(tokens.projected, kept, self.order)._replace(fused=changed)
+
+
+def previous(frame: Tensor, patch: Tensor, frames: int) -> Tensor:
+    """The token at the same place one frame before: [B, N], [B, N] -> [B, N], -1 where there is none."""
+    size = frame.shape[1]  # no frame has more places than the video has tokens
+    place = frame * size + patch
+    table = torch.full((len(frame), (frames + 1) * size), -1, device=frame.device)
+    table.scatter_(1, place + size, torch.arange(size, device=frame.device).expand_as(place))
+    return table.gather(1, place)
+
+
+def _even(first: Tensor, count: int) -> Tensor:
+    """1 for `count` of the marked tokens at even distances, or for all of them, and 0 for the others: [B, N]."""
+    place, size = first.cumsum(1), first.sum(1, keepdim=True)
+    return (place * count // size > (place - 1) * count // size).float()

@@ -1,0 +1,78 @@
+"""IDPruner: saliency against likeness, by maximal marginal relevance (Tan et al., arXiv 2602.13315; Tencent AngelSlim
+67394ce, the selection of its `idpruner`, without the scorer that has to be trained).
+
+The most salient token comes first, then always the one for which balance x saliency - (1 - balance) x the largest
+cosine with a kept token is largest. The authors' saliency is a small network trained for each model; here it is the
+attention of the class token, brought to 0..1 in the same way, so this is their selection and not their figures. Cosines
+are of the projected tokens. Ties go to the lower index, and one token is taken at a time (their `parallel_k` of 1).
+Nothing depends on the depth of a model.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import within
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.merging import directions
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.saliency import class_flops, class_saliency
+from llava_consensus.reduction.selection import assemble, pick
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class IDPruner(ReadsTower):
+    """Keep T tokens by class attention less the likeness to those that are kept (maximal marginal relevance).
+
+    Args:
+        balance: weight of the saliency, in [0, 1]; the rest is the weight of the likeness.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    balance: float = 0.5
+
+    title: ClassVar[str] = "IDPruner, untrained"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("balance", self.balance, 0.0, 1.0)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class attention and the cosines of all pairs; each of the T steps only compares."""
+        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
+        return sum(2.0 * size**2 * shape.width for size in units) + (class_flops(shape) if units else 0.0)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, none merged."""
+        with torch.no_grad():
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            direction = directions(ensure_finite("projected tokens", tokens.projected).float())
+            count = min(budget.tokens, saliency.shape[1])
+            similarity = direction @ direction.transpose(1, 2)
+            kept = marginal(spread(saliency), similarity, count, self.balance).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+
+
+def spread(saliency: Tensor) -> Tensor:
+    """From 0 for the least to 1 for the most salient token of each unit: [B, N] -> [B, N]."""
+    low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
+    return (saliency - low) / (high - low + EPSILON)
+
+
+def marginal(saliency: Tensor, similarity: Tensor, count: int, balance: float) -> Tensor:
+    """`count` tokens in the order they are chosen: [B, N], [B, N, N] -> [B, count]."""
+    left, nearest = torch.ones_like(saliency, dtype=torch.bool), torch.full_like(saliency, -2.0)
+    chosen: list[Tensor] = []  # [B, 1] each
+    for step in range(count):
+        score = balance * saliency - (1 - balance) * nearest if step else saliency
+        chosen.append(score.masked_fill(~left, -torch.inf).argmax(1, keepdim=True))
+        left = left.scatter(1, chosen[-1], False)
+        nearest = torch.maximum(nearest, pick(similarity, chosen[-1])[:, 0])
+    return torch.cat(chosen, dim=1)

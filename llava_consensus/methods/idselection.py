@@ -1,0 +1,71 @@
+"""ID-Selection: a kept token suppresses the saliency of those that are like it (Huang et al., arXiv 2604.05601, eq. 7
+to 9). No code is published; this is written from its description.
+
+The token with the largest score is kept, and every other score loses exp(-gamma d^2) times the score of the kept one, d
+being the cosine distance of the projected tokens and gamma 20. Saliency is the attention of the class token, which the
+paper takes where a tower has one, brought to 0..1. Open in the description, decided here: its other saliencies
+(attention of the question in a layer of the language model, and a union of both) are not offered, because their layer
+and weights are not all given; scores may fall below 0, and a token kept with such a score suppresses nothing, so that
+what was suppressed most still comes last. Ties go to the lower index. Nothing depends on the depth of a model.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import within
+from llava_consensus.methods.idpruner import spread
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.merging import directions
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.saliency import class_flops, class_saliency
+from llava_consensus.reduction.selection import assemble, pick
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class IDSelection(ReadsTower):
+    """Keep T tokens by class attention, each of which suppresses the tokens that are like it.
+
+    Args:
+        gamma: how fast suppression falls with the distance, at least 0; 0 suppresses all tokens alike.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    gamma: float = 20.0
+
+    title: ClassVar[str] = "ID-Selection"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("gamma", self.gamma, 0.0, float("inf"))
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class attention and the cosines of all pairs; each of the T steps only compares."""
+        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
+        return sum(2.0 * size**2 * shape.width for size in units) + (class_flops(shape) if units else 0.0)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, none merged."""
+        with torch.no_grad():
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            direction = directions(ensure_finite("projected tokens", tokens.projected).float())
+            distance = 1 - direction @ direction.transpose(1, 2)  # [B, N, N]
+            count = min(budget.tokens, saliency.shape[1])
+            kept = suppress(spread(saliency), torch.exp(-self.gamma * distance.square()), count).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+
+
+def suppress(saliency: Tensor, likeness: Tensor, count: int) -> Tensor:
+    """`count` tokens in the order they are chosen: [B, N], [B, N, N] -> [B, count]."""
+    score, left, chosen = saliency, torch.ones_like(saliency, dtype=torch.bool), list[Tensor]()  # [B, 1] each
+    for _ in range(count):
+        best, index = score.masked_fill(~left, -torch.inf).max(1, keepdim=True)
+        chosen.append(index)
+        left = left.scatter(1, index, False)
+        score = score - pick(likeness, index)[:, 0] * best.clamp_min(0)
+    return torch.cat(chosen, dim=1)

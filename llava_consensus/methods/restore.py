@@ -1,0 +1,99 @@
+"""RESTORE's token merging: half of the budget by a selector, half made of what it leaves (Cho et al., ICML 2026, arXiv
+2606.01711, section 3; official code 9b27e68).
+
+A selector keeps T / 2 tokens. Of the others, those are anchors that are representative and distinctive: the sum of a
+token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
+names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
+Tokens stand where they stood, an anchor's mean at the anchor. What differs: the authors also calibrate the language
+model's attention by distance and size, which is a policy of positions here (`paper positions`), not a part of this
+method; they place a merged token at the first of its members; and ties go to the lower index. Nothing depends on the
+depth of a model.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import choose
+from llava_consensus.methods.divprune import DivPrune
+from llava_consensus.methods.holov import HoloV
+from llava_consensus.methods.vispruner import VisPruner
+from llava_consensus.reduction import merging
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import ReadsTower, Shape, Tiled
+from llava_consensus.reduction.selection import Folded, assemble, left_over, pick, top
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restore(ReadsTower):
+    """Half of the tokens by another selector, and the rest merged into distinctive anchors.
+
+    Args:
+        selector: `vispruner` | `divprune` | `holov`, as the authors offer.
+    Raises:
+        OptionError: for another selector.
+    """
+
+    selector: str = "vispruner"
+    order: str = "raster"
+    positions: str = "keep"
+
+    title: ClassVar[str] = "RESTORE merging"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("selector", self.selector, ("vispruner", "divprune", "holov"))
+
+    def counts(self, budget: Budget, available: int) -> tuple[int, int]:
+        """Kept and merged tokens of one unit: halves, unless the budget says how many are merged."""
+        merged = budget.tokens - budget.tokens // 2 if budget.merged is None else budget.merged
+        return Budget(budget.tokens, merged).split(available)
+
+    def chooser(self) -> Tiled:
+        """The selector."""
+        if self.selector == "divprune":
+            return DivPrune(tile_budget=self.tile_budget)
+        made = HoloV if self.selector == "holov" else VisPruner
+        return made(tile_budget=self.tile_budget, vision_layer=self.vision_layer)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """What the selector costs, the cosines of all that is left, and the means."""
+        total = 0.0
+        for share, size in self.units(shape, budget):
+            kept, merged = self.counts(share, size)
+            if share.tokens < size:
+                one = shape._replace(tiles=1, patches=size)
+                total += self.chooser().flops(one, Budget(kept)) or 0.0 if kept else 0.0
+                total += 2.0 * (size - kept) * (size - kept + merged) * shape.width
+        return total
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """Kept and merged tokens of each unit. Gradients flow to the projected tokens only."""
+        size = tokens.projected.shape[1]
+        count, merged = self.counts(budget, size)
+        with torch.no_grad():
+            none = torch.zeros(len(tokens.projected), 0, dtype=torch.long, device=tokens.projected.device)
+            kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
+            rest = left_over(kept, size)
+            direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
+            anchors, group = distinctive(direction @ direction.transpose(1, 2), merged)
+        if not merged:
+            return assemble(tokens.projected, kept, self.order)
+        means = merging.group_means(pick(tokens.projected, rest), group, merged)
+        return assemble(tokens.projected, kept, self.order, Folded(means, rest.gather(1, anchors), rest, group))
+
+
+def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Anchors and the anchor each token joins: [B, R, R] -> [B, count] ascending, [B, R] in 0..count-1."""
+    density = cosine.sum(2)
+    sparser = density[:, None] < density[..., None]  # [B, R, R] whether the second has a smaller sum than the first
+    nearest = cosine.masked_fill(~sparser, -1.0).amax(2)
+    anchors = top(density * (1 - nearest.where(nearest > -1.0, 0.0)), count)
+    if not count:
+        return anchors, torch.zeros_like(density, dtype=torch.long)
+    group = pick(cosine, anchors).argmax(1)
+    return anchors, group.scatter(1, anchors, torch.arange(count, device=group.device).expand_as(anchors))

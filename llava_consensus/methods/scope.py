@@ -1,0 +1,70 @@
+"""SCOPE: keep the salient tokens that cover the others (Deng et al., NeurIPS 2025, arXiv 2510.24214, section 3;
+official code 6bf7306).
+
+A token is covered by the kept token that its feature is most like. Each step keeps the token by which most coverage is
+gained, times its class attention to the power alpha. As in the authors' code coverage starts at 0, so that what is
+unlike everything kept counts as not covered. What differs: float32 throughout, ties go to the lower index, and
+attention is the mean over heads, where theirs is the sum, which changes no product's rank. Nothing depends on the depth
+of a model.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import within
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.merging import directions
+from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.saliency import class_flops, class_saliency
+from llava_consensus.reduction.selection import assemble, pick
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope(ReadsTower):
+    """Keep T tokens, each the one that gains most coverage of all tokens, weighted with its class attention.
+
+    Args:
+        alpha: exponent of the attention, at least 0; the official scripts take 1, and 0 is coverage alone.
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    alpha: float = 1.0
+
+    title: ClassVar[str] = "SCOPE"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("alpha", self.alpha, 0.0, float("inf"))
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class attention and the cosines of all pairs; each of the T steps only compares and adds."""
+        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
+        return sum(2.0 * size**2 * shape.vision_width for size in units) + (class_flops(shape) if units else 0.0)
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, none merged; `fused` is the weight of each."""
+        with torch.no_grad():
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
+            direction = directions(tokens.of_tiles(features.float()))
+            count = min(budget.tokens, saliency.shape[1])
+            kept = cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count).sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+
+
+def cover(similarity: Tensor, weight: Tensor, count: int) -> Tensor:
+    """`count` tokens in the order they are chosen: [B, N, N] symmetric, [B, N] -> [B, count]."""
+    covered, left = torch.zeros_like(weight), torch.ones_like(weight, dtype=torch.bool)
+    chosen: list[Tensor] = []  # [B, 1] each
+    for _ in range(count):
+        gain = (similarity - covered[:, None]).clamp_min_(0).sum(2) * weight
+        chosen.append(gain.masked_fill(~left, -torch.inf).argmax(1, keepdim=True))
+        left = left.scatter(1, chosen[-1], False)
+        covered = torch.maximum(covered, pick(similarity, chosen[-1])[:, 0])
+    return torch.cat(chosen, dim=1)

@@ -1,0 +1,145 @@
+"""Methods of 2025 and 2026 after the tower against arrays their authors' own code gave (tests/golden/README.md): the
+same tokens, in the same order where that code has one.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import one_hot, pad
+
+from llava_consensus.methods import make
+from llava_consensus.methods.restore import distinctive
+from llava_consensus.methods.scope import cover
+from llava_consensus.methods.vidcom2 import likeness, shares, still
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.merging import directions
+from llava_consensus.reduction.saliency import class_saliency
+from llava_consensus.reduction.tokens import ClipSides, Need, VisionAttention, VisualTokens, WholePictures
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden(name: str) -> dict[str, torch.Tensor]:
+    """The arrays of one file."""
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+
+
+def cases(name: str, array: str) -> list[str]:
+    """What the names of one array of a file end in."""
+    with np.load(GOLDEN / f"{name}.npz") as arrays:
+        return [key.removeprefix(f"{array}_") for key in arrays.files if key.startswith(f"{array}_")]
+
+
+def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualTokens:
+    """Units whose features are the projected tokens [B, N, D] and whose class attention is in proportion to [B, N]."""
+    units, size = tokens.shape[:2]
+    level = torch.zeros(units, size) if attention is None else attention.float().log()
+    key = pad(level, (1, 0), value=-1e4)[:, None, :, None]  # one head; the class token does not look at itself
+    return VisualTokens(
+        projected=tokens.float(),
+        tile=torch.arange(units)[:, None].expand(-1, size),
+        patch=torch.arange(size).expand(units, -1),
+        attention=VisionAttention(torch.ones_like(key), key, 1.0, 1),
+        features=tokens.float(),
+        whole=WholePictures(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
+    )
+
+
+def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, int]:
+    """A video whose frames lie one after the other, and T."""
+    frames, size, tokens = (int(number) for number in case.split("_"))
+    frame, patch = torch.arange(frames).repeat_interleave(size), torch.arange(size).repeat(frames)
+    projected = arrays[f"tokens_{case}"].float()[None]
+    return VisualTokens(projected, frame[None], patch[None], tiles_per_unit=frames), tokens
+
+
+def kept_of(case: str) -> int:
+    """T of a case, of all its tiles."""
+    return int(case.split("_")[1])
+
+
+@pytest.mark.parametrize("case", cases("scope", "picks"))
+def test_scope_equals_the_official_code(case: str) -> None:
+    arrays = golden("scope")
+    given, picks = seen(arrays[f"features_{case}"], arrays[f"attention_{case}"]), arrays[f"picks_{case}"].long()
+    direction = directions(given.projected)
+    weight = class_saliency(given.needed(Need.ATTENTION))
+    assert torch.equal(cover(direction @ direction.transpose(1, 2), weight, picks.shape[1]), picks)
+    result = make("scope").reduce(given, Budget(picks.shape[1]))
+    assert torch.equal(result.kept, picks.sort(dim=1).values)
+
+
+@pytest.mark.parametrize("case", cases("holov", "picks"))
+def test_holov_equals_the_official_code(case: str) -> None:
+    """`full` has a crop that is kept whole, which then stands in its own order."""
+    arrays = golden("holov")
+    given, picks = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"]), arrays[f"picks_{case}"].long()
+    result = make("holov").reduce(given, Budget(kept_of(case)))
+    assert torch.equal(result.source, picks) and torch.equal(result.tokens[0], given.projected[0, picks[0]])
+    raster = make("holov", order="raster").reduce(given, Budget(kept_of(case)))
+    assert torch.equal(raster.source, picks.sort(dim=1).values)
+    assert case != "576_64_full" or bool(torch.isin(torch.arange(72, 108), picks).all())
+
+
+@pytest.mark.parametrize("case", cases("idpruner", "kept"))
+def test_idpruner_equals_the_official_selection(case: str) -> None:
+    """Their greedy loop, given attention where theirs has a trained scorer."""
+    arrays = golden("idpruner")
+    given = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"])
+    assert torch.equal(make("idpruner").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("mfpruner", "kept"))
+def test_mfpruner_equals_the_official_code(case: str) -> None:
+    arrays = golden("mfpruner")
+    text = arrays[f"text_{case}"].float()[None]
+    sides = ClipSides(arrays[f"patches_{case}"].float(), text, torch.ones(1, text.shape[1], dtype=torch.bool))
+    given = seen(arrays[f"tokens_{case}"], arrays[f"attention_{case}"])._replace(clip=sides)
+    assert torch.equal(make("mfpruner").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("restore", "kept"))
+def test_restore_equals_the_official_code(case: str) -> None:
+    """Its DivPrune and then its merging: every token is in the same company, and the means are equal."""
+    arrays = golden("restore")
+    given, joined = seen(arrays[f"tokens_{case}"]), arrays[f"joined_{case}"].long()
+    result = make("restore", selector="divprune").reduce(given, Budget(kept_of(case)))
+    kept = arrays[f"kept_{case}"].long()
+    assert torch.equal(result.kept, kept)
+    rest = [place for place in range(given.projected.shape[1]) if place not in set(kept[0].tolist())]
+    cosine = directions(given.projected[:, rest])
+    anchors, group = distinctive(cosine @ cosine.transpose(1, 2), result.anchors.shape[1])
+    assert torch.equal(group, joined) and torch.equal(torch.tensor(rest)[anchors], result.anchors)
+    ours = result.tokens[0, result.owner[0, rest]]
+    assert torch.allclose(ours, arrays[f"means_{case}"][0, joined[0]], atol=1e-5)
+
+
+@pytest.mark.parametrize("case", cases("otprune", "kept"))
+def test_otprune_equals_the_official_code(case: str) -> None:
+    arrays = golden("otprune")
+    given = seen(arrays[f"tokens_{case}"])
+    assert torch.equal(make("otprune").reduce(given, Budget(kept_of(case))).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("vidcom2", "kept"))
+def test_vidcom2_equals_the_official_code(case: str) -> None:
+    """Videos whose rounded shares come to T."""
+    arrays = golden("vidcom2")
+    given, tokens = video_of(case, arrays)
+    frames, frame = given.tiles_per_unit, given.tile
+    video, local = likeness(still(given.projected), frame, one_hot(frame).float())
+    assert torch.allclose(torch.cat((video, local)), arrays[f"scores_{case}"], atol=1e-5)
+    share = shares(video.view(1, frames, -1).mean(2), 0.01) * tokens / frame.shape[1]
+    assert torch.allclose(share[0], arrays[f"scales_{case}"], atol=1e-4)
+    assert torch.equal(make("vidcom2").reduce(given, Budget(tokens)).kept, arrays[f"kept_{case}"].long())
+
+
+@pytest.mark.parametrize("case", cases("evs", "kept"))
+def test_evs_equals_the_official_code(case: str) -> None:
+    """The last case has a budget of one frame, which is the first one."""
+    arrays = golden("evs")
+    given, tokens = video_of(case, arrays)
+    assert torch.equal(make("evs").reduce(given, Budget(tokens)).kept, arrays[f"kept_{case}"].long())

@@ -1,0 +1,107 @@
+"""Selections of 2025 and 2026 where no official code says what is right: by hand, and by what they promise."""
+
+import pytest
+import torch
+from units import at_angles, seen, unit
+
+from llava_consensus.errors import OptionError
+from llava_consensus.methods import make
+from llava_consensus.methods.idselection import suppress
+from llava_consensus.methods.mfpruner import elect
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.selection import seated, topped_up
+from llava_consensus.reduction.tokens import VisualTokens
+
+
+def test_idselection_by_hand() -> None:
+    """1 is like 0 and loses its score; of 2 and 3, unlike all, the more important one comes next."""
+    likeness = torch.eye(4)[None]
+    likeness[0, 0, 1] = likeness[0, 1, 0] = 0.9
+    saliency = torch.tensor([[1.0, 0.95, 0.2, 0.3]])
+    assert suppress(saliency, likeness, 4).tolist() == [[0, 3, 2, 1]]  # left with 0.05
+    assert suppress(saliency, torch.ones(1, 4, 4), 4).tolist() == [[0, 1, 3, 2]]  # below 0 nothing is suppressed
+
+
+def test_idselection_far_and_near_gamma() -> None:
+    """Without a decay every token suppresses all others alike, and only the ranking is left; so with a steep one."""
+    tokens = seen([0.3, 0.2, 0.25, 0.15, 0.1], None, [1.0, 1, 1, 1, 1])._replace(
+        projected=at_angles(0, 10, 20, 90, 180)
+    )
+    for gamma in (0.0, 1e9):
+        assert make("idselection", gamma=gamma).reduce(tokens, Budget(3)).kept.tolist() == [[0, 1, 2]]
+    assert make("idselection", gamma=20.0).reduce(tokens, Budget(3)).kept.tolist() == [[0, 3, 4]]
+
+
+def test_votes_come_before_the_sum() -> None:
+    """0 and 1 have two votes each and small sums, 3 has one vote and the largest."""
+    cues = torch.tensor([[[5.0, 1, 0, 2]], [[0.5, 5, 0, 0]], [[5.0, 5, 0, 90]]])
+    fused = torch.tensor([[1.0, 2.0, 3.0, 100.0]])
+    assert sorted(elect(cues, fused, 2)[0].tolist()) == [0, 3]
+    assert sorted(elect(cues[[0, 1, 1]], fused, 2)[0].tolist()) == [0, 1]
+
+
+def test_seats_that_nobody_takes_go_to_the_next() -> None:
+    order, group = torch.tensor([[3, 0, 1, 2, 4]]), torch.tensor([[0, 0, 0, 1, 1]])
+    assert seated(order, group, torch.tensor([[1, 2]]), 3).tolist() == [[3, 0, 4]]
+    assert seated(order, group, torch.tensor([[1, 5]]), 4).tolist() == [[3, 0, 4, 1]]
+    assert topped_up(torch.tensor([[1, 0, 2]]), torch.tensor([[0.1, 0.5, 0.5]]), 4).tolist() == [[1, 1, 2]]
+
+
+def clip(frames: int, size: int) -> VisualTokens:
+    """A video that stands still, but for one place in its last frame."""
+    still = torch.randn(1, size, 5, generator=torch.Generator().manual_seed(0)).repeat(1, frames, 1)
+    still[0, -2] *= -1
+    frame = torch.arange(frames).repeat_interleave(size)[None]
+    return VisualTokens(still, frame + 3, torch.arange(size).repeat(frames)[None], tiles_per_unit=frames)
+
+
+def test_evs_keeps_the_first_frame_and_what_changes() -> None:
+    video = clip(3, 6)
+    assert make("evs").reduce(video, Budget(7)).kept.tolist() == [[0, 1, 2, 3, 4, 5, 16]]
+    assert make("evs").reduce(video, Budget(3)).kept.tolist() == [[1, 3, 5]]  # less than a frame: at even distances
+    assert make("evs").reduce(unit(size=24, batch=1), Budget(6)).kept.tolist() == [[3, 7, 11, 15, 19, 23]]
+
+
+def test_vidcom2_gives_the_odd_frame_more() -> None:
+    """Frames that are all alike share equally; one that differs gets the most."""
+    alike = clip(4, 9)
+    alike = alike._replace(projected=alike.projected[:, :9].repeat(1, 4, 1))
+    noise = torch.randn(1, 9, 5, generator=torch.Generator().manual_seed(4))
+    odd = alike._replace(projected=torch.cat((alike.projected[:, :27], noise), dim=1))
+    for video, most in ((alike, False), (odd, True)):
+        kept = make("vidcom2").reduce(video, Budget(12)).kept[0]
+        each = torch.bincount(kept // 9, minlength=4).tolist()
+        assert sum(each) == 12 and (each == [3, 3, 3, 3]) != most and each[3] == max(each)
+
+
+@pytest.mark.parametrize("name", ["vidcom2", "evs"])
+def test_a_video_is_ranked_as_a_whole(name: str) -> None:
+    """Whatever the frames are numbered, and never more than T."""
+    video = clip(3, 8)
+    shifted = video._replace(tile=video.tile - 3)
+    for tokens in range(1, 24):
+        found = make(name).reduce(video, Budget(tokens))
+        assert found.kept.shape[1] == tokens and torch.equal(
+            found.kept, make(name).reduce(shifted, Budget(tokens)).kept
+        )
+    assert make(name).tile_budget == "global"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("scope", {"alpha": -1}, "alpha=-1 must be a number"),
+        ("holov", {"crops": 0}, "crops=0 must be a whole number of at least 1"),
+        ("holov", {"crops": 2.5}, "crops=2.5"),
+        ("idpruner", {"balance": 1.5}, r"balance=1.5 must be a number in \[0, 1\]"),
+        ("idselection", {"gamma": -0.1}, "gamma=-0.1"),
+        ("mfpruner", {"relevance": "both"}, "negated, cosine"),
+        ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
+        ("otprune", {"gamma": 0}, "gamma=0 must be a number above 0"),
+        ("vidcom2", {"temperature": 0}, "temperature=0 must be a number above 0"),
+        ("evs", {"tile_budget": "per_tile"}, "unknown option of method 'evs' 'tile_budget'"),
+    ],
+)
+def test_bad_options(name: str, options: dict, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        make(name, **options)
