@@ -32,6 +32,7 @@ MISSING = {  # what the made-up model has no parts for, and what it says
     "prumerge_plus": "projector",
     "visionzip": "class_feature, projector",
     "cdpruner": "no CLIP model",
+    "mfpruner": "no CLIP model",
     "tome": "adapted to CLIP towers",
     "downsample": "adapted to CLIP towers",
 }

@@ -584,7 +584,7 @@ def count_hooks(model: Any) -> int:
     return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
 
 
-NO_CLIP = {"cdpruner": "text tower"}
+NO_CLIP = {"cdpruner": "text tower", "mfpruner": "text tower"}
 NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
 NO_PROJECTOR = {"prumerge": "projector", "prumerge_plus": "projector", "visionzip": "projector"}
 LAST_BLOCK = {"prumerge": "the last of", "prumerge_plus": "the last of", "visionzip": "class_feature"}

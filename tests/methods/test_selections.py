@@ -74,6 +74,15 @@ def test_vidcom2_gives_the_odd_frame_more() -> None:
         assert sum(each) == 12 and (each == [3, 3, 3, 3]) != most and each[3] == max(each)
 
 
+def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:
+    method, tokens = make("restore"), unit(size=24)
+    assert method.counts(Budget(9), 24) == (4, 5) and method.counts(Budget(8, 2), 24) == (6, 2)
+    for budget, kept, merged in ((Budget(9), 4, 5), (Budget(8, 2), 6, 2), (Budget(8, 0), 8, 0), (Budget(1), 0, 1)):
+        result = method.reduce(tokens, budget)
+        assert (result.kept.shape[1], result.anchors.shape[1]) == (kept, merged)
+        assert bool((result.owner >= 0).all()) == (merged > 0)  # what is not kept is merged, not dropped
+
+
 @pytest.mark.parametrize("name", ["vidcom2", "evs"])
 def test_a_video_is_ranked_as_a_whole(name: str) -> None:
     """Whatever the frames are numbered, and never more than T."""

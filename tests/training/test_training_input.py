@@ -126,7 +126,7 @@ def test_bad_plans_say_argument_value_and_bound(tmp_path: Path, changes: dict[st
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_trained_with_or_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     method = make(name)
-    refused = method.place in (Place.PICTURE, Place.TOWER) or name == "cdpruner"
+    refused = method.place in (Place.PICTURE, Place.TOWER) or name in ("cdpruner", "mfpruner")
     if not refused:
         plan(tmp_path, method=method if method.reduces else None).check(name)
         return
