@@ -111,6 +111,14 @@ def _qwen(kind: str, patch: int) -> Any:
     return _made(f"{kind}Processor", "Qwen2VLImageProcessor", words, videos, chat_template=wrapped)
 
 
+def _pixtral(side: int) -> Any:
+    """Of a model with so many patches in a row of a token's square."""
+    marks = {"image_token": "<image>", "image_break_token": "<global-img>", "image_end_token": "<end>"}
+    words = {"size": {"longest_edge": 56 * side}, "patch_size": 14 * side}
+    kind = "PixtralProcessor", "PixtralImageProcessor"
+    return _made(*kind, words, patch_size=14, spatial_merge_size=side, **marks)
+
+
 def _split(kind: str, video: str = "") -> Any:
     words = {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 112}}
     return _made(f"{kind}Processor", f"{kind}ImageProcessor", words, video, image_seq_len=16)
@@ -143,6 +151,7 @@ PROCESSORS: dict[str, Callable[[], Any]] = {
         vision_aspect_ratio="anyres_max_2",
     ),
     "video_llava": video_llava,
+    "qwen2_vl": lambda: _qwen("Qwen2VL", 14),
     "qwen2_5_vl": lambda: _qwen("Qwen2_5_VL", 14),
     "qwen3_vl": lambda: _qwen("Qwen3VL", 16),
     "internvl": lambda: _made(
@@ -161,10 +170,14 @@ PROCESSORS: dict[str, Callable[[], Any]] = {
         image_seq_length=16,
         chat_template=template("<box>", begin="<s>"),
     ),
+    "mistral_3": lambda: _pixtral(2),
+    "pixtral": lambda: _pixtral(1),
 }
-CLIPS = ("llava_next_video", "llava_onevision", "video_llava", "qwen2_5_vl", "qwen3_vl")
+CLIPS = ("llava_next_video", "llava_onevision", "video_llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 WITH_VIDEOS = (*CLIPS, "internvl", "smolvlm")
-FAMILIES = [pytest.param(name, marks=SMOLVLM if name == "smolvlm" else ()) for name in PROCESSORS]
+PIXTRAL = pytest.mark.skipif(not FILMING, reason="Pixtral's processor needs torchvision")
+MARKS = {"smolvlm": SMOLVLM, "mistral_3": PIXTRAL, "pixtral": PIXTRAL}
+FAMILIES = [pytest.param(name, marks=MARKS.get(name, ())) for name in PROCESSORS]
 
 
 def checkpoint(name: str, folder: Path) -> Path:

@@ -175,8 +175,13 @@ def _qwen(kind: str) -> Any:
     if kind == "Qwen2_5_VL":
         text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
         own = dict(patch_size=14, window_size=56, fullatt_block_indexes=[1, 3])
+    elif kind == "Qwen2VL":
+        text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [2, 3, 3]})
+        own = dict(patch_size=14, embed_dim=32, hidden_size=64, mlp_ratio=2)
     else:
         text = dict(TEXT, head_dim=16)
+        if kind == "Qwen3VLMoe":
+            text |= dict(moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
         text["rope_parameters"] = {**MROPE, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
         own = dict(patch_size=16, num_position_embeddings=64, deepstack_visual_indexes=[0, 1, 2])
     vision = dict(
@@ -271,6 +276,76 @@ def boxed(number: int) -> Picture:
     return Picture([BOX, *[IMAGE] * 16, END], {"pixel_values": noise(1, 3, 112, 112, seed=number)})
 
 
+def _aya(kind: str) -> Any:
+    import transformers
+
+    vision = transformers.SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False)
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision,
+        text_config=transformers.Cohere2Config(**TEXT, head_dim=16, sliding_window=4096),
+        image_token_id=IMAGE,
+        downsample_factor=2,
+        alignment_intermediate_size=48,
+    )
+    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def tags(number: int) -> Picture:
+    """Tiles with tags of their own, the whole view last."""
+    count = [3, 2, 4, 3][number]
+    ids = [word for tile in range(count - 1) for word in (30 + tile, *[IMAGE] * 16)]
+    return Picture([START, *ids, TAG, *[IMAGE] * 16, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+
+
+def breaks(number: int) -> Picture:
+    """Tiles with a break after each."""
+    count = [3, 2, 4, 3][number]
+    ids = [word for _ in range(count) for word in (*[IMAGE] * 16, TAG)]
+    return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+
+
+def _mistral3() -> Any:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, MistralConfig, PixtralVisionConfig
+
+    config = Mistral3Config(
+        vision_config=PixtralVisionConfig(**VISION, image_size=168, patch_size=14),
+        text_config=MistralConfig(**TEXT, head_dim=16, sliding_window=None),
+        image_token_index=IMAGE,
+        spatial_merge_size=2,
+    )
+    return ready(Mistral3ForConditionalGeneration, config)
+
+
+def _pixtral() -> Any:
+    from transformers import LlavaConfig, LlavaForConditionalGeneration, MistralConfig, PixtralVisionConfig
+
+    config = LlavaConfig(
+        vision_config=PixtralVisionConfig(**VISION, image_size=168, patch_size=14),
+        text_config=MistralConfig(**TEXT, head_dim=16, sliding_window=None),
+        image_token_index=IMAGE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return ready(LlavaForConditionalGeneration, config)
+
+
+def broken(side: int) -> Callable[[int], Picture]:
+    """Pictures of several sizes, padded to the largest, with a break after each row of tokens of so many pixels."""
+
+    def picture(number: int) -> Picture:
+        rows, columns = [(3, 4), (4, 3), (2, 4), (4, 4)][number]
+        ids = [word for row in range(rows) for word in (*[IMAGE] * columns, TAG if row < rows - 1 else END)]
+        pixels = torch.zeros(1, 3, 4 * side, 4 * side)
+        pixels[:, :, : side * rows, : side * columns] = noise(1, 3, side * rows, side * columns, seed=number)
+        return Picture(ids, {"pixel_values": pixels, "image_sizes": torch.tensor([[side * rows, side * columns]])})
+
+    return picture
+
+
+def pixtral_tower(model: Any) -> list[Any]:
+    return [model.model.vision_tower.transformer.layers[-1].attention]
+
+
 def clip_tower(model: Any) -> list[Any]:
     return [model.model.vision_tower.encoder.layers[-2].self_attn]
 
@@ -287,8 +362,11 @@ CASES: dict[str, Case] = {
     "llava_next": Case(lambda: _next("LlavaNext"), tiled, clip_tower, 10, 20),
     "qwen2_5_vl": Case(lambda: _qwen("Qwen2_5_VL"), grid(14), qwen_tower),
     "qwen2_5_vl video": Case(lambda: _qwen("Qwen2_5_VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
+    "qwen2_vl": Case(lambda: _qwen("Qwen2VL"), grid(14), qwen_tower),
+    "qwen2_vl video": Case(lambda: _qwen("Qwen2VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),
     "qwen3_vl": Case(lambda: _qwen("Qwen3VL"), grid(16), qwen_tower),
     "qwen3_vl video": Case(lambda: _qwen("Qwen3VL"), film(16, True), qwen_tower, clips=(0, 1, 2, 3)),
+    "qwen3_vl_moe": Case(lambda: _qwen("Qwen3VLMoe"), grid(16), qwen_tower),
     "internvl": Case(
         _internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention], TILES, TILES
     ),
@@ -322,6 +400,22 @@ CASES: dict[str, Case] = {
         lambda: _next("LlavaNextVideo"), frames(lambda count: count * 4), clip_tower, 10, 12, clips=(0, 1, 2, 3)
     ),
     "gemma3": Case(_gemma3, boxed, lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn]),
+    "aya_vision": Case(
+        lambda: _aya("AyaVision"),
+        tags,
+        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
+    ),
+    "cohere2_vision": Case(
+        lambda: _aya("Cohere2Vision"),
+        breaks,
+        lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
+    ),
+    "mistral_3": Case(_mistral3, broken(28), pixtral_tower),
+    "pixtral": Case(_pixtral, broken(14), pixtral_tower),
     "video_llava": Case(video_llava, square, lambda model: [model.model.image_tower.encoder.layers[-2].self_attn]),
     "video_llava video": Case(
         video_llava,

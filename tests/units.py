@@ -80,7 +80,7 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
         columns=tokens.columns[cut],
         fingerprint=tokens.fingerprint[cut],
         slot=tokens.slot[cut],
-        clip=ClipSides(*(side[cut] for side in clip)),
+        clip=ClipSides(*(side[cut] for side in clip[:3])),
         whole=WholePictures(*(side[cut] for side in whole)),
     )
 

@@ -123,11 +123,12 @@ def _matrix(as_json: bool) -> Iterator[str]:
     """A line for each method, a column for each host; why a host refuses stands in numbered notes. In a terminal that
     is too narrow, the hosts stand below each method.
     """
-    from llava_consensus.hosts.matrix import cells, keeping
+    from llava_consensus.hosts.matrix import cells, keeping, otherwise
 
     refusals = cells()
     if as_json:
-        yield json.dumps({"refused": refusals, "keep_positions": keeping()}, indent=1)
+        facts = {"refused": refusals, "keep_positions": keeping(), "read_otherwise": otherwise()}
+        yield json.dumps(facts, indent=1)
         return
     notes = dict.fromkeys(reason for host in refusals.values() for reason in host.values() if reason)
     numbers = {reason: f"[{number}]" for number, reason in enumerate(notes, 1)}
@@ -148,6 +149,10 @@ def _matrix(as_json: bool) -> Iterator[str]:
     yield from (terminal.wrapped(f"{number} {reason}") for reason, number in numbers.items())
     yield terminal.wrapped(
         f"positions are kept, as they have three axes, on {', '.join(keeping())}; positions=renumber is refused there"
+    )
+    yield from (
+        terminal.wrapped(f"{method} reads other things there than of LLaVA (`list {method}`): {', '.join(hosts)}")
+        for method, hosts in otherwise().items()
     )
 
 

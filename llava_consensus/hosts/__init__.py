@@ -113,12 +113,20 @@ HOSTS: dict[str, HostEntry] = {
         types=("qwen2_5_vl",),
         clips=True,
     ),
+    "qwen2-vl": HostEntry(
+        f"{OURS}.hf.qwen_vl:QwenVL",
+        "hf",
+        ("Qwen2VLForConditionalGeneration",),
+        "Qwen2-VL: pictures of any size, videos",
+        types=("qwen2_vl",),
+        clips=True,
+    ),
     "qwen3-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
         "hf",
-        ("Qwen3VLForConditionalGeneration",),
-        "Qwen3-VL: pictures of any size, videos",
-        types=("qwen3_vl",),
+        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+        "Qwen3-VL, dense and of experts: pictures of any size, videos",
+        types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
     ),
     "internvl": HostEntry(
@@ -157,6 +165,35 @@ HOSTS: dict[str, HostEntry] = {
         ("Gemma3ForConditionalGeneration",),
         "Gemma 3: methods after the tower",
         types=("gemma3",),
+    ),
+    "aya-vision": HostEntry(
+        f"{OURS}.hf.aya_vision:AyaVision",
+        "hf",
+        ("AyaVisionForConditionalGeneration",),
+        "Aya Vision: tiles with tags between them",
+        types=("aya_vision",),
+    ),
+    "cohere2-vision": HostEntry(
+        f"{OURS}.hf.aya_vision:Cohere2Vision",
+        "hf",
+        ("Cohere2VisionForConditionalGeneration",),
+        "Command A Vision: tiles",
+        types=("cohere2_vision",),
+    ),
+    "mistral-3": HostEntry(
+        f"{OURS}.hf.mistral3:Mistral3",
+        "hf",
+        ("Mistral3ForConditionalGeneration",),
+        "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
+        types=("mistral3",),
+    ),
+    "pixtral": HostEntry(
+        f"{OURS}.hf.mistral3:Mistral3",
+        "hf",
+        ("LlavaForConditionalGeneration",),
+        "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
+        types=("llava",),
+        towers=("pixtral",),
     ),
     "video-llava": HostEntry(
         f"{OURS}.hf.video_llava:VideoLlava",
@@ -261,8 +298,10 @@ def adapting(classes: Sequence[str], kind: object, tower: object) -> HostEntry |
 
 
 def tower_named(config: Mapping[str, object]) -> object:
-    """The vision tower that the configuration of a LLaVA names; of two, that of videos."""
-    return config.get("mm_video_tower") or config.get("mm_vision_tower")
+    """The vision tower that the configuration of a LLaVA names; of two, that of videos; in transformers, its kind."""
+    vision = config.get("vision_config") or {}
+    kind = vision.get("model_type") if isinstance(vision, dict) else getattr(vision, "model_type", None)
+    return config.get("mm_video_tower") or config.get("mm_vision_tower") or kind
 
 
 def keep_freed_memory() -> None:

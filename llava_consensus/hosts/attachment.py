@@ -25,15 +25,21 @@ from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layer
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence
-from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, skip_unread
+from llava_consensus.hosts.towers import (
+    GIVEN,
+    blocks_read,
+    collecting,
+    fingerprint,
+    install_taps,
+    needs_of,
+    skip_unread,
+)
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.cuts import Cuts
-
-GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
 class Attachment:
@@ -101,10 +107,10 @@ class Attachment:
         hooks = self.model.module._forward_pre_hooks.values()
         if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
             raise OptionError("this model has a method attached already: detach it first")
-        tower, needs = self.model.tower, self.method.needs
+        tower = self.model.tower
         if tower is None:
             return
-        missing_needs = sorted(need.name.lower() for need in needs - tower.offers - GIVEN)
+        missing_needs = sorted(need.name.lower() for need in needs_of(tower, self.method) - tower.offers - GIVEN)
         if missing_needs:
             raise OptionError(
                 f"{type(self.method).__name__} needs {', '.join(missing_needs)}, which the vision side of "

@@ -177,7 +177,9 @@ class Model(Protocol):
         ...
 
     def clip_text(self) -> Any:
-        """CLIP's text side that belongs to the vision tower; OptionError where there is none."""
+        """CLIP's text side that belongs to the vision tower, None where the tower is of no CLIP model; OptionError
+        where it cannot be loaded.
+        """
         ...
 
     def of(self, module: nn.Module) -> "Model":

@@ -68,6 +68,10 @@ class LlamaDecoder:
         return scale
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] for positions [R, S], the two halves of a head being the pairs."""
+        return self.angles(hidden, positions)
+
+    def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of the model's rotary embedding, for positions [R, S]."""
         if hasattr(self.module, "rotary_emb"):
             cos, sin = self.module.rotary_emb(hidden, positions)
@@ -100,7 +104,7 @@ class LlamaDecoder:
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
         changes = {"position_ids": positions, "attention_mask": mask}
         if hasattr(self.module, "rotary_emb"):
-            return {**changes, "position_embeddings": self.rotary(hidden, positions)}
+            return {**changes, "position_embeddings": self.angles(hidden, positions)}
         return changes
 
     @torch.no_grad()
@@ -266,6 +270,24 @@ def _follows_length(config: Any) -> bool:
 
 
 AXES = 3
+
+
+class NeighbourDecoder(LlamaDecoder):
+    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product."""
+
+    def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [R, S, d] of heads in that order."""
+        cos, sin = self.angles(hidden, positions)
+        return halves(cos), halves(sin)
+
+    @staticmethod
+    def _heads(attention: Any, states: Tensor, norm: str) -> Tensor:
+        return halves(LlamaDecoder._heads(attention, states, norm))
+
+
+def halves(values: Tensor) -> Tensor:
+    """Even channels, then odd ones: [..., d]."""
+    return torch.cat((values[..., ::2], values[..., 1::2]), dim=-1)
 
 
 class MRopeDecoder(LlamaDecoder):

@@ -15,6 +15,7 @@ from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import HostEntry, known_hosts
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.towers import needs_of
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.tokens import Need
@@ -38,6 +39,23 @@ def cells() -> dict[str, dict[str, str]]:
 def keeping() -> list[str]:
     """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
     return [name for name, entry in known_hosts().items() if getattr(load_place(entry.view), "keeps_positions", False)]
+
+
+def otherwise() -> dict[str, list[str]]:
+    """Hosts on which a method does not read what it reads of LLaVA, and does what the method's file says for such
+    models, by method; those that refuse it left out.
+    """
+    towers = {name: stand_in(entry).tower for name, entry in known_hosts().items()}
+    found: dict[str, list[str]] = {}
+    for name in next(iter(cells().values())):
+        hosts = [host for host, refused in cells().items() if refused[name] in ("", UNTRIED)]
+        if not hosts:
+            continue
+        method = make(name)
+        for host in hosts:
+            if needs_of(towers[host], method) != method.needs or method.needs & {Need.QUESTION} - towers[host].offers:
+                found.setdefault(name, []).append(host)
+    return found
 
 
 @cache

@@ -33,7 +33,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.towers import blocks_read
+from llava_consensus.hosts.towers import blocks_read, needs_of
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -52,6 +52,8 @@ from llava_consensus.reduction.tokens import (
 
 KEPT = "positions of three axes are kept"
 NO_TEXT = "no text after the image: reduced by vision saliency alone"
+BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
+NO_WORDS = "no text after the image: all tokens are equally relevant"
 MOST_TILES = 1 << 20  # of a picture
 
 
@@ -83,7 +85,8 @@ def reduce(
         tiles: of each picture, with the parts of the tower that the method needs.
         method: what reduces.
         model: the tower that gave the parts, and the decoder whose first layer is probed.
-        clip: patches and questions in CLIP's space, for methods that need QUESTION.
+        clip: patches and questions in CLIP's space, for methods that need QUESTION. Without them that is the space of
+            the language model's embeddings, and the question what stands after each picture.
         prompts: [R] int64 fingerprint of each row's prompt, for methods that need FINGERPRINT.
         begin_alike: whether all prompts have the same words, and no padding, in front of their pictures.
         limit: rows that are left of a longer sequence, as the host truncates.
@@ -97,7 +100,9 @@ def reduce(
         with watch.time("probe"):
             if Need.PROBE in method.needs:
                 probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
-        source = Source(full, layout, tiles, model.tower, method, prompts, probe, clip)
+        by_words = clip is None and Need.QUESTION in method.needs
+        words = words_after(full, layout) if by_words else None
+        source = Source(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
         groups = []
         for units in source.groups():
             with watch.time("gather"):
@@ -105,9 +110,11 @@ def reduce(
             groups.append(Group(units, _timed(method, tokens, units[0].budget)))
         with watch.time("splice"):
             out, outcomes = put_in(full, layout, groups, method, limit)
-    no_text = Need.PROBE in method.needs and any(len(picture.text) == 0 for picture in layout.pictures)
+    silent = any(len(picture.text) == 0 for picture in layout.pictures)
+    notes = (NO_TEXT,) * (silent and Need.PROBE in method.needs)
+    notes += (BY_WORDS,) * by_words + (NO_WORDS,) * (silent and by_words)
     kept = full.positions.ndim > 2 and method.positions == "renumber"
-    return out, Report(outcomes, (NO_TEXT,) * no_text + (KEPT,) * kept, watch)
+    return out, Report(outcomes, notes + (KEPT,) * kept, watch)
 
 
 def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
@@ -312,6 +319,17 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
 
 
+def words_after(full: Sequence, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Embeddings [I, L, D] of the text rows after each picture, once where several have the same text, and which of
+    them are real [I, L].
+    """
+    asking, device = layout.probes[0], full.embeds.device
+    texts = torch.nn.utils.rnn.pad_sequence([picture.text for picture in asking], batch_first=True)
+    real = torch.arange(texts.shape[1]) < torch.tensor([[len(picture.text)] for picture in asking])
+    rows = torch.tensor([[picture.row] for picture in asking], device=device)
+    return full.embeds[rows, texts.to(device)], real.to(device)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a method's inputs come from: what it reads of the units of assembled sequences."""
@@ -324,6 +342,7 @@ class Source:
     prompts: Tensor | None = None  # [R] int64 fingerprint of each row's prompt, where the method asks for it
     probe: TextProbe | None = None
     clip: ClipSides | None = None  # patches of all tiles of the call; text of each row
+    words: tuple[Tensor, Tensor] | None = None  # `words_after`, in place of CLIP
 
     def groups(self) -> list[list[Unit]]:
         """Reduced units that go through the method together; one by one where their lengths are not known before."""
@@ -351,7 +370,7 @@ class Source:
 
     def tokens(self, units: list[Unit]) -> VisualTokens:
         """What the method reads of a group of units, on the device of the sequences."""
-        device, own, needs = self.full.embeds.device, self._tiles(units[0]), self.method.needs
+        device, own, needs = self.full.embeds.device, self._tiles(units[0]), needs_of(self.tower, self.method)
         used, tile = self._used(units)
         row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
         columns = torch.stack([unit.places for unit in units]).to(device)
@@ -424,9 +443,14 @@ class Source:
 
     def _clip(self, used: list[tuple[int, int]]) -> ClipSides | None:
         """Patches of these tiles, and the question of the row each is asked about in."""
+        pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
+        if self.words is not None:
+            text, real = self.words
+            tokens = [self.tiles[pictures[picture].source].projected[tile] for picture, tile in used]
+            prompt = torch.tensor([self.layout.probes[1][picture] for picture, _ in used], device=text.device)
+            return ClipSides(torch.stack(tokens).to(text.device), text[prompt], real[prompt], words=True)
         if self.clip is None:
             return None
-        pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
         device = self.clip.patches.device
         place = [sum(sizes[: pictures[picture].source]) + tile for picture, tile in used]
         row = torch.tensor([pictures[picture].row for picture, _ in used], device=device)
@@ -436,7 +460,8 @@ class Source:
     def _whole(self, used: list[tuple[int, int]]) -> WholePictures:
         """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
         kinds, device = self.layout.kinds, self.full.embeds.device
-        present = torch.zeros(len(used), self.tiles[0].projected.shape[1], dtype=torch.bool)
+        size = self.tiles[self.layout.pictures[used[0][0]].source].projected.shape[1]
+        present = torch.zeros(len(used), size, dtype=torch.bool)
         for place, (index, tile) in enumerate(used):
             picture = self.layout.pictures[index]
             in_tile = (kinds.picture[picture.row] == picture.source) & (kinds.tile[picture.row] == tile)

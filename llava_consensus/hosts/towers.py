@@ -21,6 +21,16 @@ from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 COLLECTED = "collected"  # parts, in the state of a call
+GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
+
+
+def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
+    """What a method reads on a tower: its `needs`, or where the tower does not give all of them, or has no class token
+    and ends before the block whose attention is read, what the method needs `instead`, where it has another reading.
+    """
+    long = tower.feature_block + method.blocks_ahead < len(tower.blocks) or Need.CLASS_FEATURE in tower.offers
+    given = long and not method.needs - tower.offers - GIVEN
+    return method.needs if given or method.instead is None else method.instead
 
 
 def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
@@ -35,7 +45,7 @@ def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
         if not -count <= option < count:
             raise OptionError(f"vision_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
         features = option % count
-    attention = features + method.blocks_ahead
+    attention = features + (method.blocks_ahead if needs_of(tower, method) == method.needs else 0)
     if attention >= count:
         raise OptionError(
             f"this method reads the attention of the block after the features' own, which is the last of {count}: "
@@ -46,7 +56,7 @@ def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
 
 def install_taps(attachment: Any, tower: Tower) -> list[Any]:
     """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = tower.taps(attachment.method.needs, *blocks_read(tower, attachment.method))
+    taps = tower.taps(needs_of(tower, attachment.method), *blocks_read(tower, attachment.method))
     return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
 
 

@@ -5,6 +5,11 @@ authors' code, relevance is the NEGATED cosine (CLIP patches point away from wha
 take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
 relevance is scaled within a picture (over all its tiles, never over other frames), not within a batch; past the rank of
 the kernel, where theirs repeats one token for ever, the tokens with most left go on; exactly T, none twice.
+
+Where the vision tower is of no CLIP model there is no text side. The authors reduce Qwen2.5-VL after its merger, with
+code they do not publish. Our reading there: relevance is the cosine, not negated, of a token as the language model
+receives it and the model's own embeddings of the words that stand after the picture, the template's among them, mean
+over words; prompts without such words choose by diversity alone. The call's notes say so.
 """
 
 from dataclasses import dataclass
@@ -25,12 +30,12 @@ SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 
 @dataclass(frozen=True, kw_only=True)
 class CDPruner(ReadsTower):
-    """Keep T tokens that are relevant to the question and unlike each other; needs a whole CLIP model.
+    """Keep T tokens that are relevant to the question and unlike each other.
 
     Args:
         theta: weight of relevance in [0, 1): it becomes exp(a r), a = theta / (2 - 2 theta), as a comment in the
             authors' code has it; 0 is diversity alone. None, the default, is the relevance itself, as their code runs.
-        relevance: `negated` | `cosine`, of patch and question.
+        relevance: `negated` | `cosine`, of patch and question in CLIP's space.
     Raises:
         OptionError: for a theta outside its bound, or another relevance.
     """
@@ -52,11 +57,13 @@ class CDPruner(ReadsTower):
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor."""
+        """The text tower once, the patches' embeddings, the kernel, and T(T-1)/2 rows of the factor. Without a text
+        tower: the products with the words after the picture in place of the first two.
+        """
         total = 0.0
         for share, size in self.units(shape, budget):
             if share.tokens < size:
-                total += 2.0 * size * (shape.joint * (shape.vision_width + 1) + size * shape.width)
+                total += 2.0 * size * (relevance_products(shape) + size * shape.width)
                 total += 1.0 * share.tokens * (share.tokens - 1) * size
         return shape.text_tower + total if total else 0.0
 
@@ -80,19 +87,27 @@ class CDPruner(ReadsTower):
         return torch.exp(self.theta / (2 - 2 * self.theta) * (token_relevance - token_relevance.amax(1, keepdim=True)))
 
 
+def relevance_products(shape: Shape) -> float:
+    """Products for the relevance of a token: its embedding in CLIP's space and the cosine there, or the cosines with
+    the words after the picture.
+    """
+    return shape.joint * (shape.vision_width + 1) if shape.text_tower else shape.known("question") * shape.width
+
+
 def relevance(sides: ClipSides, whole: WholePictures, negated: bool = True) -> Tensor:
     """Relevance of every token of every tile, scaled to (0, 1] over all tiles of its picture: [U, N_tile].
 
     Args:
-        sides: patches [U, N_tile, P], and the text [U, M, P] of each tile with `real` [U, M].
+        sides: patches [U, N_tile, P], and the text [U, M, P] of each tile with `real` [U, M]. Without text all tokens
+            are equally relevant.
         whole: which tiles make a picture, and which of their tokens the picture has; the others (padding that anyres
             cuts away) do not count for the scale, and their own values mean nothing.
-        negated: whether patches point away from what they show.
+        negated: whether patches point away from what they show in CLIP's space.
     """
     patches, text = normalize(sides.patches.float(), dim=-1), normalize(sides.text.float(), dim=-1)
     cosine = patches @ text.transpose(1, 2) * sides.real[:, None]  # [U, N_tile, M]
-    mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True))
-    raw = -mean if negated else mean
+    mean = ensure_finite("CLIP relevance", cosine.sum(2) / sides.real.sum(1, keepdim=True).clamp_min(1))
+    raw = -mean if negated and not sides.words else mean
     same_picture = whole.picture[:, None] == whole.picture[None]  # [U, U]
     lowest, highest = (raw.masked_fill(~whole.present, end) for end in (torch.inf, -torch.inf))
     low = torch.where(same_picture, lowest.amin(1), torch.inf).amin(1, keepdim=True)

@@ -7,7 +7,7 @@ missing is filled by the sum of the three cues. As in the authors' code relevanc
 `relevance=cosine` where a tower's patches do not point away from what they show, see CDPruner), and unlikeness alone is
 not brought to 0..1. What differs: of two-vote tokens that are too many the best by the sum stay, where theirs are in
 the order of a Python set; the sentence that asks for a single word is no part of the question; relevance is scaled
-within a picture. Nothing depends on the depth of a model.
+within a picture. Without CLIP's text side relevance is as CDPruner's there. Nothing depends on the depth of a model.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import choose
-from llava_consensus.methods.cdpruner import SHORT_ANSWER, relevance
+from llava_consensus.methods.cdpruner import SHORT_ANSWER, relevance, relevance_products
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Shape
@@ -30,10 +30,10 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class MFPruner(ReadsTower):
-    """Keep the tokens that class attention, unlikeness and relevance agree on; needs a whole CLIP model.
+    """Keep the tokens that class attention, unlikeness and relevance agree on.
 
     Args:
-        relevance: `negated` | `cosine`, of patch and question.
+        relevance: `negated` | `cosine`, of patch and question in CLIP's space.
     Raises:
         OptionError: for another relevance.
     """
@@ -56,8 +56,7 @@ class MFPruner(ReadsTower):
         units = [size for share, size in self.units(shape, budget) if share.tokens < size]
         if not units:
             return 0.0
-        each = shape.joint * (shape.vision_width + 1) + shape.width
-        return class_flops(shape) + shape.text_tower + 2.0 * sum(units) * each
+        return class_flops(shape) + shape.text_tower + 2.0 * sum(units) * (relevance_products(shape) + shape.width)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged; `cross` is the relevance, `fused` the sum of the cues."""

@@ -7,6 +7,11 @@ published method lets the picture decide how many tokens stay (`budget=adaptive`
 T - 1 most attended patches stay, which is the official code's own non-adaptive path, and the extra token is the T-th.
 One batched product replaces the loops over pictures and tokens. Where nothing was pruned there is no extra token (the
 official code projects a row of zeros).
+
+The authors' code is for LLaVA. A model whose projector takes several patches at a time, or whose tower has no class
+token and ends with the features, is our reading: the tokens are those after the projector, in the place of features
+too; a token's attention is that of its patches together, received from all rows where there is no class token, in the
+last block; its key is the mean of its patches'; tokens stay in raster order.
 """
 
 from dataclasses import dataclass
@@ -19,8 +24,9 @@ from torch.nn.functional import normalize
 from llava_consensus.errors import OptionError, choose
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.saliency import received_saliency
 from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, rank
-from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
+from llava_consensus.reduction.tokens import AHEAD, PLACE, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +39,8 @@ class PruMerge(ReadsTower):
         weights: `raw` (the official code: neighbours weigh what the class token gives them) | `mean` (the paper: those
             weights divided by their sum).
         neighbours: patches added to each kept one, at least 0.
-        order: `official` (by attention, descending, the extra token last) | `top_then_merged` | `raster`.
+        order: `official` (by attention, descending, the extra token last; after the projector, `raster`) |
+            `top_then_merged` | `raster`.
     Raises:
         OptionError: for a value outside its bound.
     """
@@ -45,6 +52,7 @@ class PruMerge(ReadsTower):
 
     title: ClassVar[str] = "PruMerge"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROJECTOR})
+    instead: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
     orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
     blocks_ahead: ClassVar[int] = 1  # queries and keys of the block that reads the features
 
@@ -70,10 +78,16 @@ class PruMerge(ReadsTower):
         return [available if budget.tokens >= available else min(reduced, available)] * layers
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Class row, key similarities, merge and the projection (two layers) of the merged tokens."""
+        """Class row, key similarities, merge and the projection (two layers) of the merged tokens. After the projector:
+        the class row, or all rows where there is none, similarities and merge.
+        """
         if budget.tokens >= shape.patches:
             return 0.0
         slots = self.entering(budget, shape.patches, 1)[0]
+        if not (shape.single and (shape.classes or (shape.feature_blocks or shape.blocks - 1) < shape.blocks)):
+            rows = shape.patches * shape.merged
+            attended = (1 if shape.classes else rows) * (rows + shape.classes) * shape.vision_width
+            return 2.0 * (attended + shape.patches * ((slots - 1) * shape.vision_width + slots * shape.width))
         merge = (2 * slots - 1) * shape.patches * shape.vision_width
         project = slots * (shape.vision_width + shape.width) * shape.width
         return 2.0 * ((shape.patches + 1) * shape.vision_width + merge + project)
@@ -87,25 +101,32 @@ class PruMerge(ReadsTower):
         """
         if self.adaptive and len(tokens.projected) > 1:
             raise ValueError("budget=adaptive leaves another number of tokens in every unit: reduce them one by one")
+        after = tokens.project is None
+        order = "raster" if after and self.order == "official" else self.order
         with torch.no_grad():
-            saliency, keys = (tokens.of_tiles(part) for part in headless(tokens.needed(Need.ATTENTION)))
+            shares, keys = headless(tokens.needed(Need.ATTENTION))  # of patches
+            saliency, keys = tokens.of_tiles(shares), tokens.of_tiles(keys)
+            if after:
+                saliency = saliency * (shares.shape[1] / tokens.by_token(shares).shape[1])
             kept = self.select(saliency, min(budget.tokens - 1, saliency.shape[1]))
-            kept = kept if self.order == "official" else kept.sort(dim=1).values
-            features = ensure_finite(
-                "features of the vision tower", tokens.of_tiles(tokens.needed(Need.FEATURES)).float()
-            )
+            kept = kept if order == "official" else kept.sort(dim=1).values
             rest = left_over(kept, saliency.shape[1])
             pruned = saliency.scatter(1, kept, 0)  # [B, N]
             weights = torch.cat((self._weights(saliency, keys, kept), pruned[:, None]), dim=1)
-            merged = weights @ features  # [B, K + 1, D_v]
-            merged = torch.cat((merged[:, :-1] + pick(features, kept), merged[:, -1:]), dim=1)
-        out = tokens.needed(Need.PROJECTOR)(merged[:, : None if rest.shape[1] else -1].to(tokens.projected.dtype))
+        if after:
+            out = _sums(weights, tokens.projected.float(), kept, rest).to(tokens.projected.dtype)
+        else:
+            with torch.no_grad():
+                features = tokens.of_tiles(tokens.needed(Need.FEATURES)).float()
+                merged = _sums(weights, ensure_finite("features of the vision tower", features), kept, rest)
+            out = tokens.needed(Need.PROJECTOR)(merged.to(tokens.projected.dtype))
         count, extra = kept.shape[1], None
         if rest.shape[1]:  # the extra token stands for the most attended of those pruned
             anchor = rest.gather(1, saliency.gather(1, rest).argmax(1, keepdim=True))
             extra = Folded(out[:, count:], anchor, rest, torch.zeros_like(rest))
-        result = arrange(out[:, :count], kept, saliency.shape[1], self.order, extra)
-        zone = torch.full_like(result.source, AHEAD) if self.order == "official" else None
+        result = arrange(out[:, :count], kept, saliency.shape[1], order, extra)
+        zones = {"official": AHEAD, "raster": PLACE}
+        zone = torch.full_like(result.source, zones[order]) if order in zones else None
         return result._replace(vision=saliency, zone=zone)
 
     def select(self, saliency: Tensor, count: int) -> Tensor:
@@ -124,6 +145,15 @@ class PruMerge(ReadsTower):
         return torch.zeros_like(similarity).scatter(2, index, weights)
 
 
+def _sums(weights: Tensor, values: Tensor, kept: Tensor, rest: Tensor) -> Tensor:
+    """The kept tokens with their neighbours added, and what was pruned, where anything was: weights [B, K + 1, N] of
+    values [B, N, D] -> [B, K + 1, D] or [B, K, D].
+    """
+    merged = weights @ values
+    merged = torch.cat((merged[:, :-1] + pick(values, kept), merged[:, -1:]), dim=1)
+    return merged[:, : None if rest.shape[1] else -1]
+
+
 def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     """Attention of the class token over the full width, as if the block had one head, and the full-width keys:
     [U, N], [U, N, H d]. Without a class token: the mean over all rows.
@@ -131,6 +161,9 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
     classes = attention.classes
     keys = attention.key.float().transpose(1, 2).flatten(2)  # [U, C + N, H d]
     query = attention.query[:, :, : classes or None].float().transpose(1, 2).flatten(2)
+    if not classes:
+        whole = VisionAttention(query[:, None], keys[:, None], keys.shape[-1] ** -0.5, 0)
+        return received_saliency(whole, own=True), keys
     weights = torch.softmax(query @ keys.transpose(1, 2) * keys.shape[-1] ** -0.5, dim=-1)
     return ensure_finite("vision saliency", weights[..., attention.first :].mean(1)), keys[:, attention.first :]
 

@@ -8,6 +8,14 @@ splits (54 + 10 at 64). The class token is handed to the language model, as the 
 of the T; at T >= N this host leaves the model as it is, so there is then no class token and nothing is merged. What
 differs: M = 0 works (it divided by zero), only the class token and the contextual tokens are projected anew, and a
 picture ranked over all its tiles (`tile_budget=global`) has the class token of its first.
+
+A model whose projector takes several patches at a time, or whose tower has no class token, is reduced as the authors do
+it on Qwen2.5-VL (their 68993a3): of T = D + M tokens D are those that receive most attention in the tower, a token's
+being the mean of its patches' (they sum over rows, which ranks the same), keys are averaged over its patches too, and
+contextual tokens are made after the projector and stand at their targets' places. Theirs is for one picture in a
+prompt; here each picture, and each frame of a video, is ranked by itself. On Qwen2.5-VL all of this is theirs. Where a
+tower has a class token beside such a projector (InternVL), its attention ranks: that, and every other model, is our
+reading.
 """
 
 from dataclasses import dataclass
@@ -31,11 +39,13 @@ class VisionZip(ReadsTower):
     """Dominant tokens by class attention, the class token among them, and contextual tokens by key similarity.
 
     Args:
-        class_token: whether the class token is one of the dominant tokens (the official code), or a patch more is.
+        class_token: whether the class token is one of the dominant tokens (the official code), or a patch more is;
+            without meaning where the projector takes no class token.
         contextual: `sum` (the official code: target + mean of the tokens that joined it) | `mean` (the paper's words:
             the mean of target and joined tokens).
         order: `official` (class token, dominant, contextual; of several tiles mixed in one raster, class tokens and
-            then contextual tokens after the picture) | `top_then_merged` | `raster`, both with the class token ahead.
+            then contextual tokens after the picture; after the projector, `raster`) | `top_then_merged` | `raster`,
+            both with the class token ahead.
     Raises:
         OptionError: for a value outside its bound.
     """
@@ -46,6 +56,7 @@ class VisionZip(ReadsTower):
 
     title: ClassVar[str] = "VisionZip"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
+    instead: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
     orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
 
     def __post_init__(self) -> None:
@@ -60,23 +71,42 @@ class VisionZip(ReadsTower):
         return first, dominant - first, merged
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """Class row, key similarities of the rest to the targets, merge and projection (two layers) of the merged."""
+        """Class row, key similarities of the rest to the targets, merge and projection (two layers) of the merged.
+        After the projector: the class row, or all rows where there is none, the similarities, and the merge.
+        """
         if budget.tokens >= shape.patches:
             return 0.0
+        if not (shape.single and shape.classes):
+            kept, merged = budget.split(shape.patches)
+            joined = (shape.patches - kept) * merged * (shape.vision_width // shape.vision_heads + shape.width)
+            rows = shape.patches * shape.merged
+            return 2.0 * ((1 if shape.classes else rows) * (rows + shape.classes) * shape.vision_width + joined)
         first, kept, merged = self.counts(budget, shape.patches)
         joined = (shape.patches - kept) * merged * (shape.vision_width // shape.vision_heads + shape.vision_width)
         project = (first + merged) * (shape.vision_width + shape.width) * shape.width
         return 2.0 * ((shape.patches + 1) * shape.vision_width + joined + project)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """Class token, dominant patches and contextual tokens of each unit."""
+        """Class token, dominant patches and contextual tokens of each unit; no class token after the projector."""
         size = tokens.projected.shape[1]
-        first, count, merged = self.counts(budget, size)
+        first, count, merged = (0, *budget.split(size)) if tokens.project is None else self.counts(budget, size)
         with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION), own=True))
             kept = top(saliency, count)
             rest = left_over(kept, size)
-            targets, group, contextual = self._merge(tokens, rest, merged)
+            places, group = self._groups(tokens, rest, merged)
+        targets = rest.gather(1, places)
+        if tokens.project is None:
+            contextual = self._contextual(pick(tokens.projected, rest).float(), places, group)
+            folded = Folded(contextual.to(tokens.projected.dtype), targets, rest, group) if merged else None
+            order = "raster" if self.order == "official" else self.order
+            result = arrange(pick(tokens.projected, kept), kept, size, order, folded)
+            zone = torch.full_like(result.source, PLACE) if order == "raster" else None
+            return result._replace(vision=saliency, zone=zone)
+        with torch.no_grad():
+            features = pick(tokens.of_tiles(tokens.needed(Need.FEATURES).float()), rest)  # [B, R, D_v]
+            ensure_finite("features of the vision tower", features)
+            contextual = self._contextual(features, places, group)
             leading = tokens.needed(Need.CLASS_FEATURE)[tokens.tile[:, :first]].float()  # [B, 0 or 1, D_v]
         before = torch.cat((leading, contextual), dim=1).to(tokens.projected.dtype)
         projected = ensure_finite("reduced tokens", tokens.needed(Need.PROJECTOR)(before))
@@ -84,21 +114,25 @@ class VisionZip(ReadsTower):
         result = arrange(pick(tokens.projected, kept), kept, size, self.order, folded)
         return self._with_class(result._replace(vision=saliency), projected[:, :first])
 
-    def _merge(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Targets [B, M], the target each of the `rest` [B, R] joins [B, R], and the contextual tokens [B, M, D_v]."""
-        features = pick(tokens.of_tiles(tokens.needed(Need.FEATURES).float()), rest)  # [B, R, D_v]
-        ensure_finite("features of the vision tower", features)
+    def _groups(self, tokens: VisualTokens, rest: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Places of the targets among the `rest` [B, R]: [B, M], and the target each of the rest joins [B, R]."""
         if not count:
-            return rest[:, :0], torch.zeros_like(rest), features[:, :0]
+            return rest[:, :0], torch.zeros_like(rest)
         step = max(1, rest.shape[1] // count)
         places = torch.arange(0, rest.shape[1], step, device=rest.device)[:count].expand(len(rest), -1)
         keys = tokens.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
-        group = merging.nearest(pick(keys, rest), places)
+        return places, merging.nearest(pick(keys, rest), places)
+
+    def _contextual(self, values: Tensor, places: Tensor, group: Tensor) -> Tensor:
+        """The contextual tokens [B, M, D] of values [B, R, D] of the rest."""
+        count = places.shape[1]
+        if not count:
+            return values[:, :0]
         joined = one_hot(group, count).float().index_fill(1, places[0], 0).transpose(1, 2)  # [B, M, R] less the targets
-        joined_count, target_features = joined.sum(-1, keepdim=True), pick(features, places)
+        joined_count, targets = joined.sum(-1, keepdim=True), pick(values, places)
         if self.contextual == "mean":
-            return rest.gather(1, places), group, (target_features + joined @ features) / (1 + joined_count)
-        return rest.gather(1, places), group, target_features + joined @ features / joined_count.clamp_min(1)
+            return (targets + joined @ values) / (1 + joined_count)
+        return targets + joined @ values / joined_count.clamp_min(1)
 
     def _with_class(self, result: Reduction, leading: Tensor) -> Reduction:
         """The reduction with the projected class token [B, 0 or 1, D] in front; it stands for no patch."""

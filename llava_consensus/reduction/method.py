@@ -50,7 +50,8 @@ class Shape(NamedTuple):
     joint: int = 768  # width of the space that CLIP's pictures and texts share; of ViT-L, as the next
     merged: int = 1  # patches of the tower that make one visual token
     varies: bool = False  # whether a picture has as many tokens as its size asks for; `patches` are then the most
-    text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for one segment of a question
+    text_tower: float = 2.0 * 77 * 12 * 12 * 768**2  # FLOPs of CLIP's text tower for a segment; 0 where there is none
+    single: bool = True  # whether the projector takes the patches one by one
 
     @property
     def available(self) -> int:
@@ -81,6 +82,7 @@ class Method:
     title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()
+    instead: ClassVar[frozenset[Need] | None] = None  # what it needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read

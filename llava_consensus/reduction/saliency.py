@@ -18,19 +18,20 @@ AGGREGATES = ("all", "last", "max")
 QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
 
 
-def class_saliency(attention: VisionAttention) -> Tensor:
+def class_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
     """Attention the class token pays to each patch, mean over heads: [U, N]; the softmax runs over all N + 1 keys.
 
     A tower without a class token has no such row: there it is `received_saliency`.
     """
     if not attention.classes:
-        return received_saliency(attention)
+        return received_saliency(attention, own)
     weights = _attend(attention, slice(0, 1)).mean((1, 2))  # [U, 1 + N]
     return ensure_finite("vision saliency", weights[:, attention.first :])
 
 
-def received_saliency(attention: VisionAttention) -> Tensor:
-    """Attention each patch receives from the other patches, mean over them and over heads: [U, N].
+def received_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
+    """Attention each patch receives from the other patches, and with `own` from itself, mean over them and over heads:
+    [U, N].
 
     Works through the queries in chunks: the largest tensor is [U, H, 64, C + N].
     """
@@ -40,10 +41,11 @@ def received_saliency(attention: VisionAttention) -> Tensor:
     for start in range(first, length, QUERY_CHUNK):
         stop = min(start + QUERY_CHUNK, length)
         weights = _attend(attention, slice(start, stop))[..., first:].mean(1)  # [U, chunk, N]
-        diagonal = weights.diagonal(offset=start - first, dim1=1, dim2=2)  # [U, chunk]
         received += weights.sum(1)
-        received[:, start - first : stop - first] -= diagonal
-    return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - 1, 1))
+        if not own:
+            diagonal = weights.diagonal(offset=start - first, dim1=1, dim2=2)  # [U, chunk]
+            received[:, start - first : stop - first] -= diagonal
+    return ensure_finite("vision saliency", received.clamp_min(0) / max(patches - (not own), 1))
 
 
 def class_flops(shape: Shape) -> float:

@@ -80,11 +80,12 @@ class TextProbe(NamedTuple):
 
 
 class ClipSides(NamedTuple):
-    """Patches and question in the embedding space of the vision tower's own CLIP model."""
+    """Patches and question in one embedding space: of the vision tower's own CLIP model, or of the language model."""
 
     patches: Tensor  # [U, n, P]
-    text: Tensor  # [U, M, P] segments of the question asked about each tile
+    text: Tensor  # [U, M, P] segments of the question asked about each tile, or its words
     real: Tensor  # [U, M] true where there is a segment
+    words: bool = False  # whether the space is that of the language model's embeddings
 
 
 class WholePictures(NamedTuple):

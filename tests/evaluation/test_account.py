@@ -32,6 +32,7 @@ from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.method import Method, Place, Shape
+from llava_consensus.reduction.tokens import Need
 
 ROOT = Path(__file__).parents[2]
 SEVEN = SHAPES["llava-1.5-7b"]
@@ -218,7 +219,8 @@ def test_shapes_of_the_paper_match_a_config() -> None:
     config = SimpleNamespace(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32)
     config.intermediate_size, config.vocab_size, config.image_aspect_ratio = 11008, 32000, "pad"
     layers = [torch.nn.Linear(1024, 4096, device="meta"), torch.nn.GELU(), torch.nn.Linear(4096, 4096, device="meta")]
-    tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22)
+    offers = frozenset({Need.PROJECTOR})
+    tower = SimpleNamespace(blocks=range(24), tokens=576, classes=1, feature_block=22, offers=offers)
     view = SimpleNamespace(tower=tower, most_tiles=1, module=SimpleNamespace(dtype=torch.float16))
     found = shape_of(view, config, vision, torch.nn.Sequential(*layers), 66)
     assert found == SEVEN._replace(question=None)

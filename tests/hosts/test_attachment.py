@@ -28,11 +28,6 @@ from llava_consensus.reduction.method import Place
 MAJOR = int(transformers.__version__.split(".")[0])
 REDUCING = [name for name in METHODS if name != "full"]
 MISSING = {  # what the made-up model has no parts for, and what it says
-    "prumerge": "projector",
-    "prumerge_plus": "projector",
-    "visionzip": "class_feature, projector",
-    "cdpruner": "no CLIP model",
-    "mfpruner": "no CLIP model",
     "tome": "adapted to CLIP towers",
     "downsample": "adapted to CLIP towers",
 }

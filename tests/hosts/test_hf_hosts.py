@@ -367,6 +367,14 @@ def test_decoding_equals_a_forward_over_the_reduced_sequence(tiny: Tiny, positio
 # ---- where the tokens of a picture come from
 
 
+def projected(name: str, projector: Any, tokens: Any) -> torch.Tensor:
+    """Features by a projector, which in Mistral 3 must know the size of each picture, and gives a grid in Aya."""
+    if name != "mistral_3":
+        return projector(tokens.features).flatten(1, -2)
+    size = 28 * (len(tokens.members) // tokens.side), 28 * tokens.side
+    return torch.stack([projector(one, [size]) for one in tokens.features])
+
+
 @torch.no_grad()
 def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: list[Any]) -> None:
     """The model's own projector makes the tokens of the features that were captured, where it takes them one by one."""
@@ -382,8 +390,8 @@ def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: l
             made = inner.multi_modal_projector(grid)
         elif tiny.name in ("smolvlm", "idefics3"):
             made = inner.connector(inner.vision_model.post_layernorm(features))
-        elif tiny.name == "gemma3":
-            made = inner.multi_modal_projector(inner.vision_tower.post_layernorm(features))
+        elif tiny.name in ("gemma3", "cohere2_vision"):
+            made = inner.multi_modal_projector(inner.vision_tower.post_layernorm(features)).flatten(1, -2)
         elif tiny.name == "llava_next_video video":
             made = inner.multi_modal_projector(inner.vision_resampler(features))
         elif tiny.name == "llava_onevision video":
@@ -391,7 +399,7 @@ def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: l
         elif tiny.name == "llava_onevision":
             continue  # a token of a resized map is made of several patches
         else:
-            made = inner.multi_modal_projector(features)
+            made = projected(tiny.name, inner.multi_modal_projector, tokens)
         assert torch.allclose(made[tokens.tile, tokens.patch], tokens.projected, atol=1e-5)
         if tokens.members is not None and tiny.name.startswith("qwen"):
             assert torch.equal(tokens.members.flatten(), torch.arange(features.shape[1]))
@@ -584,27 +592,24 @@ def count_hooks(model: Any) -> int:
     return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
 
 
-NO_CLIP = {"cdpruner": "text tower", "mfpruner": "text tower"}
 NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
-NO_PROJECTOR = {"prumerge": "projector", "prumerge_plus": "projector", "visionzip": "projector"}
-LAST_BLOCK = {"prumerge": "the last of", "prumerge_plus": "the last of", "visionzip": "class_feature"}
 POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
-FAMILIES = {
-    "llava": NO_CLIP,
-    "llava_next": NO_CLIP,
-    "llava_next_video": NO_CLIP,
-    "llava_next_video video": {**NO_CLIP, **POOLED},
-    "video_llava": {**NO_CLIP, **NO_BLOCKS},
-    "llava_onevision": {**NO_CLIP, **NO_BLOCKS, **LAST_BLOCK},
-}
 CUTS = dict.fromkeys(("fastv", "sparsevlm", "pyramiddrop", "dart"), "both directions")
-MERGERS = {**NO_CLIP, **NO_BLOCKS, **NO_PROJECTOR}
-FAMILIES["gemma3"] = {**MERGERS, **CUTS}
+NO_ROTATION = dict.fromkeys(CUTS, "rotates nothing")
+FAMILIES: dict[str, dict[str, str]] = {
+    "llava": {},
+    "llava_next": {},
+    "llava_next_video": {},
+    "llava_next_video video": POOLED,
+    "gemma3": {**NO_BLOCKS, **CUTS},
+    "aya_vision": {**NO_BLOCKS, **NO_ROTATION},
+    "cohere2_vision": {**NO_BLOCKS, **NO_ROTATION},
+}
 
 
 def refused(host: str, method: str) -> str | None:
     """What a refusal of this method says, if it is refused."""
-    return FAMILIES.get(host, FAMILIES.get(host.split()[0], MERGERS)).get(method)
+    return FAMILIES.get(host, FAMILIES.get(host.split()[0], NO_BLOCKS)).get(method)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "full"])

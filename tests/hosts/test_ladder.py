@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of 
 SLICE = {
     "llava": ("consensusdrop+", "sparsevlm", "prumerge", "cdpruner"),
     "llava_next": ("visionzip", "pyramiddrop", "consensusdrop+", "random"),
-    "qwen3_vl": ("consensusdrop", "consensusdrop+", "fastv", "tome"),
-    "gemma3": ("consensusdrop", "consensusdrop+", "fastv", "tome"),
+    "qwen3_vl": ("consensusdrop", "visionzip", "cdpruner", "fastv", "tome"),
+    "gemma3": ("consensusdrop+", "prumerge", "fastv", "tome"),
     "official LLaVA": ("consensusdrop", "consensusdrop+", "dart"),
 }
 COMPILED = ("llava", "consensusdrop+")

@@ -111,6 +111,16 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
     assert {"full", "consensusdrop", "vispruner", "divprune", "random"} <= set(works)
 
 
+def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFixture[str]) -> None:
+    found = matrix.otherwise()
+    assert list(found) == ["prumerge", "prumerge_plus", "visionzip", "cdpruner"]
+    before = {"llava", "llava-hf", "llava-next", "llava-next-video", "video-llava", "cogvlm", "internvl-chat"}
+    assert set(HOSTS) - set(found["visionzip"]) == before  # whose towers have a class token and project it
+    assert set(HOSTS) - set(found["cdpruner"]) == {"llava"}
+    assert cli.main(["list", "--hosts"]) == 0
+    assert "cdpruner reads other things there than of LLaVA (`list cdpruner`): llava-hf, " in capsys.readouterr().out
+
+
 def test_the_list_shows_it(capsys: pytest.CaptureFixture[str], cells: dict[str, dict[str, str]]) -> None:
     assert cli.main(["list", "--hosts"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -230,8 +230,7 @@ def test_prompts_without_pictures(case: Double) -> None:
 def test_every_method_works_or_is_refused(case: Double, method: str) -> None:
     inputs = case.inputs([case.rows[0]])
     inside = METHODS[method].place in (Place.TOWER, Place.PICTURE, Place.DECODER)
-    asks_clip = method in ("cdpruner", "mfpruner")
-    if inside or asks_clip:
+    if inside:
         with pytest.raises(OptionError):
             attach(case.model, method, 16)
         return

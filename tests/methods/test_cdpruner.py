@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from models import IMAGE, LENGTH, tiny_llava, write_clip
 from prompts import ANYRES, batch, row, tiles
 from units import unit
@@ -16,12 +17,14 @@ from units import unit
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models import Loading, Prompt, load
+from llava_consensus.hosts.reduce import BY_WORDS, NO_WORDS
 from llava_consensus.methods import make
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, greedy_map, relevance
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import ClipSides, VisualTokens, WholePictures
 
 ROOT = Path(__file__).parents[2]
+MAJOR = int(transformers.__version__.split(".")[0])
 MINI = ROOT / "checkpoints" / "llava-mini"
 
 
@@ -149,6 +152,32 @@ def test_the_sentence_about_short_answers_is_no_question() -> None:
 
 
 # ---- hosts
+
+
+@pytest.mark.skipif(MAJOR < 5, reason="methods on models of transformers need version 5.19")
+@torch.no_grad()
+def test_without_clip_relevance_is_by_the_embeddings_of_the_words_after_the_picture() -> None:
+    from hf_models import CASES, prompts
+
+    case = CASES["llava"]
+    model, picture = case.build(), case.picture(0)
+    with attach(model, "cdpruner", tokens=5) as attached:
+        model(**prompts([1, 7, picture, 8, 9], [1, picture, 6]))
+        assert attached.notes == (BY_WORDS,)
+        found = [outcome.reductions[0][1] for outcome in attached.outcomes]
+        model(**prompts([1, 7, picture]))
+        assert attached.notes == (BY_WORDS, NO_WORDS)
+        ((_, blind),) = attached.outcomes[0].reductions
+    (tokens,) = model.model.get_image_features(picture.pixels["pixel_values"], return_dict=True).pooler_output
+    direction = torch.nn.functional.normalize(tokens, dim=-1)
+    for words, reduction in (([8, 9], found[0]), ([6], found[1])):
+        text = torch.nn.functional.normalize(model.get_input_embeddings()(torch.tensor(words)), dim=-1)
+        raw = (direction @ text.T).mean(1)
+        weight = (raw - raw.min() + 1e-6) / (raw.max() - raw.min())
+        assert torch.allclose(reduction.fused[0], weight, atol=1e-5)
+        kernel = weight[:, None] * (direction @ direction.T) * weight
+        assert reduction.kept[0].tolist() == sorted(greedy_map(kernel[None], 5)[0].tolist())
+    assert blind.fused.tolist() == [[1.0] * 16]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from llava_consensus.methods import make, vispruner
 from llava_consensus.methods.prumerge import outliers
 from llava_consensus.methods.vispruner import thin, thin_once
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisualTokens
+from llava_consensus.reduction.tokens import AFTER, AHEAD, PLACE, VisionAttention, VisualTokens
 
 NAMES = ("prumerge", "prumerge_plus", "visionzip", "vispruner")
 
@@ -67,6 +67,37 @@ def test_visionzip_example() -> None:
     assert torch.allclose(mean, torch.tensor([0.0, 2, 5, 2, 25 / 4]))
     without = make("visionzip", class_token=False).reduce(tokens, Budget(4, 2))
     assert without.kept.tolist() == [[1, 4]] and without.tokens.shape == (1, 4, 1)
+
+
+def test_visionzip_after_the_projector() -> None:
+    saliency = [0.05, 0.30, 0.05, 0.05, 0.25, 0.05, 0.05, 0.05]
+    angles = [0.0, 45.0, 8.0, 80.0, 45.0, 20.0, 70.0, 90.0]
+    tokens = seen(saliency, angles, [1.0, 2, 3, 4, 5, 6, 7, 8])._replace(project=None, class_feature=None)
+    result = make("visionzip").reduce(tokens, Budget(4, 2))
+    assert result.kept.tolist() == [[1, 4]] and result.anchors.tolist() == [[0, 5]]
+    assert torch.allclose(result.tokens[0, :, 0], torch.tensor([1.0 + 3, 2, 5, 6 + 19 / 3]))
+    assert result.source.tolist() == [[0, 1, 4, 5]] and result.owner.tolist() == [[0, 1, 0, 3, 2, 3, 3, 3]]
+    behind = make("visionzip", order="top_then_merged").reduce(tokens, Budget(4, 2))
+    assert behind.source.tolist() == [[1, 4, 0, 5]]
+
+
+def test_prumerge_after_the_projector() -> None:
+    """Four tokens of two patches each: their shares of the attention sum to one, and they are summed as they are."""
+    generator = torch.Generator().manual_seed(3)
+    query, key = (torch.randn(1, 2, 8, 4, generator=generator) for _ in range(2))
+    members, values = torch.arange(8).view(4, 2), torch.tensor([[[1.0], [10], [100], [1000]]])
+    place = torch.arange(4)[None]
+    tokens = VisualTokens(values, 0 * place, place, members=members, attention=VisionAttention(query, key, 0.5, 0))
+    result = make("prumerge", neighbours=0).reduce(tokens, Budget(3))
+    rows, keys = (states.transpose(1, 2).flatten(2) for states in (query, key))
+    shares = torch.softmax(rows @ keys.transpose(1, 2) * 8**-0.5, -1).mean(1)[0].view(4, 2).sum(1)
+    assert result.vision is not None and torch.allclose(result.vision[0], shares)
+    assert result.kept[0].tolist() == shares.topk(2).indices.sort().values.tolist()
+    pruned = shares.scatter(0, result.kept[0], 0) @ values[0, :, 0]
+    expected = {**{place: float(values[0, place, 0]) for place in result.kept[0].tolist()}}
+    expected[int(result.anchors[0, 0])] = float(pruned)
+    assert result.source[0].tolist() == sorted(expected)
+    assert result.tokens[0, :, 0].tolist() == pytest.approx([expected[place] for place in sorted(expected)])
 
 
 def test_visionzip_published_splits() -> None:

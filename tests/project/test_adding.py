@@ -182,15 +182,15 @@ def test_the_example_family(
     monkeypatch.syspath_prepend(tmp_path)
 
     plain = model(**inputs).logits
-    for method in ("consensusdrop", "consensusdrop+", "vispruner", "fastv"):
+    for method in ("consensusdrop", "consensusdrop+", "vispruner", "visionzip", "fastv"):
         with attach(model, method, tokens=5) as attached:
             model.generate(**inputs, max_new_tokens=2, do_sample=False)
             assert [(one.before, one.after) for one in attached.outcomes] == [(16, 5), (16, 5)]
         with attach(model, method, tokens=16):
             assert torch.equal(model(**inputs).logits, plain)
     assert torch.equal(model(**inputs).logits, plain)
-    with pytest.raises(OptionError, match="VisionZip needs projector"):
-        attach(model, "visionzip", tokens=5)
+    with pytest.raises(OptionError, match="adapted to CLIP towers"):
+        attach(model, "tome", tokens=5)
     assert cli.main(["list", "--hosts"]) == 0
     rows = capsys.readouterr().out.splitlines()
     (row,) = (row for row in rows if row.startswith("consensusdrop "))

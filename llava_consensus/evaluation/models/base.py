@@ -23,6 +23,7 @@ from llava_consensus.hosts.call import CachedLayer, Call, current
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
+from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -385,6 +386,8 @@ def shape_of(
         more: what else is known, by the names of `Shape`.
     """
     tower, heads, size = view.tower, language.num_attention_heads, vision.patch_size
+    experts = getattr(language, "num_experts_per_tok", None) or 1
+    width = getattr(vision, "embed_dim", vision.hidden_size)
     members = getattr(tower, "members", None)
     sides = (size, size) if isinstance(size, int) else size
     assert tower is not None  # a host shows pictures
@@ -395,12 +398,12 @@ def shape_of(
         heads=heads,
         kv_heads=getattr(language, "num_key_value_heads", None) or heads,
         head_width=getattr(language, "head_dim", None) or language.hidden_size // heads,
-        inner=language.intermediate_size,
+        inner=experts * (getattr(language, "moe_intermediate_size", None) or language.intermediate_size),
         vocabulary=language.vocab_size,
         blocks=len(tower.blocks),
-        vision_width=vision.hidden_size,
+        vision_width=width,
         vision_heads=getattr(vision, "num_attention_heads", None) or vision.num_heads,
-        vision_inner=vision.intermediate_size,
+        vision_inner=getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio),
         patches=tower.tokens,
         patch_values=getattr(vision, "num_channels", 3) * math.prod(sides) * getattr(vision, "temporal_patch_size", 1),
         text=text,
@@ -411,5 +414,6 @@ def shape_of(
         feature_blocks=tower.feature_block + 1,
         merged=getattr(tower, "merged", 1) if members is None else members.shape[1],
         varies=getattr(tower, "varies", False),
+        single=Need.PROJECTOR in tower.offers,
         **more,
     )

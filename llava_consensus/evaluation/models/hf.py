@@ -87,7 +87,8 @@ class HfHost(Host):
         names = ("multi_modal_projector", "connector", "visual.merger")
         found = (attrgetter(name)(inner) for name in names if hasattr(inner, name.split(".")[0]))
         projector = next(found, None)
-        return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text)
+        clip = {} if self.view.clip_name else {"text_tower": 0.0}
+        return shape_of(self.view, config.get_text_config(), config.vision_config, projector, text, **clip)
 
     def grid_columns(self, size: tuple[int, int]) -> int:
         """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""

@@ -129,6 +129,8 @@ class QwenVLHost(RemoteHost):
             projector=patches // tokens * (width * output + 2 * output**2) + 3 * output**2,
             number_bytes=self.model.dtype.itemsize,
             feature_blocks=visual["layers"],
+            text_tower=0.0,
+            single=False,
         )
 
     def pixels(self, image: Image.Image) -> Tensor:
@@ -180,6 +182,7 @@ class CogVLMHost(RemoteHost):
             projector=vision["hidden_size"] * config.hidden_size + 3 * config.hidden_size * config.intermediate_size,
             number_bytes=self.model.dtype.itemsize,
             feature_blocks=vision["num_hidden_layers"],
+            text_tower=0.0,
         )
 
     def pixels(self, image: Image.Image) -> Tensor:

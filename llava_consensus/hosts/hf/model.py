@@ -97,14 +97,18 @@ class HfModel:
         """Raises OptionError for what this family cannot do, or an old transformers."""
         check_version(transformers.__version__, self.oldest)
 
-    def clip_text(self) -> "ClipText":
+    @property
+    def clip_name(self) -> str:
+        """The CLIP model that the vision configuration names as its own; empty where it names none."""
+        config = self.module.config.vision_config
+        is_clip = getattr(config, "model_type", "") == "clip_vision_model"
+        return getattr(config, "_name_or_path", "") if is_clip else ""
+
+    def clip_text(self) -> "ClipText | None":
         """CLIP's text side, where the vision configuration names the CLIP model it is of."""
-        name = getattr(self.module.config.vision_config, "_name_or_path", "")
+        name = self.clip_name
         if not name:
-            raise OptionError(
-                f"this method compares patches with the question by CLIP's text tower, which a checkpoint of "
-                f"{type(self.module).__name__} does not have: take another method (llava-consensus list)"
-            )
+            return None
         from llava_consensus.hosts.towers import load_clip_text
 
         return load_clip_text(name, self.module.device)
@@ -305,10 +309,14 @@ class ShuffledTower:
 
 
 def squares(side: int, stride: int) -> Tensor:
+    """The patches of each square of a square grid of patches, as `cells`."""
+    return cells(side, side, stride)
+
+
+def cells(height: int, width: int, stride: int) -> Tensor:
     """The patches of each square of a grid of patches: [N, stride * stride], without what does not fill a square."""
-    width = side // stride
-    corner = torch.arange(width)[:, None] * stride * side + torch.arange(width) * stride
-    inside = torch.arange(stride)[:, None] * side + torch.arange(stride)
+    corner = torch.arange(height // stride)[:, None] * stride * width + torch.arange(width // stride) * stride
+    inside = torch.arange(stride)[:, None] * width + torch.arange(stride)
     return corner.flatten()[:, None] + inside.flatten()
 
 

@@ -1,6 +1,5 @@
-"""`Qwen2_5_VLForConditionalGeneration` and `Qwen3VLForConditionalGeneration`: pictures of any size, no class token, a
-merger that makes one token of four patches that stand one after the other, and positions of three axes, which are
-kept.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL, dense and of experts: pictures of any size, no class token, a merger that makes
+one token of four patches that stand one after the other, and positions of three axes, which are kept.
 
 Each temporal patch of a video is a tile: attention never crosses it. Qwen2.5-VL computes most blocks in windows and
 keeps its rows in window order, which is undone here; Qwen3-VL adds features of earlier blocks between the first decoder
@@ -72,7 +71,7 @@ class QwenTower:
 
 
 class QwenVL(HfModel):
-    """Qwen2.5-VL and Qwen3-VL."""
+    """Every one of them."""
 
     keeps_positions = True
     oldest = (5, 19)

@@ -63,18 +63,25 @@ class SmolVLM(Shuffled):
                     "pixel_attention_mask: pictures that fill a tile in part are not adapted, since the tower's "
                     "attention masks patches. Let the processor resize or split pictures"
                 )
-        size, pictures = self.tower.tokens, []
-        tile_runs = runs(ids, self.placeholder(modality))
-        last = {row: int(ids[row, start - 1]) for row, start, _ in tile_runs}
-        waiting = 0
-        for row, start, length in tile_runs:
-            if length != size:
-                raise OptionError(
-                    f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
-                    "input_ids and pixels of one call of the model's own processor, and truncate nothing"
-                )
-            waiting += 1
-            if int(ids[row, start - 1]) == last[row]:
-                pictures.append(whole_tiles(waiting, size))
-                waiting = 0
-        return self.matching(inputs, pictures)
+        return self.matching(inputs, tagged(ids, self.placeholder(modality), self.tower.tokens))
+
+
+def tagged(ids: Tensor, placeholder: int, size: int) -> list[Rows]:
+    """The pictures of prompts whose tiles of `size` tokens have a tag in front, that of the last tile ending a picture.
+
+    Raises:
+        OptionError: for a run of placeholders of another length.
+    """
+    tile_runs, pictures, waiting = runs(ids, placeholder), [], 0
+    last = {row: int(ids[row, start - 1]) for row, start, _ in tile_runs}
+    for row, start, length in tile_runs:
+        if length != size:
+            raise OptionError(
+                f"prompt {row} has {length} placeholders from row {start} on, and a tile is {size} tokens: pass "
+                "input_ids and pixels of one call of the model's own processor, and truncate nothing"
+            )
+        waiting += 1
+        if int(ids[row, start - 1]) == last[row]:
+            pictures.append(whole_tiles(waiting, size))
+            waiting = 0
+    return pictures

@@ -75,11 +75,8 @@ class InternVLChat(LlavaModel):
         return InternTower(self.module)
 
     def clip_text(self) -> Any:
-        """InternViT is no side of a CLIP model in transformers."""
-        raise OptionError(
-            "this method compares patches with the question by CLIP's text tower, which InternViT does not have: take "
-            "another method (llava-consensus list)"
-        )
+        """None: InternViT is no side of a CLIP model in transformers."""
+        return None
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """The function that assembles prompts, and `generate`, which makes a call of its own."""

@@ -57,11 +57,8 @@ class RemoteModel:
         return type(self)(module)
 
     def clip_text(self) -> Any:
-        """None of these towers is one side of a CLIP model in transformers."""
-        raise OptionError(
-            f"this method compares patches with the question by CLIP's text tower, which {type(self.module).__name__} "
-            "does not have: take another method (llava-consensus list)"
-        )
+        """None: none of these towers is one side of a CLIP model in transformers."""
+        return None
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what these models cannot do."""

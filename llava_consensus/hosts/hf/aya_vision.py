@@ -1,0 +1,71 @@
+"""`AyaVisionForConditionalGeneration` and `Cohere2VisionForConditionalGeneration` (Command A Vision): tiles under a
+SigLIP tower, a shuffle that makes one token of 2 x 2 patches, and a language model that rotates neighbouring channels.
+
+Aya's processor puts a tag in front of every tile and the whole view last, as SmolVLM's; Command A's ends each tile with
+a break, so that the tiles of a picture are runs of placeholders with one row between them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import CutDecoder, Offer
+from llava_consensus.hosts.decoders import NeighbourDecoder
+from llava_consensus.hosts.hf.internvl import InternVL
+from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower
+from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.smolvlm import tagged
+from llava_consensus.hosts.towers import hidden_state_block
+from llava_consensus.reduction.method import Method, Place
+
+
+class AyaVision(InternVL):
+    """Tiles with tags."""
+
+    offer = Offer(PATCHES)
+
+    @property
+    def tower(self) -> ShuffledTower:
+        """The blocks, and the patches that the projector's own shuffle puts together."""
+        config, inner = self.module.config, self.inner
+        side = config.vision_config.image_size // config.vision_config.patch_size
+        place = torch.arange(side**2).view(1, -1, 1)
+        members = inner.multi_modal_projector.pixel_shuffle(place).flatten(0, 2)
+        module = inner.vision_tower
+        blocks = list(getattr(module, "vision_model", module).encoder.layers)
+        tower = ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
+        tower.feature_block = hidden_state_block(getattr(config, "vision_feature_layer", -1), len(blocks))
+        return tower
+
+    @property
+    def decoder(self) -> CutDecoder:
+        """The language side."""
+        return NeighbourDecoder(self.inner.language_model)
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for methods that would read layers without rotation."""
+        super().check(method)
+        if method.place is Place.DECODER:
+            raise OptionError(
+                f"{type(method).__name__} cuts between decoder layers, and every fourth layer of Cohere 2 rotates "
+                "nothing, which is not adapted: take a method that acts after the tower"
+            )
+
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """A picture is its tiles, the last of which shows the whole of it."""
+        return self.matching(inputs, tagged(ids, self.placeholder(modality), self.tower.tokens))
+
+
+class Cohere2Vision(AyaVision):
+    """Tiles with breaks."""
+
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+        """A picture is the tiles that have one row between them."""
+        tiles: list[int] = []
+        follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins
+        for row, start, length in runs(ids, self.placeholder(modality)):
+            tiles = [*tiles[:-1], tiles[-1] + 1] if (row, start) == follows else [*tiles, 1]
+            follows = row, start + length + 1
+        return self.matching(inputs, [whole_tiles(count, self.tower.tokens) for count in tiles])

@@ -1,0 +1,72 @@
+"""VisionZip on Qwen2.5-VL against arrays its authors' own code for that model gave (tests/golden/README.md): the same
+tiny tower, the whole way from pixels to the rows and positions that the language model reads.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hf_models import IMAGE, MROPE, TEXT, VIDEO, ready
+
+from llava_consensus import attach
+from llava_consensus.hosts.hf import reduce
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on Qwen2.5-VL need transformers >= 5.19")
+GOLDEN = Path(__file__).parents[1] / "golden" / "visionzip_qwen.npz"
+START, END = 502, 503
+PATCH = 14
+CASES = [
+    f"{picture}-{split}" for picture in ("wide", "tall", "square") for split in ("0.65+0.05", "0.45+0.05", "0.1+0.02")
+]
+
+
+@cache
+def golden() -> dict[str, torch.Tensor]:
+    with np.load(GOLDEN) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+@cache
+def model() -> Any:
+    """Qwen2.5-VL with the stored tower."""
+    text = dict(TEXT, hidden_size=32, num_hidden_layers=1, rope_parameters={**MROPE, "mrope_section": [1, 1, 2]})
+    vision = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, in_channels=3, out_hidden_size=32)
+    vision |= dict(patch_size=PATCH, temporal_patch_size=2, window_size=112, fullatt_block_indexes=[1, 3])
+    marks = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config={**vision, "spatial_merge_size": 2}, **marks)
+    made = ready(transformers.Qwen2_5_VLForConditionalGeneration, config)
+    weights = {name[7:]: value.float() for name, value in golden().items() if name.startswith("visual/")}
+    assert not any("inv_freq" not in name for name in made.model.visual.load_state_dict(weights, strict=False)[0])
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_visionzip_equals_the_official_code_for_qwen(case: str) -> None:
+    own = {name.rpartition("/")[2]: value for name, value in golden().items() if name.startswith(f"{case}/")}
+    grid, targets = own["grid"], own["targets"].long()
+    tokens = int(grid.prod()) // 4
+    pixels = (own["picture"].float() / 127.5 - 1)[:, :, None].expand(-1, -1, PATCH**2).flatten(1)
+    ids = torch.tensor([[1, START, *[IMAGE] * tokens, END, 7, 8]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    inputs |= {"image_grid_thw": grid[None].long(), "mm_token_type_ids": (ids == IMAGE).int()}
+    count = len(own["dominant"]) + len(targets)
+    with attach(model(), "visionzip", tokens=count, merged=len(targets)) as attached:
+        reduced = reduce(attached.model.module, **inputs)
+    ((_, result),) = attached.outcomes[0].reductions
+    assert torch.allclose(result.vision[0] * tokens * 4, own["attention"], atol=1e-5)  # theirs is a sum over rows
+    assert result.kept[0].tolist() == own["dominant"].tolist()
+    assert result.anchors[0].tolist() == targets.tolist()
+    owner = torch.full((tokens,), -1).scatter(0, own["joining"].long(), targets[own["joined"].long()])
+    owner[targets], owner[result.kept[0]] = targets, result.kept[0]
+    assert result.source[0][result.owner[0]].tolist() == owner.tolist()
+    (features,) = reduced["mm_encoder_outputs"]["image"].pooler_output
+    deviation = float((features - own["tokens"]).abs().max() / own["tokens"].abs().max())
+    print(f"visionzip on Qwen2.5-VL  {case}: {deviation:.1e}")
+    assert deviation <= 1e-5
+    assert reduced["position_ids"][-3:, 0].tolist() == own["positions"].tolist()
