@@ -45,14 +45,15 @@ def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
 
 
 def check_llava_version() -> None:
-    """Raises OptionError for a version of transformers on which official LLaVA does not run, 4.38 to 5.18: the metadata
-    of this project can only say what models of transformers need.
+    """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
+    project can only say what models of transformers need. From 5.24 on `generate` hands over `cache`, which its forward
+    does not take.
     """
     installed = tuple(int(part) for part in version("transformers").split(".")[:2])
-    if installed != (4, 37) and installed < (5, 19):
+    if installed != (4, 37) and not (5, 19) <= installed < (5, 24):
         raise OptionError(
-            f"transformers {version('transformers')}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 or "
-            "newer. Type: pip install 'transformers>=5.19,<6'"
+            f"transformers {version('transformers')}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to "
+            "5.23. Type: pip install 'transformers>=5.19,<5.24'"
         )
 
 

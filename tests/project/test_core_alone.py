@@ -94,12 +94,15 @@ def test_methods_are_attached_where_nothing_else_is_installed() -> None:
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
-def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named() -> None:
+@pytest.mark.parametrize("installed", ["4.57.1", "5.24.0"])
+def test_versions_of_transformers_that_official_llava_does_not_run_on_are_named(installed: str) -> None:
     code = (
         "import importlib.metadata as m; of = m.version\n"
-        "m.version = lambda name: '4.57.1' if name == 'transformers' else of(name)\n"
+        f"m.version = lambda name: '{installed}' if name == 'transformers' else of(name)\n"
         "from llava_consensus import attach\n"
         "attach(type('LlavaLlamaForCausalLM', (), {})())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "transformers 4.57.1: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 or newer" in done.stderr
+    assert (
+        f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23" in done.stderr
+    )
