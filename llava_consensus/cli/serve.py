@@ -46,8 +46,9 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
     if given.print:
         yield shlex.join(words)
         return
-    executable = Path(sys.executable).with_name(words[0])
-    os.execv(executable if executable.exists() else shutil.which(words[0]) or words[0], words)
+    beside = Path(sys.executable).with_name(words[0])
+    program = str(beside) if beside.exists() else shutil.which(words[0]) or words[0]
+    os.execv(program, [program, *words[1:]])  # Python finds its venv by the word it is called by
 
 
 def line(given: argparse.Namespace) -> list[str]:
