@@ -10,7 +10,7 @@ from typing import Any
 
 from llava_consensus.errors import OptionError
 
-NEEDED = (5, 0)  # the version of transformers from which on encoders return what these hosts read
+NEEDED = (5, 19)  # the oldest version of transformers these hosts are tested with
 
 
 def __getattr__(name: str) -> Any:
@@ -23,10 +23,12 @@ def __getattr__(name: str) -> Any:
 
 
 def check_version(installed: str, oldest: tuple[int, int] = NEEDED) -> None:
-    """Raises OptionError for a version of transformers that these hosts do not work with."""
+    """Raises OptionError for a version of transformers that these hosts do not work with. From 5.24 on the cache that
+    models are given is `cache`: watched by its former name, every step would be taken for a new prompt.
+    """
     numbers = tuple(int(part) for part in installed.split(".")[:2])
-    if numbers < oldest:
+    if not oldest <= numbers < (5, 24):
         raise OptionError(
-            f"transformers {installed}: methods on this model of transformers need >= {oldest[0]}.{oldest[1]}. "
-            "Type: pip install -U transformers"
+            f"transformers {installed}: methods on this model of transformers run on {oldest[0]}.{oldest[1]} to 5.23. "
+            f"Type: pip install 'transformers>={oldest[0]}.{oldest[1]},<5.24'"
         )
