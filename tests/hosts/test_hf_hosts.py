@@ -15,8 +15,6 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import HOSTS
-from llava_consensus.hosts.hf import check_version
-from llava_consensus.hosts.hf.seam import takes_features
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import QUERY_CHUNK, class_saliency, received_saliency, text_attention
@@ -552,37 +550,6 @@ def test_lengths_that_count_the_prompt_are_those_of_the_whole_prompt() -> None:
             do_sample=False,
         )
         assert by_place.shape[1] == size + 3
-
-
-def test_versions_that_are_adapted() -> None:
-    with pytest.raises(OptionError, match=r"transformers 4.57.6: .* need >= 5.0"):
-        check_version("4.57.6")
-    check_version("5.0.0")
-    with pytest.raises(OptionError, match=r"transformers 5.18.1: .* need >= 5.19"):
-        check_version("5.18.1", (5, 19))
-    check_version("6.0")
-    assert not takes_features("5.18.1") and takes_features("5.19.0.dev0") and takes_features("6.0")
-
-
-# ---- versions of transformers that take no features
-
-
-@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"max_new_tokens": None, "max_length": 300}])
-def test_older_versions_are_given_embeddings(tiny: Tiny, options: dict[str, Any], monkeypatch: Any) -> None:
-    inputs = prompts(*tiny.rows()[:2])
-    options = {"max_new_tokens": NEW, "do_sample": False, **options}
-    with tiny.attach():
-        expected, logits = tiny.model.generate(**inputs, **options), tiny.model(**inputs).logits[:, -1]
-        monkeypatch.setattr("llava_consensus.hosts.hf.seam.takes_features", lambda _: False)
-        if tiny.name.startswith("qwen3") or tiny.name == "gemma3":
-            with pytest.raises(OptionError, match="as features alone"):
-                tiny.model.generate(**inputs, **options)
-            return
-        with pytest.warns(UserWarning, match="inputs_embeds"):
-            found = tiny.model.generate(**inputs, **options)
-        assert torch.equal(found, expected)
-        with pytest.warns(UserWarning, match="inputs_embeds"):
-            assert torch.allclose(tiny.model(**inputs).logits[:, -1], logits, atol=1e-5)
 
 
 # ---- every method on every host

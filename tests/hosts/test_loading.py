@@ -97,11 +97,13 @@ def test_a_map_of_devices_is_for_one_worker(tmp_path: Path) -> None:
         loop.run(mapped, tmp_path / "out", Execution(workers=2))
 
 
-def test_an_old_version_of_transformers_is_told_before_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"transformers 5\.18\.1: .*need >= 5\.19"):
-        check_version("5.18.1", (5, 19))
-    with pytest.raises(OptionError, match=r"transformers 4\.57\.6: .*need >= 5\.0"):
-        check_version("4.57.6")
+def test_another_version_of_transformers_is_told_before_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("4.57.6", "5.18.1", "5.24.0", "6.0"):
+        with pytest.raises(OptionError, match=rf"transformers {version}: .*run on 5\.19 to 5\.23"):
+            check_version(version)
+    check_version("5.19.0.dev0")
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
     monkeypatch.setattr("llava_consensus.evaluation.models.loading.version", lambda package: "4.37.2")
     with pytest.raises(OptionError, match=r"transformers 4\.37\.2"):

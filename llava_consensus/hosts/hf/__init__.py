@@ -10,7 +10,7 @@ from typing import Any
 
 from llava_consensus.errors import OptionError
 
-NEEDED = (5, 19)  # the oldest version of transformers these hosts are tested with
+TESTED = ((5, 19), (5, 24))  # versions of transformers: the oldest, and the first that is too new
 
 
 def __getattr__(name: str) -> Any:
@@ -22,13 +22,13 @@ def __getattr__(name: str) -> Any:
     return reduce
 
 
-def check_version(installed: str, oldest: tuple[int, int] = NEEDED) -> None:
+def check_version(installed: str) -> None:
     """Raises OptionError for a version of transformers that these hosts do not work with. From 5.24 on the cache that
     models are given is `cache`: watched by its former name, every step would be taken for a new prompt.
     """
     numbers = tuple(int(part) for part in installed.split(".")[:2])
-    if not oldest <= numbers < (5, 24):
+    if not TESTED[0] <= numbers < TESTED[1]:
         raise OptionError(
-            f"transformers {installed}: methods on this model of transformers run on {oldest[0]}.{oldest[1]} to 5.23. "
-            f"Type: pip install 'transformers>={oldest[0]}.{oldest[1]},<5.24'"
+            f"transformers {installed}: methods on models of transformers run on 5.19 to 5.23. "
+            "Type: pip install 'transformers>=5.19,<5.24'"
         )

@@ -17,7 +17,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import CutDecoder, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.hf import NEEDED, check_version, seam
+from llava_consensus.hosts.hf import check_version, seam
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.hosts.prompts import COUNTING, recounting
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
@@ -50,7 +50,6 @@ class HfModel:
     offer = Offer(PATCHES)
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
-    oldest = NEEDED  # the version of transformers from which on this family's encoders are as these hosts read them
     tiled_alone = False  # whether a picture has tiles only where its prompt has no other
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
     image_processor: Any = None  # where the harness has one
@@ -95,7 +94,7 @@ class HfModel:
 
     def check(self, method: Method) -> None:
         """Raises OptionError for what this family cannot do, or an old transformers."""
-        check_version(transformers.__version__, self.oldest)
+        check_version(transformers.__version__)
 
     @property
     def clip_name(self) -> str:

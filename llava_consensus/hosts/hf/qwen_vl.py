@@ -74,7 +74,6 @@ class QwenVL(HfModel):
     """Every one of them."""
 
     keeps_positions = True
-    oldest = (5, 19)
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
     @property

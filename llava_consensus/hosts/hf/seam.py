@@ -8,8 +8,6 @@ not a matter of pictures goes through as it is given.
 """
 
 import functools
-import inspect
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -49,12 +47,6 @@ FILLED = (
     "beginning: pass the whole conversation without a cache, or later turns of text without pixels"
 )
 GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions that `generate` asks for them
-FEATURES_TAKEN = (5, 19)  # the version of transformers from which on models take features of pictures
-EMBEDDED = (
-    "this version of transformers (< 5.19) takes no reduced features of pictures: prompts are handed to the model as "
-    "inputs_embeds, and processors of ids, such as a repetition penalty, see the answer alone. Type: pip install -U "
-    "'transformers>=5.19,<6'"
-)
 TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
 STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
 
@@ -530,8 +522,6 @@ def reduced_arguments(
         arguments |= view.placing(inputs, out.positions, out.real)
     elif inputs.get("position_ids") is not None:
         arguments["position_ids"] = (out.real.cumsum(1) - 1).clamp_min(0)
-    if not takes_features(transformers.__version__):
-        return _embedded(view, arguments, out, bool(planes))
     encoded = {}
     for modality, counts in held.items():
         at_placeholder = (ids == view.placeholder(modality)) & out.real
@@ -542,25 +532,6 @@ def reduced_arguments(
         ]
         encoded[modality] = view.output(parts[0], parts[1:])
     return {**arguments, "mm_encoder_outputs": encoded}
-
-
-def takes_features(version: str) -> bool:
-    """Whether this version of transformers takes pictures that were encoded before (`mm_encoder_outputs`)."""
-    return tuple(int(part) for part in version.split(".")[:2]) >= FEATURES_TAKEN
-
-
-def _embedded(view: "HfModel", arguments: dict[str, Any], out: Sequence, layered: bool) -> dict[str, Any]:
-    """The arguments with embeddings in place of ids. OptionError for a model that adds features between its layers, or
-    whose `generate` starts with ids alone.
-    """
-    starts_with = inspect.signature(view.module.prepare_inputs_for_generation).parameters
-    if layered or "inputs_embeds" not in starts_with:
-        raise OptionError(
-            f"transformers {transformers.__version__}: reduced pictures reach {type(view.module).__name__} as features "
-            "alone, which this version does not take. Type: pip install -U 'transformers>=5.19,<6'"
-        )
-    warnings.warn(EMBEDDED, stacklevel=2)  # Python says it once
-    return {**{name: value for name, value in arguments.items() if name != "input_ids"}, "inputs_embeds": out.embeds}
 
 
 def contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:

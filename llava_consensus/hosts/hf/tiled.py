@@ -134,7 +134,6 @@ class LlavaNext(Llava):
 class _WithVideos(LlavaNext):
     """Videos of pooled frames, each frame a tile."""
 
-    oldest = (5, 19)
     newlines = 0  # structural rows after a video
 
     def pooled(self) -> tuple[int, Tensor]:

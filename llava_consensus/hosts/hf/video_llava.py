@@ -22,7 +22,6 @@ class VideoLlava(Llava):
 
     offer = Offer(LlavaTower.offers)  # of two towers, which methods cannot act inside of
     tensors = frozenset({"image", "video"})
-    oldest = (5, 19)
 
     @property
     def tower(self) -> Any:
