@@ -68,10 +68,6 @@ class LlamaDecoder:
         return scale
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] for positions [R, S], the two halves of a head being the pairs."""
-        return self.angles(hidden, positions)
-
-    def angles(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of the model's rotary embedding, for positions [R, S]."""
         if hasattr(self.module, "rotary_emb"):
             cos, sin = self.module.rotary_emb(hidden, positions)
@@ -104,7 +100,7 @@ class LlamaDecoder:
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
         changes = {"position_ids": positions, "attention_mask": mask}
         if hasattr(self.module, "rotary_emb"):
-            return {**changes, "position_embeddings": self.angles(hidden, positions)}
+            return {**changes, "position_embeddings": self.rotary(hidden, positions)}
         return changes
 
     @torch.no_grad()
@@ -277,8 +273,12 @@ class NeighbourDecoder(LlamaDecoder):
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of heads in that order."""
-        cos, sin = self.angles(hidden, positions)
+        cos, sin = super().rotary(hidden, positions)
         return halves(cos), halves(sin)
+
+    def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
+        """The layers rotate in their own order."""
+        return {**super().arguments(hidden, positions, mask), "position_embeddings": super().rotary(hidden, positions)}
 
     @staticmethod
     def _heads(attention: Any, states: Tensor, norm: str) -> Tensor:

@@ -12,10 +12,10 @@ picture ranked over all its tiles (`tile_budget=global`) has the class token of 
 A model whose projector takes several patches at a time, or whose tower has no class token, is reduced as the authors do
 it on Qwen2.5-VL (their 68993a3): of T = D + M tokens D are those that receive most attention in the tower, a token's
 being the mean of its patches' (they sum over rows, which ranks the same), keys are averaged over its patches too, and
-contextual tokens are made after the projector and stand at their targets' places. Theirs is for one picture in a
-prompt; here each picture, and each frame of a video, is ranked by itself. On Qwen2.5-VL all of this is theirs. Where a
-tower has a class token beside such a projector (InternVL), its attention ranks: that, and every other model, is our
-reading.
+contextual tokens are made after the projector and stand at their targets' places. Their M is 5 % of all tokens, here
+5/32 of T unless `merged` says another. Their code is for one picture in a prompt and for no video; here each picture,
+and each frame, is ranked by itself. On all models but Qwen2.5-VL this is our reading; where a tower has a class token
+beside such a projector (InternVL), the attention of that token ranks.
 """
 
 from dataclasses import dataclass
