@@ -18,7 +18,7 @@ from llava_consensus.hosts.layout import fingerprints
 from llava_consensus.hosts.reduce import reduce
 from llava_consensus.hosts.sequence import Channel, Rule
 from llava_consensus.hosts.sequence import Sequence as Assembled
-from llava_consensus.hosts.towers import blocks_read, split_heads
+from llava_consensus.hosts.towers import blocks_read, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.plan import Plan, row_kinds
@@ -158,7 +158,7 @@ class Engine:
         tower = self.tower = self.view.tower
         if project is not None:
             tower.project = project
-        needs = self.method.needs
+        needs = needs_of(self.tower, self.method)
         decoder = Layer0(model, self.view, self.view.module.config.text_config) if Need.PROBE in needs else None
         self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
         self.kept = Kept()
@@ -173,7 +173,7 @@ class Engine:
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
         """Hooks that take what the method reads of the tower."""
         features, attention = blocks_read(self.tower, self.method)
-        needs = self.method.needs
+        needs = needs_of(self.tower, self.method)
         if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
                 blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))

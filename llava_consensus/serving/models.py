@@ -40,12 +40,11 @@ from vllm.model_executor.models.qwen3_vl import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import GIVEN
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.towers import blocks_read, fingerprint
+from llava_consensus.hosts.towers import GIVEN, blocks_read, fingerprint, needs_of
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
@@ -91,7 +90,8 @@ class Reduced:
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         check(vllm_config)
         plan = Plan(vllm_config.model_config.hf_config)
-        missing = sorted(one.name.lower() for one in plan.method.needs - plan.view.tower.offers - GIVEN)
+        tower = plan.view.tower
+        missing = sorted(one.name.lower() for one in needs_of(tower, plan.method) - tower.offers - GIVEN)
         if missing:
             raise OptionError(
                 f"{plan.setting.method} needs {', '.join(missing)}, which the vision side of this model does not have: "
