@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.seam import Rows
@@ -96,6 +98,13 @@ class Reduced:
             raise OptionError(
                 f"{plan.setting.method} needs {', '.join(missing)}, which the vision side of this model does not have: "
                 "take another method (llava-consensus list methods)"
+            )
+        beside = Path(vllm_config.model_config.model).glob(TEXT_SIDE)
+        if Need.QUESTION in plan.method.needs and (plan.view.clip_name or any(beside)):
+            raise OptionError(
+                f"{plan.setting.method} compares patches with the question by CLIP's text tower, which this checkpoint "
+                "has, and a request does not say which of its words are the question: take another method "
+                "(llava-consensus list methods)"
             )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None

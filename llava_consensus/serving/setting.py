@@ -9,7 +9,6 @@ from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget
 from llava_consensus.reduction.method import Method, Place
-from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving import FAMILIES, architecture, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
@@ -100,11 +99,6 @@ def check_method(name: str, method: Method) -> None:
         raise OptionError(
             f"{name} acts inside the vision tower or before it, where vLLM's own code runs: take a method that acts "
             "after the vision tower (llava-consensus list methods)"
-        )
-    if Need.QUESTION in method.needs:
-        raise OptionError(
-            f"{name} compares patches with the question by CLIP's text tower, and a request does not say which of its "
-            "words are the question: take another method (llava-consensus list methods)"
         )
     if method.adaptive:
         raise OptionError(

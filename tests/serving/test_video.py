@@ -13,11 +13,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS as known
 from llava_consensus.methods import make
 from llava_consensus.reduction.method import Place
-from llava_consensus.reduction.tokens import Need
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-METHODS = [name for name in known if make(name).place is Place.TOKENS and Need.QUESTION not in make(name).needs]
+METHODS = [name for name in known if make(name).place is Place.TOKENS]
 SLICE = {"divprune", "pool", "vispruner"}
 EVERYTHING = bool(os.environ.get("EVERYTHING"))  # make test-serving EVERYTHING=1
 

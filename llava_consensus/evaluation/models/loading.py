@@ -26,7 +26,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
-from llava_consensus.hosts.hf import check_version
+from llava_consensus.hosts.hf import TEXT_SIDE, check_version
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str])
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     refuse_incomplete(path, cls, info)
     refuse_not_finite(path, model)
-    text_side = next(Path(path).glob("official/*/config.json"), None)
+    text_side = next(Path(path).glob(TEXT_SIDE), None)
     if text_side is not None:  # the CLIP model that `convert` has put beside the weights
         model.config.vision_config._name_or_path = str(text_side.parent)
     if loading.device_map is None and loading.bits is None:  # else it stands where it should

@@ -10,6 +10,7 @@ from typing import Any
 
 from llava_consensus.errors import OptionError
 
+TEXT_SIDE = "official/*/config.json"  # of the CLIP model that `model convert` puts beside a checkpoint
 TESTED = ((5, 19), (5, 24))  # versions of transformers: the oldest, and the first that is too new
 
 
