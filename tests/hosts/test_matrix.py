@@ -113,7 +113,7 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
 
 def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFixture[str]) -> None:
     found = matrix.otherwise()
-    assert list(found) == ["prumerge", "prumerge_plus", "visionzip", "cdpruner"]
+    assert list(found) == ["prumerge", "prumerge_plus", "visionzip", "cdpruner", "mfpruner"]
     before = {"llava", "llava-hf", "llava-next", "llava-next-video", "video-llava", "cogvlm", "internvl-chat"}
     assert set(HOSTS) - set(found["visionzip"]) == before  # whose towers have a class token and project it
     assert set(HOSTS) - set(found["cdpruner"]) == {"llava"}
