@@ -34,14 +34,14 @@ def version() -> str:
     return tag if commits == "0" else f"{tag}.post{commits}"
 
 
-def front_page() -> str:
+def front_page(version: str) -> str:
     """README.md; where GITHUB_REPOSITORY names the repository, with whole addresses in place of paths."""
     text, name = (ROOT / "README.md").read_text("utf-8"), os.environ.get("GITHUB_REPOSITORY")
     if not name:
         return text
     address = f"https://github.com/{name}"
-    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/raw/v{version()}/", text)
-    return re.sub(r"(\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/blob/v{version()}/", text)
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/raw/v{version}/", text)
+    return re.sub(r"(\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/blob/v{version}/", text)
 
 
 class WithMini(build_py):
@@ -57,9 +57,10 @@ class WithMini(build_py):
             shutil.copytree(part, target, ignore=LEFT_OUT, dirs_exist_ok=True)
 
 
+VERSION = version()
 setup(
-    version=version(),
-    long_description=front_page(),
+    version=VERSION,
+    long_description=front_page(VERSION),
     long_description_content_type="text/markdown",
     cmdclass={"build_py": WithMini},
 )

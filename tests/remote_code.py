@@ -14,6 +14,8 @@ from typing import Any
 
 import transformers
 from remote_doubles.base import built
+from remote_doubles.internvl_chat import LANGUAGE, TOWER
+from remote_doubles.qwen_vl import SMALL
 
 FOLDER = Path(os.environ["REMOTE_CODE"]).resolve() if os.environ.get("REMOTE_CODE") else None
 
@@ -23,21 +25,20 @@ def held(name: str) -> bool:
     return FOLDER is not None and (FOLDER / name).is_dir()
 
 
-def _module(name: str, folder: str = ".", others: tuple[str, ...] = ()) -> Any:
+def _module(name: str, folder: str = ".") -> Any:
     """A module of the folder. What else it imports may lie in `site` beside it."""
     assert FOLDER is not None
-    for place in (FOLDER / folder, *(FOLDER / other for other in others)):
-        if str(place) not in sys.path:
-            sys.path.insert(0, str(place))
-    if str(FOLDER / "site") not in sys.path:
-        sys.path.append(str(FOLDER / "site"))
+    place, beside = str(FOLDER / folder), str(FOLDER / "site")
+    if place not in sys.path:
+        sys.path.insert(0, place)
+    if beside not in sys.path:
+        sys.path.append(beside)
     return importlib.import_module(name)
 
 
 def qwen_vl(seed: int = 0, visual: Any = None, hidden_size: int = 256, num_hidden_layers: int = 3) -> Any:
     """Qwen-VL's `QWenLMHeadModel`."""
     modeling = _module("qwen_vl.modeling_qwen")
-    small = dict(image_size=112, patch_size=7, width=32, layers=3, heads=2, mlp_ratio=2, n_queries=64)
     config = _module("qwen_vl.configuration_qwen").QWenConfig(
         vocab_size=1280,
         hidden_size=hidden_size,
@@ -46,7 +47,7 @@ def qwen_vl(seed: int = 0, visual: Any = None, hidden_size: int = 256, num_hidde
         kv_channels=hidden_size // 4,
         intermediate_size=256,
         seq_length=2048,
-        visual=visual or {**small, "output_dim": hidden_size, "image_start_id": 1260},
+        visual=visual or {**SMALL, "output_dim": hidden_size, "image_start_id": 1260},
         fp32=True,
         use_flash_attn=False,
         pad_token_id=1263,
@@ -62,24 +63,14 @@ def internvl_chat(seed: int = 0, shown: int = 112, **vision: Any) -> Any:
         "another package named llava was imported before: put REMOTE_CODE's internvl_chat first in PYTHONPATH"
     )
     encoder = importlib.import_module("llava.model.multimodal_encoder.clip_encoder")
-    small = dict(
-        hidden_size=32, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64, image_size=56, patch_size=14
-    )
     with tempfile.TemporaryDirectory() as name:  # the tower is read from a checkpoint, whose kind its name says
         folder = Path(name) / "intern_vit_6b"
-        sizes = {**small, **vision, "qkv_bias": False, "qk_normalization": True, "drop_path_rate": 0.0}
+        sizes = {**TOWER, **vision, "qkv_bias": False, "qk_normalization": True, "drop_path_rate": 0.0}
         encoder.InternVisionModel(encoder.InternVisionConfig(**sizes)).save_pretrained(folder)
         config = llava.LlavaConfig(
-            vocab_size=1280,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            tie_word_embeddings=False,
-            pad_token_id=0,
-            eos_token_id=2,
+            **LANGUAGE,
             mm_vision_tower=str(folder),
-            mm_hidden_size=small["hidden_size"],
+            mm_hidden_size=TOWER["hidden_size"],
             mm_projector_type="mlp2x_gelu",
             mm_vision_select_layer=-4,
         )

@@ -16,6 +16,7 @@ from llava_consensus.errors import OptionError
 # what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
 # newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
+ADAPTED, REMEDY = "5.19 to 5.23", "Type: pip install 'transformers>=5.19,<5.24'"  # versions of transformers
 ACROSS = 2  # tiles in a row of the fixed grid
 
 
@@ -44,17 +45,26 @@ def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
         )
 
 
+def is_adapted(transformers: str) -> bool:
+    """Whether this version is one of those named in ADAPTED. From 5.24 on the cache that models are given is `cache`,
+    which official LLaVA does not take; watched by its former name, every step would be taken for a new prompt.
+    """
+    return (5, 19) <= _numbers(transformers) < (5, 24)
+
+
 def check_llava_version() -> None:
     """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
-    project can only say what models of transformers need. From 5.24 on `generate` hands over `cache`, which its forward
-    does not take.
+    project can only say what models of transformers need.
     """
-    installed = tuple(int(part) for part in version("transformers").split(".")[:2])
-    if installed != (4, 37) and not (5, 19) <= installed < (5, 24):
+    installed = version("transformers")
+    if _numbers(installed) != (4, 37) and not is_adapted(installed):
         raise OptionError(
-            f"transformers {version('transformers')}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to "
-            "5.23. Type: pip install 'transformers>=5.19,<5.24'"
+            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on {ADAPTED}. {REMEDY}"
         )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model over devices, have the model itself

@@ -25,15 +25,7 @@ from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layer
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence
-from llava_consensus.hosts.towers import (
-    GIVEN,
-    blocks_read,
-    collecting,
-    fingerprint,
-    install_taps,
-    needs_of,
-    skip_unread,
-)
+from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, lacking, skip_unread
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
@@ -110,10 +102,9 @@ class Attachment:
         tower = self.model.tower
         if tower is None:
             return
-        missing_needs = sorted(need.name.lower() for need in needs_of(tower, self.method) - tower.offers - GIVEN)
-        if missing_needs:
+        if missing := lacking(tower, self.method):
             raise OptionError(
-                f"{type(self.method).__name__} needs {', '.join(missing_needs)}, which the vision side of "
+                f"{type(self.method).__name__} needs {missing}, which the vision side of "
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
         blocks_read(tower, self.method)

@@ -46,9 +46,9 @@ def otherwise() -> dict[str, list[str]]:
     models, by method; those that refuse it left out.
     """
     towers = {name: stand_in(entry).tower for name, entry in known_hosts().items()}
-    found: dict[str, list[str]] = {}
-    for name in next(iter(cells().values())):
-        hosts = [host for host, refused in cells().items() if refused[name] in ("", UNTRIED)]
+    refused, found = cells(), dict[str, list[str]]()
+    for name in known_methods():
+        hosts = [host for host in towers if refused[host][name] in ("", UNTRIED)]
         if not hosts:
             continue
         method = make(name)

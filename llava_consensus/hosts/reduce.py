@@ -294,8 +294,7 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
     """
     device, asking = full.embeds.device, layout.probes[0]
-    texts = torch.nn.utils.rnn.pad_sequence([picture.text for picture in asking], batch_first=True)
-    row_mask = torch.arange(texts.shape[1]) < torch.tensor([[len(picture.text)] for picture in asking])
+    texts, row_mask = text_rows(asking)
     padded = not bool(row_mask.all())
     rows = [picture.row for picture in asking]
     every = rows == list(range(len(layout.real)))  # then nothing is copied
@@ -319,13 +318,19 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
 
 
+def text_rows(asking: List[Picture]) -> tuple[Tensor, Tensor]:
+    """Places of the text rows after each of these pictures, padded with 0, and which of them are real: [I, L] each."""
+    texts = [picture.text for picture in asking]
+    padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    return padded, torch.arange(padded.shape[1]) < torch.tensor([[len(text)] for text in texts])
+
+
 def words_after(full: Sequence, layout: Layout) -> tuple[Tensor, Tensor]:
     """Embeddings [I, L, D] of the text rows after each picture, once where several have the same text, and which of
     them are real [I, L].
     """
     asking, device = layout.probes[0], full.embeds.device
-    texts = torch.nn.utils.rnn.pad_sequence([picture.text for picture in asking], batch_first=True)
-    real = torch.arange(texts.shape[1]) < torch.tensor([[len(picture.text)] for picture in asking])
+    texts, real = text_rows(asking)
     rows = torch.tensor([[picture.row] for picture in asking], device=device)
     return full.embeds[rows, texts.to(device)], real.to(device)
 

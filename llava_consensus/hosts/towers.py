@@ -33,6 +33,11 @@ def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
     return method.needs if given or method.instead is None else method.instead
 
 
+def lacking(tower: Tower, method: Method) -> str:
+    """What a method reads and the tower does not give, in words; empty where nothing is missing."""
+    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - tower.offers - GIVEN))
+
+
 def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
     """The vision block whose output a method reads (the one that feeds the projector, or the one its option names), and
     the block whose attention it reads.

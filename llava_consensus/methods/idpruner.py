@@ -18,7 +18,7 @@ from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.saliency import class_flops, class_saliency
+from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import assemble, pick
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
@@ -46,8 +46,7 @@ class IDPruner(ReadsTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
-        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
-        return sum(2.0 * size**2 * shape.width for size in units) + (class_flops(shape) if units else 0.0)
+        return pair_flops(shape, self.units(shape, budget), shape.width)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged."""

@@ -6,10 +6,13 @@ probe it projects the queries of the text rows and the keys of the whole sequenc
 language model runs. Never more than L x S numbers per head are held. Float32 throughout.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from llava_consensus.errors import choose
+from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
@@ -52,6 +55,14 @@ def class_flops(shape: Shape) -> float:
     """FLOPs of `class_saliency` for all tiles of a picture."""
     queries = 1 if shape.classes else shape.patches
     return 2.0 * shape.tiles * queries * (shape.patches + shape.classes) * shape.vision_width
+
+
+def pair_flops(shape: Shape, units: Iterable[tuple[Budget, int]], width: int) -> float:
+    """FLOPs of `class_saliency` and of the cosines of all pairs of vectors of this width, in units [(budget, size)]
+    that lose tokens; nothing where none does.
+    """
+    sizes = [size for share, size in units if share.tokens < size]
+    return sum(2.0 * size**2 * width for size in sizes) + (class_flops(shape) if sizes else 0.0)
 
 
 def pool_tiles(saliency: Tensor, tile: Tensor, tiles: int) -> Tensor:

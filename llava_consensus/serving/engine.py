@@ -163,17 +163,16 @@ class Engine:
         self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
         self.kept = Kept()
         self._parts: dict[str, list[Tensor]] | None = None
-        self._install(blocks, readers)
+        self._install(blocks, readers, needs)
 
     @property
     def keeps(self) -> bool:
         """Whether tokens have other positions than their places in the shortened prompt."""
         return bool(self.view.keeps_positions or self.method.positions != "renumber")
 
-    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None) -> None:
+    def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None, needs: frozenset[Need]) -> None:
         """Hooks that take what the method reads of the tower."""
         features, attention = blocks_read(self.tower, self.method)
-        needs = needs_of(self.tower, self.method)
         if needs & {Need.FEATURES, Need.CLASS_FEATURE}:
             if readers is None:
                 blocks[features].register_forward_hook(lambda _, args, output: self._take("states", states_of(output)))

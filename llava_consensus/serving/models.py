@@ -46,7 +46,7 @@ from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.towers import GIVEN, blocks_read, fingerprint, needs_of
+from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
@@ -92,11 +92,9 @@ class Reduced:
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         check(vllm_config)
         plan = Plan(vllm_config.model_config.hf_config)
-        tower = plan.view.tower
-        missing = sorted(one.name.lower() for one in needs_of(tower, plan.method) - tower.offers - GIVEN)
-        if missing:
+        if missing := lacking(plan.view.tower, plan.method):
             raise OptionError(
-                f"{plan.setting.method} needs {', '.join(missing)}, which the vision side of this model does not have: "
+                f"{plan.setting.method} needs {missing}, which the vision side of this model does not have: "
                 "take another method (llava-consensus list methods)"
             )
         beside = Path(vllm_config.model_config.model).glob(TEXT_SIDE)
@@ -358,16 +356,9 @@ class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
 class LlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, SupportsMRoPE):
     """LLaVA-OneVision."""
 
-    def tiles(
-        self: Any,
-        modality: str,
-        inputs: dict[str, Any],
-        tokens: list[Tensor],
-        taken: dict[str, Tensor],
-        rows: list[Rows],
-    ) -> list[Tiles]:
+    def tiles(self: Any, modality: str, *given: Any) -> list[Tiles]:
         """The tiles of every picture: of a video, its frames, which are pooled."""
-        tiles: list[Tiles] = super().tiles(modality, inputs, tokens, taken, rows)
+        tiles: list[Tiles] = super().tiles(modality, *given)
         return self.engine.view.frames(tiles) if modality == "video" else tiles
 
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:

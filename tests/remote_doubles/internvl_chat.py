@@ -11,6 +11,25 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .base import LlavaLanguage, Norm, built, held, joined
 
+TOWER = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 6,
+    "intermediate_size": 64,
+    "image_size": 56,
+    "patch_size": 14,
+}
+LANGUAGE: dict[str, Any] = {
+    "vocab_size": 1280,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
+
 
 class InternAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
@@ -151,20 +170,6 @@ class LlavaLlamaForCausalLM(LlavaLanguage, LlamaForCausalLM):  # type: ignore[mi
 
 
 def internvl_chat(seed: int = 0, shown: int = 112, **vision: Any) -> Any:
-    small = dict(
-        hidden_size=32, num_attention_heads=4, num_hidden_layers=6, intermediate_size=64, image_size=56, patch_size=14
-    )
-    config = LlamaConfig(
-        vocab_size=1280,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        tie_word_embeddings=False,
-        mm_vision_tower="intern_vit_6b",
-        pad_token_id=0,
-        eos_token_id=2,
-        vision={**small, **vision},
-        shown=shown,
-    )
+    given = {"mm_vision_tower": "intern_vit_6b", "vision": {**TOWER, **vision}, "shown": shown}
+    config = LlamaConfig(**LANGUAGE, **given)
     return built(LlavaLlamaForCausalLM, config, seed)

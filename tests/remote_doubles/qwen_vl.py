@@ -16,6 +16,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from .base import Greedy, Norm, answer, built, causal, rotate
 
+SMALL = dict(image_size=112, patch_size=7, width=32, layers=3, heads=2, mlp_ratio=2, n_queries=64)  # the tower
+
 
 class QWenConfig(PretrainedConfig):
     model_type = "qwen"
@@ -24,8 +26,7 @@ class QWenConfig(PretrainedConfig):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = 1280, hidden_size, num_hidden_layers
         self.num_attention_heads, self.kv_channels, self.intermediate_size = 4, hidden_size // 4, 256
         self.seq_length, self.layer_norm_epsilon, self.rotary_emb_base = 2048, 1e-6, 10000
-        small = dict(image_size=112, patch_size=7, width=32, layers=3, heads=2, mlp_ratio=2, n_queries=64)
-        self.visual = visual or {**small, "output_dim": hidden_size, "image_start_id": 1260}
+        self.visual = visual or {**SMALL, "output_dim": hidden_size, "image_start_id": 1260}
         super().__init__(**{"tie_word_embeddings": False, "pad_token_id": 1263, "eos_token_id": 2, **given})
 
 

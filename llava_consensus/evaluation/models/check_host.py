@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from llava_consensus.errors import DataError
+from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.models.base import FULL, Answer, Host, Prompt
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AfterTower, Method
@@ -92,6 +92,8 @@ class Trial:
         self.inputs = host.own_inputs(self.prompts[0], self.pictures[0], folder)
         try:
             self.plain, _ = self.generate(self.inputs)
+        except ConsensusError:
+            raise
         except Exception as error:  # a model's own code may break in any way
             raise DataError(
                 f"the model's own generate fails, with no method attached: {type(error).__name__}: {error}. Take the "

@@ -65,8 +65,6 @@ class PixtralTower:
 class Mistral3(HfModel):
     """Every picture is one tile."""
 
-    oldest = (5, 19)
-
     @property
     def tower(self) -> PixtralTower:
         """The vision side. OptionError for a tower of another kind, or features of several layers."""
