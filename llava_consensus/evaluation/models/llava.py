@@ -47,6 +47,7 @@ from llava_consensus.evaluation.models.loading import (
 )
 from llava_consensus.hosts import STOCK, check_layout, check_llava_version
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.caches import spread
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Place, Shape
@@ -297,13 +298,6 @@ def to_ids(prompt: Prompt, pictures: int, tokenizer: "PreTrainedTokenizerBase", 
     turns.append_message(turns.roles[1], None)
     ids: Tensor = tokenizer_image_token(turns.get_prompt(), tokenizer, IMAGE_ID, return_tensors="pt")
     return ids
-
-
-def spread(cache: "Cache", owners: list[int]) -> None:
-    """Makes the cache of several sequences one of prompts that go on from them."""
-    from llava_consensus.hosts import room  # only transformers 5 has such caches
-
-    room.spread(cache, owners)
 
 
 def padded_after(words: int, embeds: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

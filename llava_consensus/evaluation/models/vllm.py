@@ -18,7 +18,7 @@ from llava_consensus.evaluation.models.hf import HfHost, processor_of
 from llava_consensus.evaluation.models.hf import check as check_hf
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.layout import Layout, Sharing, read_layout
+from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
