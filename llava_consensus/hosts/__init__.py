@@ -140,6 +140,14 @@ HOSTS: dict[str, HostEntry] = {
         types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
     ),
+    "glm-4v": HostEntry(
+        f"{OURS}.hf.glm4v:Glm4v",
+        "hf",
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
+        types=("glm4v", "glm4v_moe", "glm46v"),
+        clips=True,
+    ),
     "internvl": HostEntry(
         f"{OURS}.hf.internvl:InternVL",
         "hf",

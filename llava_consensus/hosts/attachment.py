@@ -25,7 +25,15 @@ from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layer
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence
-from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, lacking, skip_unread
+from llava_consensus.hosts.towers import (
+    blocks_read,
+    collecting,
+    earlier_block,
+    fingerprint,
+    install_taps,
+    lacking,
+    skip_unread,
+)
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
@@ -108,6 +116,7 @@ class Attachment:
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
         blocks_read(tower, self.method)
+        earlier_block(tower, self.method)
         if self.method.acts_inside:
             from llava_consensus.hosts.inside import check_inside
 

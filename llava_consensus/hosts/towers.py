@@ -21,6 +21,8 @@ from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 COLLECTED = "collected"  # parts, in the state of a call
+EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
+EARLIER_NEEDS = frozenset({Need.ATTENTION})
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
@@ -29,13 +31,18 @@ def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
     and ends before the block whose attention is read, what the method needs `instead`, where it has another reading.
     """
     long = tower.feature_block + method.blocks_ahead < len(tower.blocks) or Need.CLASS_FEATURE in tower.offers
-    given = long and not method.needs - tower.offers - GIVEN
+    given = long and not method.needs - offered(tower)
     return method.needs if given or method.instead is None else method.instead
 
 
 def lacking(tower: Tower, method: Method) -> str:
     """What a method reads and the tower does not give, in words; empty where nothing is missing."""
-    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - tower.offers - GIVEN))
+    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - offered(tower)))
+
+
+def offered(tower: Tower) -> frozenset[Need]:
+    """What a host can give on a tower. The attention of one block is to be had where that of another is."""
+    return tower.offers | GIVEN | ({Need.EARLIER} if Need.ATTENTION in tower.offers else frozenset())
 
 
 def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
@@ -59,10 +66,34 @@ def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
     return features, attention
 
 
+def earlier_block(tower: Tower, method: Method) -> int:
+    """The vision block whose attention a method reads as EARLIER.
+
+    Raises:
+        OptionError: for an index the tower does not have.
+    """
+    option, count = method.early_layer, len(tower.blocks)
+    if option is None:
+        place = round(method.early * count) - 1
+        return min(getattr(tower, "full", range(count)), key=lambda block: (abs(block - place), -block))
+    if not -count <= option < count:
+        raise OptionError(f"early_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    return option % count
+
+
 def install_taps(attachment: Any, tower: Tower) -> list[Any]:
     """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = tower.taps(needs_of(tower, attachment.method), *blocks_read(tower, attachment.method))
+    needs = needs_of(tower, attachment.method)
+    taps = tower.taps(needs, *blocks_read(tower, attachment.method))
+    if Need.EARLIER in needs:
+        block = earlier_block(tower, attachment.method)
+        taps += [Tap(tap.module, partial(_earlier, tap)) for tap in tower.taps(EARLIER_NEEDS, block, block)]
     return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
+
+
+def _earlier(tap: Tap, output: Any) -> dict[str, Tensor]:
+    """What a tap reads, under names of their own."""
+    return {EARLIER + name: value for name, value in tap.read(output).items()}
 
 
 @contextmanager
@@ -226,7 +257,7 @@ def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
     """
     if not hasattr(tower, "result"):
         return []
-    last = max(tower.feature_block, *blocks_read(tower, attachment.method))
+    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
     return [
         Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
     ]

@@ -104,6 +104,11 @@ class Reduced:
                 "has, and a request does not say which of its words are the question: take another method "
                 "(llava-consensus list methods)"
             )
+        if Need.EARLIER in plan.method.needs:
+            raise OptionError(
+                f"{plan.setting.method} reads the attention of two vision blocks, and the server hands over that of "
+                "one: take another method (llava-consensus list methods)"
+            )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None
         if self.reduces:

@@ -383,6 +383,10 @@ def test_parts_of_the_tower_stand_in_the_order_of_the_tokens(tiny: Tiny, seen: l
         features = tokens.features
         if tiny.name.startswith("qwen"):
             made = inner.visual.merger(features.flatten(0, 1)).unflatten(0, (len(features), -1))
+        elif tiny.name.startswith("glm4v"):
+            visual = inner.visual
+            square = visual.post_layernorm(features).unflatten(1, (-1, 2, 2)).flatten(0, 1).permute(0, 3, 1, 2)
+            made = visual.merger(visual.downsample(square).flatten(1)).unflatten(0, (len(features), -1))
         elif tiny.name == "internvl":
             grid = inner.pixel_shuffle(features.unflatten(1, (8, 8)), scale_factor=0.5).flatten(1, 2)
             made = inner.multi_modal_projector(grid)
