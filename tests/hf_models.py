@@ -327,6 +327,29 @@ def breaks(number: int) -> Picture:
     return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
 
 
+def _ovis2() -> Any:
+    from transformers import Ovis2Config, Ovis2ForConditionalGeneration, Ovis2VisionConfig, Qwen2Config
+
+    vision = Ovis2VisionConfig(**VISION, image_size=112, patch_size=14, hidden_stride=2, vocab_size=45)
+    config = Ovis2Config(
+        vision_config=vision,
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=IMAGE,
+        visual_indicator_token_ids=[START, 506, 507, 508, END],
+        hidden_size=TEXT["hidden_size"],
+        vocab_size=TEXT["vocab_size"],
+        tie_word_embeddings=False,
+    )
+    return ready(Ovis2ForConditionalGeneration, config)
+
+
+def columns(number: int) -> Picture:
+    """The whole view, and tiles in a row with a word of their own between them."""
+    count = [3, 2, 4, 3][number]
+    ids = [word for tile in range(count) for word in (*[IMAGE] * 16, 507 if tile else 506)]
+    return Picture([START, *ids[:-1], END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+
+
 def _mistral3() -> Any:
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, MistralConfig, PixtralVisionConfig
 
@@ -437,6 +460,13 @@ CASES: dict[str, Case] = {
         lambda: _aya("Cohere2Vision"),
         breaks,
         lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
+    ),
+    "ovis2": Case(
+        _ovis2,
+        columns,
+        lambda model: [model.model.vision_tower.transformer.encoder.layers[-1].attention],
         TILES,
         TILES,
     ),

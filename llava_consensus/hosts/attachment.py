@@ -10,7 +10,7 @@ in several threads never meet. The class of the model is never touched.
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
-from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layers
+from llava_consensus.hosts.call import Call, Given, Report, Shadow, cache_given, cached_layers
 from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Sequence
@@ -219,7 +219,7 @@ class Attachment:
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
         """Sizes of the cache after the first forward of a call."""
-        call, cache = calls.current(self), getattr(output, "past_key_values", None)
+        call, cache = calls.current(self), cache_given(output) if isinstance(output, Mapping) else None
         if call is not None and call.scoped and cache is not None and not call.report.cache:
             layers = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
             call.report = replace(call.report, cache=tuple(layers))

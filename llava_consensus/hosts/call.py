@@ -128,6 +128,11 @@ def leave_model(module: nn.Module, *args: Any) -> None:
     _CALLED.set(None)
 
 
+def cache_given(arguments: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a model or a layer, or the results of one, by name; None where there is none."""
+    return next((arguments[name] for name in CACHE if arguments.get(name) is not None), None)
+
+
 def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
     """Sizes of a cache of transformers 5 (`layers`, of which some may hold no keys, or hold them quantized, and are not
     counted), of 4.37 (`key_cache`) or of the older tuples, whose keys have their positions along `axis`.
@@ -144,6 +149,7 @@ def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
 
 Result = TypeVar("Result")
 
+CACHE = ("past_key_values", "cache", "past_key_value")  # in transformers up to 5.23, from 5.24 on, in layers of 4.37
 _ABSENT = ...  # survives a deep copy as the same object
 
 

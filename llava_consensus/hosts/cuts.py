@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.call import Call, Report, Shadow, uncompiled
+from llava_consensus.hosts.call import Call, Report, Shadow, cache_given, uncompiled
 from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
 from llava_consensus.hosts.layout import Layout
 from llava_consensus.hosts.prompts import known, remember
@@ -31,7 +31,6 @@ from llava_consensus.reduction.tokens import Stopwatch
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
-CACHE = ("past_key_values", "past_key_value")  # its name in transformers 5 and 4.37
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
 _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
     "llava_consensus_last_cut", default=_NONE
@@ -133,7 +132,7 @@ class Cuts:
 
     def _recognise(self, call: Call, state: State, hidden: Tensor, kwargs: dict[str, Any]) -> CutForward | Step | None:
         """Whether this forward is the prefill that was announced, a step on a cache that was cut, or neither."""
-        cache = _cache(kwargs)
+        cache = cache_given(kwargs)
         armed, state.armed = state.armed, None
         rows, size = armed.layout.real.shape if armed else (1, 0)
         if armed and armed.embeds() is not None and hidden.shape[1] == size and hidden.shape[0] % rows == 0:
@@ -202,8 +201,3 @@ def _state(call: Call) -> State:
     """What the hooks of this file hand on in a call."""
     state: State = call.state.setdefault("cuts", State())
     return state
-
-
-def _cache(kwargs: dict[str, Any]) -> Any:
-    """The cache among the arguments of a layer; None where there is none."""
-    return next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)

@@ -306,7 +306,7 @@ class MRopeDecoder(LlamaDecoder):
         positions = outer.get("position_ids")
         if positions is None:
             size = layer_arguments["position_embeddings"][0].shape[-2]
-            cache = layer_arguments.get("past_key_values")
+            cache = calls.cache_given(layer_arguments)
             start = 0 if cache is None else cache.get_seq_length()
             positions = torch.arange(start, start + size, device=layer_arguments["position_embeddings"][0].device)[None]
         positions = positions[None] if positions.ndim == 2 else positions[-AXES:]

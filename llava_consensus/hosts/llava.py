@@ -23,7 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import STOCK, check_layout, check_llava_version, check_tiles, fixed_grid
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
-from llava_consensus.hosts.call import Call, uncompiled
+from llava_consensus.hosts.call import Call, cache_given, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
 from llava_consensus.hosts.prompts import (
@@ -249,7 +249,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     model = attachment.here.module
     inputs = named(type(model).forward, args, kwargs)
     run = plain or partial(type(model).forward, model)
-    state, cache = attachment.current(fresh=False).state, inputs.get("past_key_values")
+    state, cache = attachment.current(fresh=False).state, cache_given(inputs)
     cached = cached_rows(cache)
     if cached:
         return run(**going_on(inputs, cached, UNDER_WAY in state))

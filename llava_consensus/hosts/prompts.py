@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.call import cache_given
 from llava_consensus.hosts.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def going_on(inputs: dict[str, Any], cached: int, counted: bool) -> dict[str, An
     Raises:
         OptionError: for a cache whose rows are no longer those of its prompts.
     """
-    prompt = known(inputs["past_key_values"])
+    prompt = known(cache_given(inputs))
     if not isinstance(prompt, Shortened):
         return inputs
     ids, positions = inputs.get("input_ids"), inputs.get("position_ids")

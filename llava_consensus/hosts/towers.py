@@ -299,6 +299,7 @@ class ClipText:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
         self._text.to(device)
         self.projection = clip_model.visual_projection.float().to(device)
+        self.last_norm = clip_model.vision_model.post_layernorm.to(device)
         self._length: int = config.text_config.max_position_embeddings
 
     def embed(self, question: str) -> Tensor:

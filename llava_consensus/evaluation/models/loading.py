@@ -25,8 +25,17 @@ from llava_consensus.errors import (
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models import llava_loading
 from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
-from llava_consensus.hosts.hf import TEXT_SIDE, check_version
+from llava_consensus.hosts import (
+    HOSTS,
+    HostEntry,
+    adapting,
+    check_version,
+    chosen,
+    keep_freed_memory,
+    known_hosts,
+    tower_named,
+)
+from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ The placeholder of a video's tokens is that of pictures, each temporal patch bet
 cannot tell them apart, so that a call has pictures or videos.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class GlmDecoder(MRopeDecoder):
 
 class Glm4v(QwenVL):
     """Every one of them."""
+
+    handed = MappingProxyType({"video": "image"})  # `generate` counts the placeholders of a modality
 
     @property
     def decoder(self) -> GlmDecoder:
