@@ -6,7 +6,7 @@ what enters a layer (states, position ids and embeddings, mask); the attention k
 last layer the sequence has its full length again, zero where a token was dropped, so that the head, a loss with labels
 and `generate` see the shapes they know. Decode steps are recognised by their cache: each layer gets the position and
 the mask that fit its own number of columns. A later turn on the same cache keeps the first choice. All state of a
-forward is in its call (`call.py`); only what is known of caches outlives it.
+forward is in its call (`Call`); only what is known of caches outlives it.
 """
 
 import weakref
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.attachment import Call, Shadow, current_call, uncompiled
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.call import Call, Report, Shadow, cache_given, uncompiled
+from llava_consensus.hosts.caches import cache_given, known, remember
 from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
-from llava_consensus.hosts.layout import Layout
-from llava_consensus.hosts.prompts import known, remember
+from llava_consensus.hosts.reduce import Report
+from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Cuts:
         _state(call).armed = armed._replace(layout=armed.layout.longer(more), embeds=weakref.ref(read), more=more)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is not None:
             state = _state(call)
             state.forward, state.mask, state.layer_parts = None, kwargs.get("attention_mask"), {}
@@ -115,7 +115,7 @@ class Cuts:
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """What enters layer `index`: as it was, or shortened."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None:
             return None
         state, hidden = _state(call), args[0] if args else kwargs["hidden_states"]
@@ -161,7 +161,7 @@ class Cuts:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After the last layer: the full length again. A prefill that was cut is reported, and bound to its cache."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return None
         forward, state.forward = state.forward, None
@@ -181,7 +181,7 @@ class Cuts:
 
     def _collect(self, index: int, which: int, module: nn.Module, args: Any, output: Any) -> None:
         """Keeps query or key of a layer that the next one is cut by."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return
         if state.forward.wants(index):
@@ -191,7 +191,7 @@ class Cuts:
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return None
         return args, {**kwargs, "seq_len": max(kwargs["seq_len"], state.forward.reach)}

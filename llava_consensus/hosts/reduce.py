@@ -7,7 +7,7 @@ knows an attachment, and nothing that is given is changed.
 """
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Model, PictureOutcome, Tiles, Tower
-from llava_consensus.hosts.call import Report
-from llava_consensus.hosts.layout import Layout, Picture, Unit
+from llava_consensus.hosts.caches import CachedLayer
 from llava_consensus.hosts.sequence import (
     HEADS,
     NEVER,
@@ -27,8 +26,11 @@ from llava_consensus.hosts.sequence import (
     TAILS,
     Channel,
     Inserts,
+    Layout,
+    Picture,
     Rule,
     Sequence,
+    Unit,
     edit,
     rows_of,
     wide,
@@ -55,6 +57,16 @@ NO_TEXT = "no text after the image: reduced by vision saliency alone"
 BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
 NO_WORDS = "no text after the image: all tokens are equally relevant"
 MOST_TILES = 1 << 20  # of a picture
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a call."""
+
+    outcomes: list[PictureOutcome] = field(default_factory=list)  # of each picture
+    notes: tuple[str, ...] = ()  # remarks that go into the record
+    watch: Stopwatch | None = None  # times of the last reduction
+    cache: tuple[CachedLayer, ...] = ()  # sizes of the cache that the prefill left
 
 
 class Group(NamedTuple):

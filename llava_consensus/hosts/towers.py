@@ -4,7 +4,7 @@ nobody reads.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -14,15 +14,11 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tiles, Tower
-from llava_consensus.hosts.call import Call, Shadow
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
-COLLECTED = "collected"  # parts, in the state of a call
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
-EARLIER_NEEDS = frozenset({Need.ATTENTION})
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
@@ -81,48 +77,20 @@ def earlier_block(tower: Tower, method: Method) -> int:
     return option % count
 
 
-def install_taps(attachment: Any, tower: Tower) -> list[Any]:
-    """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    needs = needs_of(tower, attachment.method)
-    taps = tower.taps(needs, *blocks_read(tower, attachment.method))
+def taps_read(tower: Tower, method: Method) -> list[Tap]:
+    """Where the parts that a method reads of a tower are read; those of an earlier block have names of their own."""
+    needs = needs_of(tower, method)
+    taps = tower.taps(needs, *blocks_read(tower, method))
     if Need.EARLIER in needs:
-        block = earlier_block(tower, attachment.method)
-        taps += [Tap(tap.module, partial(_earlier, tap)) for tap in tower.taps(EARLIER_NEEDS, block, block)]
-    return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
+        block = earlier_block(tower, method)
+        attention = tower.taps(frozenset({Need.ATTENTION}), block, block)
+        taps += [Tap(tap.module, partial(_earlier, tap)) for tap in attention]
+    return taps
 
 
 def _earlier(tap: Tap, output: Any) -> dict[str, Tensor]:
     """What a tap reads, under names of their own."""
     return {EARLIER + name: value for name, value in tap.read(output).items()}
-
-
-@contextmanager
-def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
-    """The parts that hooks take from the tower while the body runs."""
-    parts: dict[str, Tensor] = {}
-    call.state[COLLECTED] = parts
-    try:
-        yield parts
-    finally:
-        call.state.pop(COLLECTED, None)
-
-
-def _collected(attachment: Any) -> dict[str, Tensor] | None:
-    """What has been collected so far; None where nobody collects."""
-    call = calls.current(attachment)
-    return None if call is None else call.state.get(COLLECTED)
-
-
-def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
-    collected = _collected(attachment)
-    if collected is None:
-        return
-    parts = tap.read(output)
-    if parts.keys() & collected.keys():
-        raise RuntimeError(
-            "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
-        )
-    collected |= {name: value.detach() for name, value in parts.items()}
 
 
 def split_heads(states: Tensor, heads: int) -> Tensor:
@@ -248,26 +216,6 @@ class TwoTowers:
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Of both towers, one of which runs at a time."""
         return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
-
-
-def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
-    """Shadows of the blocks after the last one that projector or method reads: while an attachment encodes pictures
-    they hand their input on, which changes no bit of what is read; elsewhere they run. None where a tower does not say
-    in which form its blocks return states.
-    """
-    if not hasattr(tower, "result"):
-        return []
-    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
-    return [
-        Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
-    ]
-
-
-def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of an unread block."""
-    if _collected(attachment) is None:
-        return plain(hidden, *args, **kwargs)
-    return attachment.here.tower.result(hidden)
 
 
 class ClipText:

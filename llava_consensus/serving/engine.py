@@ -14,9 +14,8 @@ from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.seam import Rows, once
-from llava_consensus.hosts.layout import fingerprints
 from llava_consensus.hosts.reduce import reduce
-from llava_consensus.hosts.sequence import Channel, Rule
+from llava_consensus.hosts.sequence import Channel, Rule, fingerprints
 from llava_consensus.hosts.sequence import Sequence as Assembled
 from llava_consensus.hosts.towers import blocks_read, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share

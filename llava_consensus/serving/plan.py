@@ -15,7 +15,7 @@ from torch import Tensor
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
+from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need

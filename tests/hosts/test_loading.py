@@ -105,7 +105,7 @@ def test_another_version_of_transformers_is_told_before_weights(
             check_version(version)
     check_version("5.19.0.dev0")
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
-    monkeypatch.setattr("llava_consensus.evaluation.models.loading.version", lambda package: "4.37.2")
+    monkeypatch.setattr("llava_consensus.evaluation.models.hf.version", lambda package: "4.37.2")
     with pytest.raises(OptionError, match=r"transformers 4\.37\.2"):
         models.check(str(tmp_path))
 

@@ -1,13 +1,11 @@
-"""Models as the evaluation asks them: found (`checkpoint.py`), loaded (`loading.py`), asked (`base.py` and a file for
-each kind of model), held against what they compute themselves (`check_host.py`), and written in another layout
-(`convert.py`).
+"""Models as the evaluation asks them: found and loaded (`loading.py`), asked (`base.py` and a file for each kind of
+model), held against what they compute themselves (`check_host.py`), and written in another layout (`convert.py`).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
-from llava_consensus.evaluation.models.loading import CLIPS, Loading, check, load, name_of, pinned
+from llava_consensus.evaluation.models.loading import CLIPS, Checkpoint, Loading, check, find, load, name_of, pinned
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.models.base import Answer, Clip, Encoded, Host, Prompt

@@ -14,10 +14,11 @@ from torch import Tensor
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models.base import Answer, Clip, Prompt
-from llava_consensus.evaluation.models.hf import HfHost
-from llava_consensus.evaluation.models.loading import Loading, check_hf, processor_of
+from llava_consensus.evaluation.models.hf import HfHost, processor_of
+from llava_consensus.evaluation.models.hf import check as check_hf
+from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.layout import Layout, Sharing, read_layout
+from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method

@@ -18,10 +18,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts import check_version
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import CutDecoder, Offer, Tap, Tiles
+from llava_consensus.hosts.caches import COUNTING, recounting
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.prompts import COUNTING, recounting
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need

@@ -16,13 +16,13 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import uncompiled
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
-from llava_consensus.hosts.call import Report, cache_given, uncompiled
-from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
-from llava_consensus.hosts.prompts import (
+from llava_consensus.hosts.caches import (
     MORE,
     UNDER_WAY,
     Shortened,
+    cache_given,
     cache_of,
     cached_rows,
     going_on,
@@ -31,12 +31,12 @@ from llava_consensus.hosts.prompts import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.reduce import Report
+from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
-    from llava_consensus.hosts.call import Call
+    from llava_consensus.hosts.attachment import Attachment, Call
     from llava_consensus.hosts.hf.model import Features, HfModel
 
 WITHOUT_IDS = (
