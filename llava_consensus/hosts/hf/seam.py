@@ -286,8 +286,9 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
     if _setting(attachment, kwargs, "prefill_chunk_size"):
         if attachment.method.place is Place.DECODER:
             raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-        if not attachment.here.chunks:
-            name = type(attachment.here.module).__name__
+        view = cast("HfModel", attachment.here)
+        if not view.chunks:
+            name = type(view.module).__name__
             raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
     call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), cache_given(kwargs)
     with torch.no_grad():
