@@ -143,6 +143,14 @@ HOSTS: dict[str, HostEntry] = {
         types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
     ),
+    "glm-4v": HostEntry(
+        f"{OURS}.hf.glm4v:Glm4v",
+        "hf",
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
+        types=("glm4v", "glm4v_moe", "glm46v"),
+        clips=True,
+    ),
     "internvl": HostEntry(
         f"{OURS}.hf.internvl:InternVL",
         "hf",
@@ -193,6 +201,13 @@ HOSTS: dict[str, HostEntry] = {
         ("Cohere2VisionForConditionalGeneration",),
         "Command A Vision: tiles",
         types=("cohere2_vision",),
+    ),
+    "ovis-2": HostEntry(
+        f"{OURS}.hf.ovis2:Ovis2",
+        "hf",
+        ("Ovis2ForConditionalGeneration",),
+        "Ovis 2: tiles with one row between them",
+        types=("ovis2",),
     ),
     "mistral-3": HostEntry(
         f"{OURS}.hf.mistral3:Mistral3",

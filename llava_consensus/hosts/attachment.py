@@ -30,7 +30,7 @@ from llava_consensus.hosts.base import Model, PictureOutcome, Tap, Tiles, Tower
 from llava_consensus.hosts.caches import cache_given, cached_layers
 from llava_consensus.hosts.reduce import NO_TEXT, Report, reduce, untouched
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sequence, Sharing, read_layout
-from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking, needs_of
+from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking, taps_read
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
@@ -149,6 +149,7 @@ class Attachment:
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
         blocks_read(tower, self.method)
+        earlier_block(tower, self.method)
         if self.method.acts_inside:
             from llava_consensus.hosts.inside import check_inside
 
@@ -462,7 +463,7 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 def install_taps(attachment: Any, tower: Tower) -> list[Any]:
     """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = tower.taps(needs_of(tower, attachment.method), *blocks_read(tower, attachment.method))
+    taps = taps_read(tower, attachment.method)
     return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
 
 
@@ -502,7 +503,7 @@ def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
     """
     if not hasattr(tower, "result"):
         return []
-    last = max(tower.feature_block, *blocks_read(tower, attachment.method))
+    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
     return [
         Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
     ]

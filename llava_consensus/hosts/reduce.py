@@ -35,7 +35,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.towers import blocks_read, needs_of
+from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -392,13 +392,11 @@ class Source:
         row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
         columns = torch.stack([unit.places for unit in units]).to(device)
         parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
-        fingerprint, query, key = (parts.pop(name, None) for name in ("fingerprint", "query", "key"))
+        fingerprint = parts.pop("fingerprint", None)
         if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
             fingerprint = fingerprint[tile[:, 0].to(device)] ^ self.prompts.to(device)[row[:, 0]]
-        attention = None
-        if query is not None and key is not None:
-            scale = self.tower.scale(blocks_read(self.tower, self.method)[1])
-            attention = VisionAttention(query, key, scale, self.tower.classes, own.class_is_token)
+        attention = self._attention(parts, "", blocks_read(self.tower, self.method)[1], own)
+        earlier = self._attention(parts, EARLIER, earlier_block(self.tower, self.method), own)
         members = self.tower.members if own.members is None else own.members
         return VisualTokens(
             projected=self.full.embeds[row, columns],
@@ -411,13 +409,21 @@ class Source:
             prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
             columns=columns,
             attention=attention,
+            earlier=earlier,
             project=self.tower.project if Need.PROJECTOR in needs else None,
             clip=self._clip(used),
             probe=self._probe(units[0]),
             fingerprint=fingerprint,
             whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
-            **parts,
+            **{name: value for name, value in parts.items() if not name.startswith(EARLIER)},
         )
+
+    def _attention(self, parts: dict[str, Tensor], front: str, block: int, own: Tiles) -> VisionAttention | None:
+        """The attention of a block, whose queries and keys leave the parts; None where they are not among them."""
+        query, key = (parts.pop(front + name, None) for name in ("query", "key"))
+        if query is None or key is None:
+            return None
+        return VisionAttention(query, key, self.tower.scale(block), self.tower.classes, own.class_is_token)
 
     def _used(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
         """The U tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them

@@ -6,7 +6,7 @@ nobody reads.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from llava_consensus.hosts.base import Tap, Tiles, Tower
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
+EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
@@ -26,13 +27,18 @@ def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
     and ends before the block whose attention is read, what the method needs `instead`, where it has another reading.
     """
     long = tower.feature_block + method.blocks_ahead < len(tower.blocks) or Need.CLASS_FEATURE in tower.offers
-    given = long and not method.needs - tower.offers - GIVEN
+    given = long and not method.needs - offered(tower)
     return method.needs if given or method.instead is None else method.instead
 
 
 def lacking(tower: Tower, method: Method) -> str:
     """What a method reads and the tower does not give, in words; empty where nothing is missing."""
-    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - tower.offers - GIVEN))
+    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - offered(tower)))
+
+
+def offered(tower: Tower) -> frozenset[Need]:
+    """What a host can give on a tower. The attention of one block is to be had where that of another is."""
+    return tower.offers | GIVEN | ({Need.EARLIER} if Need.ATTENTION in tower.offers else frozenset())
 
 
 def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
@@ -54,6 +60,37 @@ def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
             f"give vision_layer={count - 1 - method.blocks_ahead}, or use a model with mm_vision_select_layer=-2"
         )
     return features, attention
+
+
+def earlier_block(tower: Tower, method: Method) -> int:
+    """The vision block whose attention a method reads as EARLIER.
+
+    Raises:
+        OptionError: for an index the tower does not have.
+    """
+    option, count = method.early_layer, len(tower.blocks)
+    if option is None:
+        place = round(method.early * count) - 1
+        return min(getattr(tower, "full", range(count)), key=lambda block: (abs(block - place), -block))
+    if not -count <= option < count:
+        raise OptionError(f"early_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    return option % count
+
+
+def taps_read(tower: Tower, method: Method) -> list[Tap]:
+    """Where the parts that a method reads of a tower are read; those of an earlier block have names of their own."""
+    needs = needs_of(tower, method)
+    taps = tower.taps(needs, *blocks_read(tower, method))
+    if Need.EARLIER in needs:
+        block = earlier_block(tower, method)
+        attention = tower.taps(frozenset({Need.ATTENTION}), block, block)
+        taps += [Tap(tap.module, partial(_earlier, tap)) for tap in attention]
+    return taps
+
+
+def _earlier(tap: Tap, output: Any) -> dict[str, Tensor]:
+    """What a tap reads, under names of their own."""
+    return {EARLIER + name: value for name, value in tap.read(output).items()}
 
 
 def split_heads(states: Tensor, heads: int) -> Tensor:

@@ -180,6 +180,8 @@ METHODS = Methods(
         "mfpruner": "mfpruner:MFPruner",
         "restore": "restore:Restore",
         "otprune": "otprune:OTPrune",
+        "hiprune": "hiprune:HiPrune",
+        "vscan": "vscan:VScan",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",
         "uniform_grid": "uniform_grid:UniformGrid",

@@ -283,8 +283,13 @@ def _generated(
 def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
-    if attachment.method.place is Place.DECODER and _setting(attachment, kwargs, "prefill_chunk_size"):
-        raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
+    if _setting(attachment, kwargs, "prefill_chunk_size"):
+        if attachment.method.place is Place.DECODER:
+            raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
+        view = cast("HfModel", attachment.here)
+        if not view.chunks:
+            name = type(view.module).__name__
+            raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
     call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), cache_given(kwargs)
     with torch.no_grad():
         changed, prompt = _reduced(attachment, kwargs)
@@ -476,7 +481,7 @@ def assembled(
     words = ids
     for modality in features:
         words = words.masked_fill(ids == view.placeholder(modality), 0)
-    embeds = view.module.get_input_embeddings()(words)  # a placeholder may have no place in the vocabulary
+    embeds = view.words(words)  # a placeholder may have no place in the vocabulary
     planes: list[Tensor] = []
     for modality, modality_features in features.items():
         at_placeholder = (ids == view.placeholder(modality))[..., None]
@@ -530,7 +535,7 @@ def reduced_arguments(
             [part[row, places[row, :count]] for row, count in enumerate(counts) if count]
             for part in (out.embeds, *planes)
         ]
-        encoded[modality] = view.output(parts[0], parts[1:])
+        encoded[view.handed.get(modality, modality)] = view.output(parts[0], parts[1:])
     return {**arguments, "mm_encoder_outputs": encoded}
 
 
