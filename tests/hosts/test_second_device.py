@@ -67,6 +67,9 @@ MOST = {
     "cohere2_vision": Most(1, 33, 0),
     "mistral_3": Most(3, 56, 93),
     "pixtral": Most(3, 56, 93),
+    "glm4v": Most(2, 55, 93),
+    "glm4v video": Most(2, 67, 93),
+    "ovis2": Most(1, 33, 93),
     "official": Most(2, 18, 33),
 }
 
