@@ -128,7 +128,7 @@ def rounded(model: Any) -> Any:
 
 def stock(task: Task) -> tuple[Any, Any, Any]:
     """Model, tokenizer and image processor by LLaVA's own loader."""
-    from llava_consensus.evaluation.models.llava_loading import load_official
+    from llava_consensus.evaluation.models.llava import load_official
     from llava_consensus.evaluation.models.loading import Loading
 
     model, tokenizer, processor = load_official(task.model, Loading("cpu"))

@@ -1,12 +1,13 @@
 """The numbers of the pages, made again from the results that are in the repository.
 
-    python -m eval_scripts.pages write             # `make pages`: README.md, three pages of docs/, costs.json
+    python -m eval_scripts.pages write             # `make pages`: README.md, four pages of docs/, costs.json
     python -m eval_scripts.pages pack results      # keeps a folder of results as docs/measured.tar.xz
 
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
-study the files that `llava-consensus paper study` leaves. Runs in the folder `large` of the results are of the larger
-set, those in `positions` of `paper positions`, those in `beds` of other embedded models (`beds.py`): tables of their
-own. No model is loaded. `tests/project/test_pages.py` fails where a page and the results differ.
+study the files that `llava-consensus paper study` leaves, and of vLLM what `bench --serve` wrote (docs/efficiency).
+Runs in the folder `large` of the results are of the larger set, those in `positions` of `paper positions`, those in
+`beds` of other embedded models (`beds.py`): tables of their own. No model is loaded. `tests/project/test_pages.py`
+fails where a page and the results differ.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import io
 import json
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -24,6 +26,7 @@ from eval_scripts.beds import beds_table
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.cli.report import known
+from llava_consensus.evaluation.bench.serving import BLOCK, lines
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.results import in_sections, intervals, title
 from llava_consensus.evaluation.report.rows import Row, read_rows
@@ -37,6 +40,7 @@ ROOT = Path(__file__).parents[1]
 MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
+SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
 LARGE, POLICIES, BEDS = "large", "positions", "beds"  # folders of runs beside those of the grid
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 OF_BEDS = "<!-- beds:begin -->", "<!-- beds:end -->"
@@ -97,6 +101,7 @@ def write(root: Path = ROOT) -> None:
         replace(root / "docs/results.md", large_table(out / LARGE))
         replace(root / "docs/results.md", beds_table(out, out / BEDS), *OF_BEDS)
         replace(root / "docs/positions.md", policies_table(out / POLICIES))
+        replace(root / "docs/serving.md", "\n\n".join(map(served_table, SERVED)))
         replace(root / "README.md", readme_table(out))
         for name in BESIDE:
             write_out(root / "docs/paper" / name, (out / name).read_bytes())
@@ -136,6 +141,19 @@ def readme_table(out: Path) -> str:
         tests.append("-" if test is None else signed(test.difference, test.bounds))
     lines.append(f"| kept less closed up, ConsensusDrop | {' | '.join(tests)} |")
     return "\n".join(lines)
+
+
+def served_table(name: str) -> str:
+    """What `bench --serve` measured, under a line that says of what and where."""
+    found = json.loads((ROOT / "docs/efficiency" / f"{name}.json").read_text())
+    of = Counter((one["case"], one["tokens"], one["load"]) for one in found["measured"] if one["case"] != "plain")
+    assert len(set(of.values())) == 1, of
+    machine = found["machine"]
+    about = (
+        f"**{Path(found['model']).name}**, {found['settings']['dtype']}, {found['blocks']} blocks of "
+        f"{BLOCK} rows, {next(iter(of.values()))} rounds, {machine['threads']} core of an {machine['processor']}"
+    )
+    return "\n".join((about, "", *lines(found["measured"])))
 
 
 def large_table(out: Path) -> str:

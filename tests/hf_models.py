@@ -74,6 +74,8 @@ def prompts(*rows: list[Any]) -> dict[str, Any]:
         found[name] = torch.cat(parts)
     if any("grid" in name for name in found):
         found["mm_token_type_ids"] = (words == IMAGE).int() + 2 * (words == VIDEO).int()
+        if "video_grid_thw" in found and not (words == VIDEO).any():  # GLM-4V has one placeholder
+            found["mm_token_type_ids"] *= 2
     if (words == BOX).any():
         found["token_type_ids"] = (words == IMAGE).int()
     return found
@@ -98,6 +100,9 @@ def square(number: int) -> Picture:
 PINS = [[56, 112], [112, 56], [112, 112]]
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 ALL = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
+
+
+GLM = dict(image_token_id=IMAGE, video_token_id=VIDEO, image_start_token_id=START, image_end_token_id=END)
 
 
 def _next(kind: str) -> Any:
@@ -221,6 +226,24 @@ def film(patch: int, apart: bool) -> Callable[[int], Picture]:
     return clip
 
 
+def _glm(kind: str) -> Any:
+    import transformers
+
+    text = dict(TEXT, rope_parameters={**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5})
+    if kind == "Glm4vMoe":
+        text |= dict(moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1)
+        text |= dict(n_group=1, topk_group=1)
+    vision = dict(depth=4, hidden_size=32, intermediate_size=48, num_heads=4, out_hidden_size=64, image_size=112)
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **GLM)
+    return ready(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def scenes(number: int) -> Picture:
+    """Clips whose temporal patches have times behind them, and the placeholder of pictures."""
+    clip = film(14, True)(number)
+    return Picture([IMAGE if word == VIDEO else word for word in clip.ids], clip.pixels)
+
+
 def _internvl() -> Any:
     from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
 
@@ -304,6 +327,29 @@ def breaks(number: int) -> Picture:
     return Picture([START, *ids, END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
 
 
+def _ovis2() -> Any:
+    from transformers import Ovis2Config, Ovis2ForConditionalGeneration, Ovis2VisionConfig, Qwen2Config
+
+    vision = Ovis2VisionConfig(**VISION, image_size=112, patch_size=14, hidden_stride=2, vocab_size=45)
+    config = Ovis2Config(
+        vision_config=vision,
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=IMAGE,
+        visual_indicator_token_ids=[START, 506, 507, 508, END],
+        hidden_size=TEXT["hidden_size"],
+        vocab_size=TEXT["vocab_size"],
+        tie_word_embeddings=False,
+    )
+    return ready(Ovis2ForConditionalGeneration, config)
+
+
+def columns(number: int) -> Picture:
+    """The whole view, and tiles in a row with a word of their own between them."""
+    count = [3, 2, 4, 3][number]
+    ids = [word for tile in range(count) for word in (*[IMAGE] * 16, 507 if tile else 506)]
+    return Picture([START, *ids[:-1], END], {"pixel_values": noise(count, 3, 112, 112, seed=number)})
+
+
 def _mistral3() -> Any:
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration, MistralConfig, PixtralVisionConfig
 
@@ -367,6 +413,9 @@ CASES: dict[str, Case] = {
     "qwen3_vl": Case(lambda: _qwen("Qwen3VL"), grid(16), qwen_tower),
     "qwen3_vl video": Case(lambda: _qwen("Qwen3VL"), film(16, True), qwen_tower, clips=(0, 1, 2, 3)),
     "qwen3_vl_moe": Case(lambda: _qwen("Qwen3VLMoe"), grid(16), qwen_tower),
+    "glm4v": Case(lambda: _glm("Glm4v"), grid(14), qwen_tower),
+    "glm4v video": Case(lambda: _glm("Glm4v"), scenes, qwen_tower, clips=(0, 1, 2, 3)),
+    "glm4v_moe": Case(lambda: _glm("Glm4vMoe"), grid(14), qwen_tower),
     "internvl": Case(
         _internvl, run, lambda model: [model.model.vision_tower.encoder.layer[-1].attention], TILES, TILES
     ),
@@ -411,6 +460,13 @@ CASES: dict[str, Case] = {
         lambda: _aya("Cohere2Vision"),
         breaks,
         lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
+        TILES,
+        TILES,
+    ),
+    "ovis2": Case(
+        _ovis2,
+        columns,
+        lambda model: [model.model.vision_tower.transformer.encoder.layers[-1].attention],
         TILES,
         TILES,
     ),

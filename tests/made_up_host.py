@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.layout import RowKinds
-from llava_consensus.hosts.sequence import Sequence, pad_left
+from llava_consensus.hosts.sequence import RowKinds, Sequence, pad_left
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Need

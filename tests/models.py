@@ -11,7 +11,7 @@ import transformers
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.layout import RowKinds
+from llava_consensus.hosts.sequence import RowKinds
 from llava_consensus.hosts.towers import ClipBlocks, blocks_read, hidden_state_block
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget

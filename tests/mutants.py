@@ -34,7 +34,6 @@ TESTS = {  # of the files in each place
     "llava_consensus/reduction/*.py": MATHS,
     "llava_consensus/methods/*.py": MATHS,
     "llava_consensus/hosts/sequence.py": ROWS,
-    "llava_consensus/hosts/layout.py": ROWS,
     "llava_consensus/hosts/reduce.py": ROWS,
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed

@@ -59,6 +59,7 @@ def unit(
         clip=ClipSides(noise(batch, size, 7), noise(batch, 2, 7), torch.ones(batch, 2, dtype=torch.bool)),
         whole=WholePictures(torch.arange(batch), torch.ones(batch, size, dtype=torch.bool)),
         slot=(torch.arange(size) * 9 // size).expand(batch, -1),  # as if a tower had merged them to nine
+        earlier=VisionAttention(noise(batch, 4, size + 1, 8), noise(batch, 4, size + 1, 8), 8**-0.5, 1),
     )
 
 
@@ -66,12 +67,16 @@ def of_batch(tokens: VisualTokens, index: int) -> VisualTokens:
     """One unit of a batch of single tiles, alone."""
     cut = slice(index, index + 1)
     attention, probe, clip, whole = tokens.attention, tokens.probe, tokens.clip, tokens.whole
-    assert attention is not None and probe is not None and clip is not None and whole is not None
+    earlier = tokens.earlier
+    assert (
+        attention is not None and earlier is not None and probe is not None and clip is not None and whole is not None
+    )
     return tokens._replace(
         projected=tokens.projected[cut],
         tile=torch.zeros_like(tokens.tile[cut]),
         patch=tokens.patch[cut],
         attention=attention._replace(query=attention.query[cut], key=attention.key[cut]),
+        earlier=earlier._replace(query=earlier.query[cut], key=earlier.key[cut]),
         features=tokens.features[cut],
         class_feature=tokens.class_feature[cut],
         probe=TextProbe(*(value[cut] if isinstance(value, torch.Tensor) else value for value in probe)),
@@ -192,6 +197,7 @@ def blank_unit(shape: Shape) -> VisualTokens:
         prompt=places(1),
         columns=places(1, size),
         attention=VisionAttention(head, head, 1.0, shape.classes),
+        earlier=VisionAttention(head, head, 1.0, shape.classes),
         features=blank(1, size, width),
         class_feature=blank(1, width),
         project=torch.nn.Sequential(*layers).to("meta"),

@@ -2,7 +2,8 @@
 `llava-consensus COMMAND --help` shows what each takes, with examples.
 
 Whatever a user can mend ends with `error: ...` and the exit code of its kind (`errors.py`). Nothing heavy is imported
-before it is needed, and of the files of commands only the one that was asked for.
+before it is needed, and of the files of commands only the one that was asked for. Control characters of what is printed
+are escaped (`printable`).
 """
 
 import argparse
@@ -10,17 +11,19 @@ import contextlib
 import io
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
+from unicodedata import category
 
 from llava_consensus.cli.arguments import COMMANDS, named
-from llava_consensus.cli.terminal import error, printable, shown
 from llava_consensus.errors import ConsensusError, DataError, OptionError, unknown_name
 
+WIDE = 200  # columns where there is no terminal to ask
 STOPPED = 130  # exit code of a command that was asked to stop
 FILES = {  # of this folder, and the first words of their commands in the order of the general help
     "evaluate": ("eval", "sweep"),
@@ -219,3 +222,41 @@ def _log_to_stderr() -> None:
     handler.setFormatter(_Formatter("%(message)s"))
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(logging.INFO)
+
+
+def printable(text: str) -> str:
+    """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
+    return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
+
+
+def columns() -> int | None:
+    """How wide lines may be: as the terminal is, or as COLUMNS says; None where nobody says."""
+    if "COLUMNS" in os.environ or sys.stdout.isatty():
+        return shutil.get_terminal_size((WIDE, 24)).columns
+    return None
+
+
+def shown(line: Any) -> str:
+    """A text as it can be printed; what rich draws, as wide as the terminal."""
+    if isinstance(line, str):
+        return printable(line)
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    width = columns() or WIDE
+    styled = terminal and not os.environ.get("NO_COLOR")  # with NO_COLOR alone rich leaves bold and italic
+    console = Console(width=width, force_terminal=styled, force_jupyter=False)
+    with console.capture() as captured:
+        console.print(line)
+    return "\n".join(one.rstrip() for one in captured.get().splitlines())
+
+
+def error(text: str) -> None:
+    """An error in one line on standard error, its first word red where colours are wanted."""
+    if not sys.stderr.isatty():  # nothing to colour, and importing rich takes longer than finding most errors
+        print(f"error: {printable(text)}", file=sys.stderr)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text.assemble(("error:", "red"), f" {printable(text)}"), soft_wrap=True)

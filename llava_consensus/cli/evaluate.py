@@ -55,8 +55,8 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     _check_tracker(given.log)
 
     # only now: a wrong name is told before anything heavy is imported
-    from llava_consensus.evaluation.report.rows import full_score
     from llava_consensus.evaluation.runs.loop import run
+    from llava_consensus.evaluation.runs.store import full_score
 
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llava_consensus.cli import arguments, terminal
+from llava_consensus.cli import arguments, columns, terminal
 from llava_consensus.cli.arguments import arg, command
 from llava_consensus.errors import ConsensusError, DataError, Interrupted, OptionError, unknown_name
 from llava_consensus.evaluation.runs import DATA
@@ -136,7 +136,7 @@ def _matrix(as_json: bool) -> Iterator[str]:
     rows = {name: {host: numbers.get(refusals[host][name], WORKS) for host in refusals} for name in names}
     widths = {host: max(len(host), len(WORKS)) + 2 for host in refusals}
     first = max(map(len, rows))
-    if first + sum(widths.values()) <= (terminal.columns() or sys.maxsize):
+    if first + sum(widths.values()) <= (columns() or sys.maxsize):
         yield (" " * first + "".join(f"  {host:{width - 2}}" for host, width in widths.items())).rstrip()
         for name, marks in rows.items():
             line = "".join(f"  {marks[host]:{width - 2}}" for host, width in widths.items())

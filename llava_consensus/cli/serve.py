@@ -53,6 +53,7 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
 
 def line(given: argparse.Namespace) -> list[str]:
     """The words of vLLM's command. OptionError for what cannot be served."""
+    from llava_consensus.reduction.tokens import Need
     from llava_consensus.serving import check_version
     from llava_consensus.serving.setting import Setting, config_of
 
@@ -64,7 +65,8 @@ def line(given: argparse.Namespace) -> list[str]:
             "--hf-overrides: this command gives vLLM its own. Put yours into the checkpoint's config.json"
         )
     overrides = setting.overrides(config_of(given.model))
-    asking = [] if given.largest is None else ["--trust-request-mm-kwargs"]
+    says = given.largest is not None or Need.QUESTION in setting.made.needs  # whether requests say more than words
+    asking = ["--trust-request-mm-kwargs"] if says else []
     return [*server(), given.model, "--hf-overrides", json.dumps(overrides), *asking, *more]
 
 

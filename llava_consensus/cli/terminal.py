@@ -1,15 +1,10 @@
-"""What the command line prints for people: tables that fit the terminal, and colours where there is one (rich).
+"""What commands show people: tables and paragraphs that fit the terminal."""
 
-Everything else that is printed has its control characters escaped (`printable`).
-"""
-
-import os
-import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from unicodedata import category
+
+from llava_consensus.cli import columns, printable
 
 if TYPE_CHECKING:
     from rich.table import Table as Drawing
@@ -17,51 +12,12 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
 
 FORMATS = ("markdown", "latex", "csv")  # of tables on standard output
-WIDE = 200  # columns where there is no terminal to ask
-
-
-def printable(text: str) -> str:
-    """A text whose control characters, which could rewrite a terminal, are shown as escapes; lines and tabs stay."""
-    return "".join(one if one in "\n\t" or category(one) != "Cc" else repr(one)[1:-1] for one in text)
-
-
-def columns() -> int | None:
-    """How wide lines may be: as the terminal is, or as COLUMNS says; None where nobody says."""
-    if "COLUMNS" in os.environ or sys.stdout.isatty():
-        return shutil.get_terminal_size((WIDE, 24)).columns
-    return None
 
 
 def wrapped(text: str, indent: str = "    ", most: int | None = None) -> str:
     """A text in lines that fit, those after the first behind `indent`; `most`: no wider than that anywhere."""
     width = min(columns() or most or len(text) + 1, most or len(text) + 1)
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def shown(line: Any) -> str:
-    """A text as it can be printed; what rich draws, as wide as the terminal."""
-    if isinstance(line, str):
-        return printable(line)
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    width = columns() or WIDE
-    styled = terminal and not os.environ.get("NO_COLOR")  # with NO_COLOR alone rich leaves bold and italic
-    console = Console(width=width, force_terminal=styled, force_jupyter=False)
-    with console.capture() as captured:
-        console.print(line)
-    return "\n".join(one.rstrip() for one in captured.get().splitlines())
-
-
-def error(text: str) -> None:
-    """An error in one line on standard error, its first word red where colours are wanted."""
-    if not sys.stderr.isatty():  # nothing to colour, and importing rich takes longer than finding most errors
-        print(f"error: {printable(text)}", file=sys.stderr)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    Console(stderr=True).print(Text.assemble(("error:", "red"), f" {printable(text)}"), soft_wrap=True)
 
 
 def heading(text: str) -> Any:

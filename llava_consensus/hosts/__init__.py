@@ -16,7 +16,7 @@ from llava_consensus.errors import OptionError
 # what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
 # newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
-ADAPTED, REMEDY = "5.19 to 5.23", "Type: pip install 'transformers>=5.19,<5.24'"  # versions of transformers
+REMEDY = "Type: pip install 'transformers>=5.19,<{}'"  # for a version of transformers that is not adapted
 ACROSS = 2  # tiles in a row of the fixed grid
 
 
@@ -45,21 +45,24 @@ def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
         )
 
 
-def is_adapted(transformers: str) -> bool:
-    """Whether this version is one of those named in ADAPTED. From 5.24 on the cache that models are given is `cache`,
-    which official LLaVA does not take; watched by its former name, every step would be taken for a new prompt.
-    """
-    return (5, 19) <= _numbers(transformers) < (5, 24)
+def check_version(transformers: str) -> None:
+    """Raises OptionError for a version of transformers on whose own models methods were not seen to work."""
+    if not (5, 19) <= _numbers(transformers) < (5, 25):
+        raise OptionError(
+            f"transformers {transformers}: methods on models of transformers run on 5.19 to 5.24. {REMEDY.format(5.25)}"
+        )
 
 
 def check_llava_version() -> None:
     """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
-    project can only say what models of transformers need.
+    project can only say what models of transformers need. From 5.24 on generate() hands models a `cache`, and LLaVA's
+    own code takes `past_key_values`.
     """
     installed = version("transformers")
-    if _numbers(installed) != (4, 37) and not is_adapted(installed):
+    if _numbers(installed) != (4, 37) and not (5, 19) <= _numbers(installed) < (5, 24):
         raise OptionError(
-            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on {ADAPTED}. {REMEDY}"
+            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23. "
+            f"{REMEDY.format(5.24)}, or model convert for a checkpoint of transformers' own LLaVA"
         )
 
 
@@ -140,6 +143,14 @@ HOSTS: dict[str, HostEntry] = {
         types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
     ),
+    "glm-4v": HostEntry(
+        f"{OURS}.hf.glm4v:Glm4v",
+        "hf",
+        ("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
+        types=("glm4v", "glm4v_moe", "glm46v"),
+        clips=True,
+    ),
     "internvl": HostEntry(
         f"{OURS}.hf.internvl:InternVL",
         "hf",
@@ -190,6 +201,13 @@ HOSTS: dict[str, HostEntry] = {
         ("Cohere2VisionForConditionalGeneration",),
         "Command A Vision: tiles",
         types=("cohere2_vision",),
+    ),
+    "ovis-2": HostEntry(
+        f"{OURS}.hf.ovis2:Ovis2",
+        "hf",
+        ("Ovis2ForConditionalGeneration",),
+        "Ovis 2: tiles with one row between them",
+        types=("ovis2",),
     ),
     "mistral-3": HostEntry(
         f"{OURS}.hf.mistral3:Mistral3",

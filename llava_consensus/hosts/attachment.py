@@ -4,34 +4,75 @@
 
 The host says how its model is entered and assembles sequences; the attachment lets the tower give what the method
 reads, has the sequences reduced (`reduce.py`, or between decoder layers `cuts.py`), and reports. Hooks are installed
-when a method is attached and removed by `detach`; what belongs to one call is in that call (`call.py`), so that calls
-in several threads never meet. The class of the model is never touched.
+when a method is attached and removed by `detach`; they look for the call under way and do nothing where there is none.
+The class of the model is never touched.
+
+A call (`Call`: what was given, what became of it) lives in a context variable: every thread, and every asynchronous
+task, sees its own, so that calls never meet.
 """
 
 import copy
+import functools
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
-from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
-from llava_consensus.hosts.call import Call, Given, Report, Shadow, cached_layers
-from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
-from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
-from llava_consensus.hosts.sequence import Sequence
-from llava_consensus.hosts.towers import blocks_read, collecting, fingerprint, install_taps, lacking, skip_unread
+from llava_consensus.hosts.base import Model, PictureOutcome, Tap, Tiles, Tower
+from llava_consensus.hosts.caches import cache_given, cached_layers
+from llava_consensus.hosts.reduce import NO_TEXT, Report, reduce, untouched
+from llava_consensus.hosts.sequence import Layout, RowKinds, Sequence, Sharing, read_layout
+from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking, taps_read
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.cuts import Cuts
+
+COLLECTED = "collected"  # parts, in the state of a call
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of a call before the model runs.
+
+    Args:
+        encoded: of each picture that went through the tower before, what its host reads.
+        questions: text asked in each row of the batch, for methods that read it.
+        settings: entries of the model's configuration that are others in this call.
+        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures, so that what
+            they begin with is probed once.
+    """
+
+    encoded: list[Any] | None = None
+    questions: list[str] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    begin_alike: bool = False
+
+
+@dataclass(eq=False)
+class Call:
+    """One call, from its first forward to its last."""
+
+    owner: Any  # the attachment
+    given: Given = field(default_factory=Given)
+    scoped: bool = False  # whether somebody ends this call; else the next one does
+    active: bool = True
+    report: Report = field(default_factory=Report)
+    state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by subject
+
+    def tell(self, report: Report) -> None:
+        """Takes in what became of the pictures; the sizes of the cache are those of the first forward."""
+        self.report = replace(report, cache=self.report.cache)
 
 
 class Attachment:
@@ -75,7 +116,7 @@ class Attachment:
             if check is not None:
                 check(self.cuts is not None)
         self._handles.append(module.register_forward_pre_hook(self._enter_model))
-        self._handles.append(module.register_forward_hook(calls.leave_model, always_call=True))
+        self._handles.append(module.register_forward_hook(leave_model, always_call=True))
         self._handles.append(module.register_forward_hook(self._read_cache))
         if tower is not None:
             self._handles += install_taps(self, tower)
@@ -108,6 +149,7 @@ class Attachment:
                 f"{type(self.model.module).__name__} does not have: take another method (llava-consensus list)"
             )
         blocks_read(tower, self.method)
+        earlier_block(tower, self.method)
         if self.method.acts_inside:
             from llava_consensus.hosts.inside import check_inside
 
@@ -150,7 +192,7 @@ class Attachment:
     @contextmanager
     def call(self, **given: Any) -> Iterator[Call]:
         """One call of the model with what is known beforehand: the fields of `Given`."""
-        with calls.scope(Call(self, Given(**given))) as new_call:
+        with scope(Call(self, Given(**given))) as new_call:
             self._latest = new_call
             yield new_call
 
@@ -164,16 +206,16 @@ class Attachment:
         """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
         unless somebody ends the present one.
         """
-        call = calls.current(self)
+        call = current_call(self)
         if call is None or (fresh and not call.scoped):
-            call = calls.begin(Call(self))
+            call = begin(Call(self))
             self._latest = call
         return call
 
     @property
     def _report(self) -> Report:
         """Of the last call of this thread, or of any thread where this one made none."""
-        call = calls.latest(self) or self._latest
+        call = latest_call(self) or self._latest
         return call.report if call else Report()
 
     @property
@@ -199,18 +241,18 @@ class Attachment:
     @property
     def here(self) -> Model:
         """The model whose forward runs: this one, or its replica on another device."""
-        module = calls.called(self.model.module)
+        module = called(self.model.module)
         return self.model if module is self.model.module else self.model.of(module)
 
     def _enter_model(self, module: nn.Module, args: Any) -> None:
         """Begins a call where none is under way: every forward of the model belongs to one."""
-        calls.enter_model(module)
-        if calls.current(self) is None:
+        enter_model(module)
+        if current_call(self) is None:
             self.current()
 
     def _read_cache(self, module: nn.Module, args: Any, output: Any) -> None:
         """Sizes of the cache after the first forward of a call."""
-        call, cache = calls.current(self), getattr(output, "past_key_values", None)
+        call, cache = current_call(self), cache_given(output) if isinstance(output, Mapping) else None
         if call is not None and call.scoped and cache is not None and not call.report.cache:
             layers = cached_layers(cache, getattr(self.model.decoder, "cache_axis", -2))
             call.report = replace(call.report, cache=tuple(layers))
@@ -315,3 +357,160 @@ class Attachment:
         with torch.autocast(tiles[0].projected.device.type, enabled=False):
             sides: ClipSides = self._clip.sides(model.tower, tiles, [self.method.query(text) for text in questions])
         return sides
+
+
+# The call under way
+
+
+_NONE: Mapping[int, Call] = {}
+# Not attributes of the attachment: several threads may use one model at a time, each within a call of its own.
+_CALLS: ContextVar[Mapping[int, Call]] = ContextVar("llava_consensus_calls", default=_NONE)  # by attachment
+_CALLED: ContextVar[nn.Module | None] = ContextVar("llava_consensus_called", default=None)  # model whose forward runs
+
+
+def latest_call(owner: Any) -> Call | None:
+    """The call of an attachment that began last in this context."""
+    # An id is given again when its object is gone, so the owner itself is compared too.
+    call = _CALLS.get().get(id(owner))
+    return call if call is not None and call.owner is owner else None
+
+
+def current_call(owner: Any) -> Call | None:
+    """The call of an attachment that is under way in this context."""
+    call = latest_call(owner)
+    return call if call is not None and call.active else None
+
+
+def begin(call: Call) -> Call:
+    """Makes a call the current one of its attachment in this context."""
+    other_calls = {key: other_call for key, other_call in _CALLS.get().items() if other_call.owner.active}
+    _CALLS.set({**other_calls, id(call.owner): call})
+    return call
+
+
+@contextmanager
+def scope(call: Call) -> Iterator[Call]:
+    """The call is under way while the body runs; afterwards it can be read, and hooks are silent."""
+    call.scoped = True
+    begin(call)
+    try:
+        yield call
+    finally:
+        call.active = False
+        call.state.clear()
+
+
+def called(model: nn.Module) -> nn.Module:
+    """The model whose forward runs: `model`, or the copy of it that `DataParallel` made for this thread."""
+    module = _CALLED.get()
+    return module if module is not None and getattr(module, "_is_replica", False) else model
+
+
+def enter_model(module: nn.Module, *args: Any) -> None:
+    """Forward pre-hook of a model: notes which module runs in this context."""
+    _CALLED.set(module)
+
+
+def leave_model(module: nn.Module, *args: Any) -> None:
+    """Forward hook of a model: notes that its module has run."""
+    _CALLED.set(None)
+
+
+# How functions of a model lead here
+
+Result = TypeVar("Result")
+
+_ABSENT = ...  # survives a deep copy as the same object
+
+
+class Shadow:
+    """`name` of `target` is `value` until `restore`."""
+
+    def __init__(self, target: Any, name: str, value: Any) -> None:
+        self.target, self.name = target, name
+        self.before = vars(target).get(name, _ABSENT)
+        # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
+        object.__setattr__(target, name, value)
+
+    def restore(self) -> None:
+        """Puts back what stood there. A second time does nothing."""
+        if self.name in vars(self.target):
+            if self.before is _ABSENT:
+                object.__delattr__(self.target, self.name)
+            else:
+                object.__setattr__(self.target, self.name, self.before)
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """As `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there is
+    nothing to leave alone. The compiler is not imported here, since that takes seconds.
+    """
+    made: list[Callable[..., Result]] = []
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*args, **kwargs)
+
+    return run
+
+
+# What the tower gives while a call collects it
+
+
+def install_taps(attachment: Any, tower: Tower) -> list[Any]:
+    """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
+    taps = taps_read(tower, attachment.method)
+    return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
+
+
+@contextmanager
+def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
+    """The parts that hooks take from the tower while the body runs."""
+    parts: dict[str, Tensor] = {}
+    call.state[COLLECTED] = parts
+    try:
+        yield parts
+    finally:
+        call.state.pop(COLLECTED, None)
+
+
+def _collected(attachment: Any) -> dict[str, Tensor] | None:
+    """What has been collected so far; None where nobody collects."""
+    call = current_call(attachment)
+    return None if call is None else call.state.get(COLLECTED)
+
+
+def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
+    collected = _collected(attachment)
+    if collected is None:
+        return
+    parts = tap.read(output)
+    if parts.keys() & collected.keys():
+        raise RuntimeError(
+            "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
+        )
+    collected |= {name: value.detach() for name, value in parts.items()}
+
+
+def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
+    """Shadows of the blocks after the last one that projector or method reads: while an attachment encodes pictures
+    they hand their input on, which changes no bit of what is read; elsewhere they run. None where a tower does not say
+    in which form its blocks return states.
+    """
+    if not hasattr(tower, "result"):
+        return []
+    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
+    return [
+        Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
+    ]
+
+
+def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    """Forward of an unread block."""
+    if _collected(attachment) is None:
+        return plain(hidden, *args, **kwargs)
+    return attachment.here.tower.result(hidden)

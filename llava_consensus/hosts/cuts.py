@@ -6,7 +6,7 @@ what enters a layer (states, position ids and embeddings, mask); the attention k
 last layer the sequence has its full length again, zero where a token was dropped, so that the head, a loss with labels
 and `generate` see the shapes they know. Decode steps are recognised by their cache: each layer gets the position and
 the mask that fit its own number of columns. A later turn on the same cache keeps the first choice. All state of a
-forward is in its call (`call.py`); only what is known of caches outlives it.
+forward is in its call (`Call`); only what is known of caches outlives it.
 """
 
 import weakref
@@ -20,18 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.attachment import Call, Shadow, current_call, uncompiled
 from llava_consensus.hosts.base import CutDecoder, Tiles
-from llava_consensus.hosts.call import Call, Report, Shadow, uncompiled
+from llava_consensus.hosts.caches import cache_given, known, remember
 from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
-from llava_consensus.hosts.layout import Layout
-from llava_consensus.hosts.prompts import known, remember
+from llava_consensus.hosts.reduce import Report
+from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
 
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
-CACHE = ("past_key_values", "past_key_value")  # its name in transformers 5 and 4.37
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
 _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
     "llava_consensus_last_cut", default=_NONE
@@ -108,7 +107,7 @@ class Cuts:
         _state(call).armed = armed._replace(layout=armed.layout.longer(more), embeds=weakref.ref(read), more=more)
 
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is not None:
             state = _state(call)
             state.forward, state.mask, state.layer_parts = None, kwargs.get("attention_mask"), {}
@@ -116,7 +115,7 @@ class Cuts:
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """What enters layer `index`: as it was, or shortened."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None:
             return None
         state, hidden = _state(call), args[0] if args else kwargs["hidden_states"]
@@ -133,7 +132,7 @@ class Cuts:
 
     def _recognise(self, call: Call, state: State, hidden: Tensor, kwargs: dict[str, Any]) -> CutForward | Step | None:
         """Whether this forward is the prefill that was announced, a step on a cache that was cut, or neither."""
-        cache = _cache(kwargs)
+        cache = cache_given(kwargs)
         armed, state.armed = state.armed, None
         rows, size = armed.layout.real.shape if armed else (1, 0)
         if armed and armed.embeds() is not None and hidden.shape[1] == size and hidden.shape[0] % rows == 0:
@@ -162,7 +161,7 @@ class Cuts:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         """After the last layer: the full length again. A prefill that was cut is reported, and bound to its cache."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return None
         forward, state.forward = state.forward, None
@@ -182,7 +181,7 @@ class Cuts:
 
     def _collect(self, index: int, which: int, module: nn.Module, args: Any, output: Any) -> None:
         """Keeps query or key of a layer that the next one is cut by."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return
         if state.forward.wants(index):
@@ -192,7 +191,7 @@ class Cuts:
 
     def _reach(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Version 4.37 looks positions up in a table as long as the layer's own cache, too short for positions kept."""
-        call = calls.current(self.attachment)
+        call = current_call(self.attachment)
         if call is None or (state := _state(call)).forward is None:
             return None
         return args, {**kwargs, "seq_len": max(kwargs["seq_len"], state.forward.reach)}
@@ -202,8 +201,3 @@ def _state(call: Call) -> State:
     """What the hooks of this file hand on in a call."""
     state: State = call.state.setdefault("cuts", State())
     return state
-
-
-def _cache(kwargs: dict[str, Any]) -> Any:
-    """The cache among the arguments of a layer; None where there is none."""
-    return next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)

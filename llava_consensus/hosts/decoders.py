@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.attachment import current_call
 from llava_consensus.hosts.base import Tap
+from llava_consensus.hosts.caches import cache_given
 from llava_consensus.hosts.towers import RETURNS_TENSOR, split_heads
 from llava_consensus.reduction.saliency import rotate
 
@@ -306,7 +307,7 @@ class MRopeDecoder(LlamaDecoder):
         positions = outer.get("position_ids")
         if positions is None:
             size = layer_arguments["position_embeddings"][0].shape[-2]
-            cache = layer_arguments.get("past_key_values")
+            cache = cache_given(layer_arguments)
             start = 0 if cache is None else cache.get_seq_length()
             positions = torch.arange(start, start + size, device=layer_arguments["position_embeddings"][0].device)[None]
         positions = positions[None] if positions.ndim == 2 else positions[-AXES:]
@@ -326,7 +327,7 @@ def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Te
     """Takes the place of Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after
     a cut, to those that are left.
     """
-    call, module = calls.current(attachment), attachment.here.decoder.module
+    call, module = current_call(attachment), attachment.here.decoder.module
     state = call.state.get("cuts") if call is not None else None
     rows = getattr(state.forward, "rows", None) if state is not None else None
     if rows is None or hidden.shape[1] == visual_pos_masks.shape[1]:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
-from llava_consensus.hosts.layout import Layout, Unit
 from llava_consensus.hosts.reduce import Source
 from llava_consensus.hosts.sequence import (
     NEVER,
@@ -26,7 +25,9 @@ from llava_consensus.hosts.sequence import (
     TAILS,
     Channel,
     Inserts,
+    Layout,
     Sequence,
+    Unit,
     edit,
     rows_of,
     wide,

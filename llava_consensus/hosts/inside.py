@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
+from llava_consensus.hosts.attachment import Call, Shadow, current_call
 from llava_consensus.hosts.base import Tap, Tower
-from llava_consensus.hosts.call import Call, Shadow
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
@@ -171,7 +170,7 @@ def _keep_key(attachment: Any, tap: Tap, module: Any, inputs: Any, output: Any) 
 
 def _state(attachment: Any) -> "Merging | Shrinking | None":
     """What the tower is made to do at present."""
-    call = calls.current(attachment)
+    call = current_call(attachment)
     return None if call is None else call.state.get(INSIDE)
 
 

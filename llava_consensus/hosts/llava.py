@@ -21,15 +21,13 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts import STOCK, check_layout, check_llava_version, check_tiles, fixed_grid
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment, Call, uncompiled
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
-from llava_consensus.hosts.call import Call, uncompiled
-from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
-from llava_consensus.hosts.prompts import (
+from llava_consensus.hosts.caches import (
     COUNTING,
     MORE,
     UNDER_WAY,
+    cache_given,
     cache_of,
     cached_rows,
     going_on,
@@ -38,7 +36,8 @@ from llava_consensus.hosts.prompts import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
@@ -249,7 +248,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     model = attachment.here.module
     inputs = named(type(model).forward, args, kwargs)
     run = plain or partial(type(model).forward, model)
-    state, cache = attachment.current(fresh=False).state, inputs.get("past_key_values")
+    state, cache = attachment.current(fresh=False).state, cache_given(inputs)
     cached = cached_rows(cache)
     if cached:
         return run(**going_on(inputs, cached, UNDER_WAY in state))

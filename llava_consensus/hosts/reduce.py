@@ -7,7 +7,7 @@ knows an attachment, and nothing that is given is changed.
 """
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Model, PictureOutcome, Tiles, Tower
-from llava_consensus.hosts.call import Report
-from llava_consensus.hosts.layout import Layout, Picture, Unit
+from llava_consensus.hosts.caches import CachedLayer
 from llava_consensus.hosts.sequence import (
     HEADS,
     NEVER,
@@ -27,13 +26,16 @@ from llava_consensus.hosts.sequence import (
     TAILS,
     Channel,
     Inserts,
+    Layout,
+    Picture,
     Rule,
     Sequence,
+    Unit,
     edit,
     rows_of,
     wide,
 )
-from llava_consensus.hosts.towers import blocks_read, needs_of
+from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -55,6 +57,16 @@ NO_TEXT = "no text after the image: reduced by vision saliency alone"
 BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings of the words after the image"
 NO_WORDS = "no text after the image: all tokens are equally relevant"
 MOST_TILES = 1 << 20  # of a picture
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a call."""
+
+    outcomes: list[PictureOutcome] = field(default_factory=list)  # of each picture
+    notes: tuple[str, ...] = ()  # remarks that go into the record
+    watch: Stopwatch | None = None  # times of the last reduction
+    cache: tuple[CachedLayer, ...] = ()  # sizes of the cache that the prefill left
 
 
 class Group(NamedTuple):
@@ -380,13 +392,11 @@ class Source:
         row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
         columns = torch.stack([unit.places for unit in units]).to(device)
         parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
-        fingerprint, query, key = (parts.pop(name, None) for name in ("fingerprint", "query", "key"))
+        fingerprint = parts.pop("fingerprint", None)
         if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
             fingerprint = fingerprint[tile[:, 0].to(device)] ^ self.prompts.to(device)[row[:, 0]]
-        attention = None
-        if query is not None and key is not None:
-            scale = self.tower.scale(blocks_read(self.tower, self.method)[1])
-            attention = VisionAttention(query, key, scale, self.tower.classes, own.class_is_token)
+        attention = self._attention(parts, "", blocks_read(self.tower, self.method)[1], own)
+        earlier = self._attention(parts, EARLIER, earlier_block(self.tower, self.method), own)
         members = self.tower.members if own.members is None else own.members
         return VisualTokens(
             projected=self.full.embeds[row, columns],
@@ -399,13 +409,21 @@ class Source:
             prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
             columns=columns,
             attention=attention,
+            earlier=earlier,
             project=self.tower.project if Need.PROJECTOR in needs else None,
             clip=self._clip(used),
             probe=self._probe(units[0]),
             fingerprint=fingerprint,
             whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
-            **parts,
+            **{name: value for name, value in parts.items() if not name.startswith(EARLIER)},
         )
+
+    def _attention(self, parts: dict[str, Tensor], front: str, block: int, own: Tiles) -> VisionAttention | None:
+        """The attention of a block, whose queries and keys leave the parts; None where they are not among them."""
+        query, key = (parts.pop(front + name, None) for name in ("query", "key"))
+        if query is None or key is None:
+            return None
+        return VisionAttention(query, key, self.tower.scale(block), self.tower.classes, own.class_is_token)
 
     def _used(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
         """The U tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them

@@ -1,21 +1,227 @@
-"""Assembled sequences of a batch, and the one edit there is (`edit`): rows leave, others come in at their places, and
-what is left is padded on the right. Before the first layer and between layers it is the same.
+"""Assembled sequences of a batch: what every row is, which visual tokens are reduced together and how the budget of a
+picture is shared over its tiles (`read_layout`, plain bookkeeping on the CPU); and the one edit there is (`edit`): rows
+leave, others come in at their places, and what is left is padded on the right, before the first layer and between
+layers.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from llava_consensus.reduction.budget import Budget, Share
+from llava_consensus.reduction.method import Method
 
 # A row's place is one number by which rows are sorted; numbers far apart let rows come in between without a new count.
 NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
 ROW = 1 << 40  # distance of the places of two rows; between them is room for what stands after the first:
 HEADS, TAILS, NEXT = 1 << 36, 2 << 36, 3 << 36  # three stretches, the last one for what belongs ahead of the second row
 PART = 1 << 20  # in each of them, one block for each part of a picture, or for each cut
+
+
+class RowKinds(NamedTuple):
+    """What every row of assembled sequences is, on the CPU. All [R, S]."""
+
+    real: Tensor  # true where the row is not padding
+    picture: Tensor  # which picture of the call the row belongs to, -1 for text and padding
+    tile: Tensor  # which tile of that picture
+    token: Tensor  # which token of that tile; -1 for structural rows, such as newlines, which are never candidates
+    answer: Tensor | None = None  # true where the row has a label: the answer in training
+    videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How a budget is shared over the tiles of a picture."""
+
+    method: Method
+    budget: Budget | Share
+    tile_tokens: int  # of one tile; the most there can be
+    most_tiles: int  # of a picture of this model
+
+    def of_picture(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
+        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
+        picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
+        divided over its own tiles. A budget of all its tokens leaves a picture as it is.
+        """
+        if self.method.acts_inside and self.tile_tokens:
+            available = tiles * self.tile_tokens  # known before the sequence is
+        budget = self.budget.of(available)
+        if not self.method.reduces or budget.tokens >= available:
+            return [Budget(max(available, 1))]
+        if tiles == 1 or self.method.tile_budget == "global":
+            return [budget]
+        own_tiles = video or isinstance(self.budget, Share)
+        return budget.share(tiles if own_tiles else max(tiles, self.most_tiles))[:tiles]
+
+    def of_tiles(self, tiles: int) -> list[int]:
+        """Tokens left of each tile of a picture, for methods inside the tower."""
+        size = self.tile_tokens or 1
+        shares = self.of_picture(tiles, tiles * size)
+        return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether what is left of a picture depends on the question asked about it."""
+        most = self.most_tiles * self.tile_tokens
+        return self.method.reduces and self.budget.of(most).tokens < most and self.method.reads_prompt
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Visual tokens that are ranked together: one picture, or one tile of it."""
+
+    picture: int  # index into `Layout.pictures`
+    places: Tensor  # [N] in the sequence
+    tile: Tensor  # [N] of the picture
+    patch: Tensor  # [N] token of the tile
+    tiles: int
+    part: int  # which part of its picture this is: 0, 1, ...
+    budget: Budget
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether there are more tokens than the budget; otherwise the unit passes through untouched."""
+        return self.budget.tokens < len(self.places)
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One picture in one prompt."""
+
+    source: int  # which picture of the call
+    row: int  # of the batch
+    before: int  # visual tokens
+    structural: int  # structural rows that stay
+    end: int  # place of its last row in the sequence
+    text: Tensor  # [L] places of the text rows after it
+    leaving: tuple[int, ...] = ()  # places of structural rows that leave with its reduction
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A batch of assembled sequences."""
+
+    kinds: RowKinds
+    asked: Tensor  # [R, S] true where a row can ask: no padding, and in training no answer unless the method wants it
+    pictures: list[Picture]
+    units: list[Unit]
+
+    @property
+    def real(self) -> Tensor:
+        """True where a row is not padding: [R, S]."""
+        return self.kinds.real
+
+    @property
+    def positions(self) -> Tensor:
+        """The place of every row among the real ones of its sequence: [R, S]."""
+        return (self.real.cumsum(1) - 1).clamp_min(0)
+
+    def longer(self, rows: int) -> "Layout":
+        """The same prompts with so many rows of words after them, which ask nothing."""
+        if not rows:
+            return self
+        real, asked = pad(self.real, (0, rows), value=True), pad(self.asked, (0, rows), value=False)
+        picture, tile, token = (pad(values, (0, rows), value=-1) for values in self.kinds[1:4])
+        kinds = RowKinds(real, picture, tile, token, None, self.kinds.videos)
+        return replace(self, kinds=kinds, asked=asked)
+
+    def reduced(self) -> list[Unit]:
+        """Units with more tokens than their budget; the others pass through untouched."""
+        return [unit for unit in self.units if unit.is_reduced]
+
+    @cached_property
+    def probes(self) -> tuple[list[Picture], list[int]]:
+        """Pictures of a prompt that are followed by the same text, as the frames of a video are, share one probe.
+        Returns one picture for each probe, and for every picture which of the probes is its own.
+        """
+        first: dict[tuple[int, ...], int] = {}
+        keys = [(picture.row, *picture.text.tolist()) for picture in self.pictures]
+        which = [first.setdefault(key, len(first)) for key in keys]
+        return [self.pictures[keys.index(key)] for key in first], which
+
+    def origin(self, picture: Picture) -> tuple[Tensor, Tensor]:
+        """Tile, and token of that tile, of each visual token of a picture, in order: [before] each."""
+        token = self.kinds.token[picture.row]
+        here = (self.kinds.picture[picture.row] == picture.source) & (token >= 0)
+        return self.kinds.tile[picture.row][here], token[here]
+
+    def picture_rows(self) -> Tensor:
+        """Which of the pictures every visual token belongs to, else -1: [R, S]."""
+        kinds, numbers = self.kinds, torch.full(self.real.shape, -1)
+        for index, picture in enumerate(self.pictures):
+            own = (kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)
+            numbers[picture.row][own] = index
+        return numbers
+
+    def has_text(self, unit: Unit) -> bool:
+        """Whether text follows the unit's picture."""
+        return len(self.pictures[unit.picture].text) > 0
+
+    def groups(self, by: Callable[[Unit], object]) -> list[list[Unit]]:
+        """Reduced units that fit in one batch: equal numbers of tokens and tiles, equal budgets, and equal in what
+        `by` says of them.
+        """
+        groups: dict[tuple[object, ...], list[Unit]] = defaultdict(list)
+        for unit in self.reduced():
+            groups[len(unit.places), unit.tiles, unit.budget, by(unit)].append(unit)
+        return list(groups.values())
+
+
+def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
+    """The layout of assembled sequences whose rows are of these kinds."""
+    method = sharing.method
+    pictures: list[Picture] = []
+    units: list[Unit] = []
+    words = kinds.real & (kinds.picture < 0)
+    if kinds.answer is not None and not method.answer_rows:
+        words &= ~kinds.answer
+    asked = words | (kinds.real & (kinds.picture >= 0))  # a row of a picture is no answer, though it may have a label
+    places_all = torch.arange(kinds.real.shape[1])
+    for row in range(len(kinds.real)):
+        for source in kinds.picture[row].unique().tolist():
+            if source < 0:
+                continue
+            in_picture = kinds.picture[row] == source
+            places = (in_picture & (kinds.token[row] >= 0)).nonzero()[:, 0]
+            if not len(places):
+                continue
+            end = int(in_picture.nonzero()[-1])
+            text = (words[row] & (places_all > end)).nonzero()[:, 0]
+            video = source in kinds.videos
+            own = _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], sharing, video)
+            structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
+            leave = method.newlines == "drop" and not video and any(unit.is_reduced for unit in own)
+            staying, leaving = ((), structural) if leave else (structural, ())
+            pictures.append(Picture(source, row, len(places), len(staying), end, text, leaving))
+            units += own
+    return Layout(kinds, asked, pictures, units)
+
+
+def _units(picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, video: bool) -> list[Unit]:
+    """The units of one picture: the whole of it under one budget, or each tile under its own."""
+    present = tile.unique().tolist()
+    shares = sharing.of_picture(present[-1] + 1 if len(present) > 1 else 1, len(places), video)
+    if len(shares) == 1:
+        return [Unit(picture, places, tile, token, len(present), 0, shares[0])]
+    units = []
+    for number in present:
+        here = (tile == number).nonzero()[:, 0]
+        part = number - present[0]
+        units.append(Unit(picture, places[here], tile[here], token[here], 1, part, shares[part]))
+    return units
+
+
+def fingerprints(ids: Tensor, real: Tensor) -> Tensor:
+    """A number for each prompt [R, S], the same wherever padding stands: int64 [R]."""
+    mask = real.to(ids.dtype)
+    return (ids * mask * (mask.cumsum(1) * 0x2545F4914F6CDD1D)).sum(1)
 
 
 class Rule(Enum):

@@ -4,7 +4,7 @@ nobody reads.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -14,13 +14,11 @@ import transformers
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import call as calls
 from llava_consensus.hosts.base import Tap, Tiles, Tower
-from llava_consensus.hosts.call import Call, Shadow
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
-COLLECTED = "collected"  # parts, in the state of a call
+EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 
@@ -29,13 +27,18 @@ def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
     and ends before the block whose attention is read, what the method needs `instead`, where it has another reading.
     """
     long = tower.feature_block + method.blocks_ahead < len(tower.blocks) or Need.CLASS_FEATURE in tower.offers
-    given = long and not method.needs - tower.offers - GIVEN
+    given = long and not method.needs - offered(tower)
     return method.needs if given or method.instead is None else method.instead
 
 
 def lacking(tower: Tower, method: Method) -> str:
     """What a method reads and the tower does not give, in words; empty where nothing is missing."""
-    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - tower.offers - GIVEN))
+    return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - offered(tower)))
+
+
+def offered(tower: Tower) -> frozenset[Need]:
+    """What a host can give on a tower. The attention of one block is to be had where that of another is."""
+    return tower.offers | GIVEN | ({Need.EARLIER} if Need.ATTENTION in tower.offers else frozenset())
 
 
 def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
@@ -59,39 +62,35 @@ def blocks_read(tower: Tower, method: Method) -> tuple[int, int]:
     return features, attention
 
 
-def install_taps(attachment: Any, tower: Tower) -> list[Any]:
-    """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = tower.taps(needs_of(tower, attachment.method), *blocks_read(tower, attachment.method))
-    return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
+def earlier_block(tower: Tower, method: Method) -> int:
+    """The vision block whose attention a method reads as EARLIER.
+
+    Raises:
+        OptionError: for an index the tower does not have.
+    """
+    option, count = method.early_layer, len(tower.blocks)
+    if option is None:
+        place = round(method.early * count) - 1
+        return min(getattr(tower, "full", range(count)), key=lambda block: (abs(block - place), -block))
+    if not -count <= option < count:
+        raise OptionError(f"early_layer={option} must be in {-count}..{count - 1}: the tower has {count} blocks")
+    return option % count
 
 
-@contextmanager
-def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
-    """The parts that hooks take from the tower while the body runs."""
-    parts: dict[str, Tensor] = {}
-    call.state[COLLECTED] = parts
-    try:
-        yield parts
-    finally:
-        call.state.pop(COLLECTED, None)
+def taps_read(tower: Tower, method: Method) -> list[Tap]:
+    """Where the parts that a method reads of a tower are read; those of an earlier block have names of their own."""
+    needs = needs_of(tower, method)
+    taps = tower.taps(needs, *blocks_read(tower, method))
+    if Need.EARLIER in needs:
+        block = earlier_block(tower, method)
+        attention = tower.taps(frozenset({Need.ATTENTION}), block, block)
+        taps += [Tap(tap.module, partial(_earlier, tap)) for tap in attention]
+    return taps
 
 
-def _collected(attachment: Any) -> dict[str, Tensor] | None:
-    """What has been collected so far; None where nobody collects."""
-    call = calls.current(attachment)
-    return None if call is None else call.state.get(COLLECTED)
-
-
-def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
-    collected = _collected(attachment)
-    if collected is None:
-        return
-    parts = tap.read(output)
-    if parts.keys() & collected.keys():
-        raise RuntimeError(
-            "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
-        )
-    collected |= {name: value.detach() for name, value in parts.items()}
+def _earlier(tap: Tap, output: Any) -> dict[str, Tensor]:
+    """What a tap reads, under names of their own."""
+    return {EARLIER + name: value for name, value in tap.read(output).items()}
 
 
 def split_heads(states: Tensor, heads: int) -> Tensor:
@@ -219,26 +218,6 @@ class TwoTowers:
         return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
 
 
-def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
-    """Shadows of the blocks after the last one that projector or method reads: while an attachment encodes pictures
-    they hand their input on, which changes no bit of what is read; elsewhere they run. None where a tower does not say
-    in which form its blocks return states.
-    """
-    if not hasattr(tower, "result"):
-        return []
-    last = max(tower.feature_block, *blocks_read(tower, attachment.method))
-    return [
-        Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
-    ]
-
-
-def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of an unread block."""
-    if _collected(attachment) is None:
-        return plain(hidden, *args, **kwargs)
-    return attachment.here.tower.result(hidden)
-
-
 class ClipText:
     """Text tower, tokenizer and projections of one CLIP model, in float32 on one device.
 
@@ -268,6 +247,7 @@ class ClipText:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
         self._text.to(device)
         self.projection = clip_model.visual_projection.float().to(device)
+        self.last_norm = clip_model.vision_model.post_layernorm.to(device)
         self._length: int = config.text_config.max_position_embeddings
 
     def embed(self, question: str) -> Tensor:

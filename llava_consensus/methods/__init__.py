@@ -180,6 +180,8 @@ METHODS = Methods(
         "mfpruner": "mfpruner:MFPruner",
         "restore": "restore:Restore",
         "otprune": "otprune:OTPrune",
+        "hiprune": "hiprune:HiPrune",
+        "vscan": "vscan:VScan",
         "tome_post": "tome_post:ToMePost",
         "random": "random:Random",
         "uniform_grid": "uniform_grid:UniformGrid",
@@ -240,11 +242,15 @@ def known_methods() -> dict[str, str]:
 
 def method_name(method: "Method") -> str:
     """The name a method's class is registered under; the name of the class where it is not registered."""
-    for name in known_methods():
+    kind = type(method)
+    for name, known in METHODS.data.items():
+        if known in (kind, f"{kind.__module__}:{kind.__name__}"):
+            return name
+    for name in registered(GROUP):
         with suppress(OptionError):  # a broken method of another package is not this one
-            if method_class(name) is type(method):
+            if method_class(name) is kind:
                 return name
-    return type(method).__name__
+    return kind.__name__
 
 
 def make(name: str, **options: Any) -> "Method":

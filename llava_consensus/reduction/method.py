@@ -86,6 +86,7 @@ class Method:
     reduces: ClassVar[bool] = True
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
+    early: ClassVar[float] = 0.0  # share of the vision blocks that ends with the one of EARLIER
 
     @property
     def order(self) -> str:
@@ -112,6 +113,11 @@ class Method:
     @property
     def vision_layer(self) -> int | None:
         """Vision block that is read; None is the one whose output feeds the projector."""
+        return None
+
+    @property
+    def early_layer(self) -> int | None:
+        """Vision block whose attention is read as EARLIER; None is the one that `early` says."""
         return None
 
     @property
@@ -230,6 +236,24 @@ class ReadsTower(Tiled):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_or_none("vision_layer", self.vision_layer, "the number of a vision block")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsBlocks(ReadsTower):
+    """Base of the methods after the tower that read the attention of an earlier block too.
+
+    Args:
+        early_layer: the earlier block, from 0, or from the end if negative; None is the one at the depth where the
+            authors read it, or where its attention stays within windows, the nearest that looks at everything.
+    Raises:
+        OptionError: for anything but a whole number.
+    """
+
+    early_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_or_none("early_layer", self.early_layer, "the number of a vision block")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ class Need(Enum):
     """What a method can ask a host to collect. The value is the field of `VisualTokens` that holds it."""
 
     ATTENTION = "attention"
+    EARLIER = "earlier"
     FEATURES = "features"
     CLASS_FEATURE = "class_feature"
     PROJECTOR = "project"
@@ -110,6 +111,7 @@ class VisualTokens(NamedTuple):
     prompt: Tensor | None = None  # [B] which of the I probed prompts asks about a unit
     columns: Tensor | None = None  # [B, N] place of each token in the full sequence
     attention: VisionAttention | None = None
+    earlier: VisionAttention | None = None  # of the block that `early_layer` names
     features: Tensor | None = None  # [U, n, D_v]
     class_feature: Tensor | None = None  # [U, D_v]
     project: Callable[[Tensor], Tensor] | None = None  # [..., D_v] -> [..., D] the host's projector

@@ -14,11 +14,10 @@ from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.seam import Rows, once
-from llava_consensus.hosts.layout import fingerprints
 from llava_consensus.hosts.reduce import reduce
-from llava_consensus.hosts.sequence import Channel, Rule
+from llava_consensus.hosts.sequence import Channel, Rule, fingerprints
 from llava_consensus.hosts.sequence import Sequence as Assembled
-from llava_consensus.hosts.towers import blocks_read, needs_of, split_heads
+from llava_consensus.hosts.towers import blocks_read, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.plan import Plan, row_kinds
@@ -49,6 +48,7 @@ class Prompt(NamedTuple):
     picture: Tensor  # [S] which of its pictures a row is of, or -1
     pictures: Sequence[Encoded]
     budget: Budget | Share
+    question: str = ""  # of methods that read it by CLIP's text tower
 
 
 class Kept:
@@ -161,6 +161,10 @@ class Engine:
         needs = needs_of(self.tower, self.method)
         decoder = Layer0(model, self.view, self.view.module.config.text_config) if Need.PROBE in needs else None
         self.model: Any = SimpleNamespace(tower=tower, decoder=decoder)
+        device = next(model.parameters()).device
+        self.clip = load_clip_text(plan.clip_name, device) if plan.clip_name else None
+        if self.clip is not None:
+            tower.last_norm = self.clip.last_norm  # vLLM builds none
         self.kept = Kept()
         self._parts: dict[str, list[Tensor]] | None = None
         self._install(blocks, readers, needs)
@@ -232,7 +236,9 @@ class Engine:
         out = full
         if layout.reduced():
             tiles = [picture.tiles for picture in pictures]
-            out, _ = reduce(full, layout, tiles, self.method, self.model, prompts=marks)
+            questions = [self.method.query(prompt.question) for prompt in prompts]
+            clip = None if self.clip is None else self.clip.sides(self.tower, tiles, questions)
+            out, _ = reduce(full, layout, tiles, self.method, self.model, clip=clip, prompts=marks)
         owner = out.channels["picture"].values
         rows = torch.cat(
             [out.embeds, *(channel.values for name, channel in out.channels.items() if name == "beside")], -1

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
 from llava_consensus.hosts.hf.seam import Rows
@@ -59,6 +57,7 @@ from llava_consensus.serving.processors import (
     OWN,
     PICTURES,
     PROMPT,
+    QUESTION,
     ROWS,
     Reducing,
     unpacked,
@@ -91,18 +90,16 @@ class Reduced:
 
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         check(vllm_config)
-        plan = Plan(vllm_config.model_config.hf_config)
+        plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
         if missing := lacking(plan.view.tower, plan.method):
             raise OptionError(
                 f"{plan.setting.method} needs {missing}, which the vision side of this model does not have: "
                 "take another method (llava-consensus list methods)"
             )
-        beside = Path(vllm_config.model_config.model).glob(TEXT_SIDE)
-        if Need.QUESTION in plan.method.needs and (plan.view.clip_name or any(beside)):
+        if Need.EARLIER in plan.method.needs:
             raise OptionError(
-                f"{plan.setting.method} compares patches with the question by CLIP's text tower, which this checkpoint "
-                "has, and a request does not say which of its words are the question: take another method "
-                "(llava-consensus list methods)"
+                f"{plan.setting.method} reads the attention of two vision blocks, and the server hands over that of "
+                "one: take another method (llava-consensus list methods)"
             )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None
@@ -165,10 +162,11 @@ class Reduced:
         which = []
         for number, group in enumerate(keys):
             ids, pictures = own[PROMPT][number], own[PICTURES][number]
-            name = (tuple(group), budgets[number], ids.numpy().tobytes())
+            question = own[QUESTION][number].numpy().tobytes().decode()
+            name = (tuple(group), budgets[number], ids.numpy().tobytes(), question)
             if name not in first:
                 first[name] = len(prompts)
-                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets[number]))
+                prompts.append(Prompt(ids, pictures, [known[key] for key in group], budgets[number], question))
             which.append(first[name])
         reduced = self.engine.reduced(prompts, modality)
         return [reduced[prompt][int(index)] for prompt, index in zip(which, own[INDEX], strict=True)]

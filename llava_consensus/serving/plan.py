@@ -5,6 +5,7 @@ view of a model of this configuration that has no weights.
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.hosts import view_of
+from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.layout import Layout, RowKinds, Sharing, read_layout
+from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.setting import Setting, of_config
 
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -26,14 +29,15 @@ class Plan:
 
     Args:
         config: of the model, with a setting in it.
+        folder: of its checkpoint, or a name.
     Raises:
         OptionError: for a method that the model cannot have.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, folder: str) -> None:
         self.setting: Setting = of_config(config)
         self.method: Method = self.setting.made
-        self.config = config
+        self.config, self.folder = config, folder
 
     @cached_property
     def view(self) -> Any:
@@ -44,6 +48,14 @@ class Plan:
             config.text_config.layer_types = config.text_config.layer_types[:1]
         with torch.device("meta"):
             return view_of(transformers.AutoModelForImageTextToText.from_config(config))
+
+    @cached_property
+    def clip_name(self) -> str:
+        """The CLIP model by whose text tower the method reads the question; empty where it reads none so."""
+        if Need.QUESTION not in self.method.needs:
+            return ""
+        beside = next(Path(self.folder).glob(TEXT_SIDE), None)
+        return str(self.view.clip_name if beside is None else beside.parent)
 
     def rows(self, modality: str, inputs: dict[str, Any]) -> list[Rows]:
         """The rows of every picture, given what the processor makes of them."""

@@ -22,13 +22,12 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
-from llava_consensus.serving.setting import asked
+from llava_consensus.serving.setting import ASKED, TOKENS, asked
 
-TOKENS = "visual_tokens"  # of a request's `mm_processor_kwargs`
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
 BUDGET, KEY, ROWS = (OWN + name for name in ("budget", "key", "rows"))  # rows: of the picture without reduction
-PROMPT, PICTURES, INDEX = (OWN + name for name in ("prompt", "pictures", "index"))
+PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS = OWN + "keys"  # of all pictures of a prompt
 ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
 MOST = 1 << 40  # tokens of a picture
@@ -42,6 +41,7 @@ class Request:
     budget: Budget | Share
     prompt: list[int]  # before placeholders are put in
     items: Any  # all pictures of the prompt, as vLLM holds them
+    question: str  # for methods that read it by CLIP's text tower
     wanted: Mapping[str, Sequence[int]] = field(default_factory=dict)  # which of a modality are to be made; all others
 
 
@@ -49,24 +49,28 @@ class Reducing:
     """Mixed into vLLM's processor of a family, in front of it."""
 
     info: Any
+    _sizing = False  # whether vLLM asks for made-up prompts, about which there is no question
 
     @cached_property
     def plan(self) -> Plan:
         """Of the model."""
-        return Plan(self.info.get_hf_config())
+        return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
-        """A prompt with its pictures. OptionError, which vLLM answers with 400, for a bad budget."""
+        """A prompt with its pictures. OptionError, which vLLM answers with 400, for a bad budget or no question where
+        one is read.
+        """
         arguments = dict(inputs.hf_processor_mm_kwargs)
         tokens = arguments.pop(TOKENS, self.plan.setting.tokens)
-        budget = asked(tokens)
+        budget, question = asked(tokens), arguments.pop(ASKED, None)
         if self.plan.method.reduces:
-            self._check(inputs.mm_data_items)
-            arguments[REQUEST] = Request(tokens, budget, list(inputs.prompt), inputs.mm_data_items)
+            self._check(inputs.mm_data_items, question)
+            question = question if self.plan.clip_name and not self._sizing else ""
+            arguments[REQUEST] = Request(tokens, budget, list(inputs.prompt), inputs.mm_data_items, question)
         return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
 
-    def _check(self, items: Any) -> None:
-        """Raises OptionError for pictures that cannot be reduced."""
+    def _check(self, items: Any, question: object) -> None:
+        """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
         if any(isinstance(one, EmbeddingItems) for one in items.values()):
             raise OptionError("embeddings in place of pictures cannot be reduced: send the pictures")
         if not self.plan.method.reads_prompt:
@@ -77,11 +81,20 @@ class Reducing:
             )
         if any(part is None for one in items.values() for part in one.get_all()):
             raise OptionError("this method reads the prompt: send the picture itself, not its id alone")
+        if self.plan.clip_name and not self._sizing and not isinstance(question, str):
+            raise OptionError(
+                f"{ASKED}={question!r}: {self.plan.setting.method} compares patches with the question by CLIP's text "
+                f'tower. Say it with the request: "mm_processor_kwargs": {{"{ASKED}": "What is this?"}}'
+            )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
         """What vLLM sizes its caches by; pictures and videos in prompts of their own, as a method may want them."""
         if len(mm_counts) < 2:
-            return super().get_dummy_mm_inputs(mm_counts, **more)
+            self._sizing = True
+            try:
+                return super().get_dummy_mm_inputs(mm_counts, **more)
+            finally:
+                self._sizing = False
         made = [self.get_dummy_mm_inputs({name: count}, **more) for name, count in mm_counts.items()]
         places = {name: found for one in made for name, found in one["mm_placeholders"].items()}
         return {**made[0], "mm_placeholders": places}
@@ -93,7 +106,7 @@ class Reducing:
         if request is None:
             return hashes
         setting = repr((self.plan.setting.method, sorted(self.plan.setting.options.items()), request.tokens))
-        asking = repr((request.prompt, hashes)) if self.plan.method.reads_prompt else ""
+        asking = repr((request.prompt, request.question, hashes)) if self.plan.method.reads_prompt else ""
 
         def own(name: str, place: int) -> str:
             words = (setting, asking, name, str(place if asking else ""))
@@ -149,6 +162,7 @@ class Reducing:
             PROMPT: [torch.tensor(ids)] * len(wanted),
             PICTURES: [pictures] * len(wanted),
             INDEX: [torch.tensor(number) for number in wanted],
+            QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * len(wanted),
             KEYS: [torch.stack([key_of(item) for item in items[modality]])] * len(wanted),
         }
         if count > 1:

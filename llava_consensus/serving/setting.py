@@ -12,6 +12,7 @@ from llava_consensus.reduction.method import Method, Place
 from llava_consensus.serving import FAMILIES, architecture, check_version
 
 ENTRY = "visual_reduction"  # of a configuration
+TOKENS, ASKED = "visual_tokens", "question"  # of a request's `mm_processor_kwargs`
 RATIO = "anyres_max_9"  # of LLaVA-OneVision, as vLLM 0.32 takes every checkpoint
 
 

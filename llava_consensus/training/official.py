@@ -23,7 +23,7 @@ from torch import nn
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models.llava_loading import (
+from llava_consensus.evaluation.models.llava import (
     CONVERSATION,
     FLAG,
     MEND,

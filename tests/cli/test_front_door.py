@@ -148,7 +148,7 @@ def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[s
 def test_tables_are_for_people_and_harmless(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     table = Table("scores", ("method", "gqa"), (Group("64 tokens", (("a\x1b[2J", "61.2"), ("[bold]", "-"))),), "a note")
-    text = terminal.shown(terminal.drawn(table))
+    text = cli.shown(terminal.drawn(table))
     assert "\x1b" not in text and "a\\x1b[2J" in text and "[bold]" in text and "a note" in text
     assert text.isascii() == (encoding == "ascii")
 
@@ -164,7 +164,7 @@ def test_colours_only_where_they_are_wanted(
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    terminal.error("a [b] \x1b[2J")
+    cli.error("a [b] \x1b[2J")
     assert ("\x1b[31m" in stream.getvalue()) == wanted and "\x1b[2J" not in stream.getvalue()
     assert stream.getvalue().endswith(" a [b] \\x1b[2J\n")
 

@@ -19,8 +19,8 @@ from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMHost
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.layout import Sharing
 from llava_consensus.hosts.remote import cogvlm, seam
+from llava_consensus.hosts.sequence import Sharing
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

@@ -4,7 +4,7 @@ import ladder
 import pytest
 import transformers
 
-from llava_consensus.hosts.prompts import Shortened
+from llava_consensus.hosts.caches import Shortened
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")

@@ -16,10 +16,9 @@ from prompts import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.hosts.layout import RowKinds, Sharing, read_layout
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.hosts.reduce import _zones
-from llava_consensus.hosts.sequence import ROW
+from llava_consensus.hosts.sequence import ROW, RowKinds, Sharing, read_layout
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND

@@ -17,10 +17,9 @@ from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.layout import Layout, Picture, RowKinds
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.hosts.reduce import probe_text
-from llava_consensus.hosts.sequence import Sequence
+from llava_consensus.hosts.sequence import Layout, Picture, RowKinds, Sequence
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 

@@ -21,7 +21,7 @@ from llava_consensus.evaluation.models import loading as room
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts.hf import check_version
+from llava_consensus.hosts import check_version
 from llava_consensus.methods import METHODS
 
 main_stack = pytest.mark.skipif(
@@ -100,12 +100,12 @@ def test_a_map_of_devices_is_for_one_worker(tmp_path: Path) -> None:
 def test_another_version_of_transformers_is_told_before_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for version in ("4.57.6", "5.18.1", "5.24.0", "6.0"):
-        with pytest.raises(OptionError, match=rf"transformers {version}: .*run on 5\.19 to 5\.23"):
+    for version in ("4.57.6", "5.18.1", "5.25.0", "6.0"):
+        with pytest.raises(OptionError, match=rf"transformers {version}: .*run on 5\.19 to 5\.24"):
             check_version(version)
     check_version("5.19.0.dev0")
     (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
-    monkeypatch.setattr("llava_consensus.evaluation.models.loading.version", lambda package: "4.37.2")
+    monkeypatch.setattr("llava_consensus.evaluation.models.hf.version", lambda package: "4.37.2")
     with pytest.raises(OptionError, match=r"transformers 4\.37\.2"):
         models.check(str(tmp_path))
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models.llava_loading import PREFIX
+from llava_consensus.evaluation.models.llava import PREFIX
 
 MINI = Path("checkpoints/llava-mini")
 

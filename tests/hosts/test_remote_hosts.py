@@ -22,7 +22,7 @@ from llava_consensus.cli import main
 from llava_consensus.errors import MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.models import Loading, Prompt, check, load
 from llava_consensus.evaluation.models.check_host import watching
-from llava_consensus.evaluation.models.loading import OWN_PROMPTS as OWN
+from llava_consensus.evaluation.models.remote import OWN_PROMPTS as OWN
 from llava_consensus.hosts import HOSTS, view_of
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget

@@ -36,6 +36,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("holov", {"crops": 5}),
     ("restore", {"selector": "divprune", "order": "top_then_merged"}),
     ("restore", {"selector": "holov"}),
+    ("hiprune", {"alpha": 1.0}),
+    ("vscan", {"windows": 2, "local": 1.0, "order": "top_then_merged"}),
 ]
 CUTTING: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS if make(name).place is Place.DECODER),

@@ -84,6 +84,33 @@ def test_holov_equals_the_official_code(case: str) -> None:
     assert case != "576_64_full" or bool(torch.isin(torch.arange(72, 108), picks).all())
 
 
+@pytest.mark.parametrize("case", cases("hiprune", "kept"))
+def test_hiprune_equals_the_official_code(case: str) -> None:
+    """From queries and keys of its two blocks, with alpha where the case names it."""
+    arrays = golden("hiprune")
+    early, last = (
+        VisionAttention(*(arrays[f"{front}{name}_{case}"].float() for name in ("query", "key")), 1.0, 1)
+        for front in ("early_", "")
+    )
+    kept, (size, total, *alpha) = arrays[f"kept_{case}"].long(), case.split("_")
+    given = seen(torch.zeros(len(kept), 576, 1))._replace(attention=last, earlier=early, side=24)
+    method = make("hiprune", **({"alpha": float(alpha[0])} if alpha else {}))
+    result = method.reduce(given, Budget(int(total) * 576 // int(size)))
+    assert torch.equal(result.kept, kept)
+
+
+@pytest.mark.parametrize("case", cases("vscan", "kept"))
+def test_vscan_equals_the_official_code(case: str) -> None:
+    """Its scans, and the merged tokens."""
+    arrays = golden("vscan")
+    kept, features = arrays[f"kept_{case}"].long(), arrays[f"features_{case}"]
+    given = seen(features, arrays[f"attention_{case}"])._replace(side=24)
+    given = given._replace(earlier=seen(features, arrays[f"early_{case}"]).attention)
+    result = make("vscan").reduce(given, Budget(kept.shape[1]))
+    assert torch.equal(result.source, kept)
+    assert torch.allclose(result.tokens, arrays[f"means_{case}"], atol=1e-5)
+
+
 @pytest.mark.parametrize("case", cases("idpruner", "kept"))
 def test_idpruner_equals_the_official_selection(case: str) -> None:
     """Their greedy loop, given attention where theirs has a trained scorer."""

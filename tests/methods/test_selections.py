@@ -83,6 +83,47 @@ def test_restore_halves_the_budget_unless_it_says_otherwise() -> None:
         assert bool((result.owner >= 0).all()) == (merged > 0)  # what is not kept is merged, not dropped
 
 
+def looking(early: list[float], last: list[float], side: int = 3) -> VisualTokens:
+    """A grid of one row of patches after the other, whose class token looks at them in two blocks."""
+    tokens = seen(last, None, [1.0] * len(last))
+    return tokens._replace(earlier=seen(early, None, [1.0] * len(last)).attention, side=side)
+
+
+def test_hiprune_by_hand() -> None:
+    """Of a 3 x 3 grid 4 is the anchor, and its neighbours come before what the last block looks at; from a corner the
+    first row's upper neighbours are token 0 and a row's end is beside the next one's beginning.
+    """
+    early, last = [0.01] * 9, [0.3, 0.01, 0.2, 0.01, 0.01, 0.01, 0.1, 0.01, 0.01]
+    for anchor, near in ((4, [1, 3, 4, 5, 7]), (2, [0, 1, 2, 3, 5]), (8, [5, 7, 8])):
+        early[anchor] = 0.9
+        kept = make("hiprune", alpha=0.8).reduce(looking(early, last), Budget(6)).kept[0].tolist()
+        early[anchor] = 0.01
+        rest = [one for one in (0, 2, 6) if one not in near]
+        assert kept == sorted([*near, *rest[: 6 - len(near)]])
+    assert make("hiprune", alpha=0.0).reduce(looking(early, last), Budget(3)).kept.tolist() == [[0, 2, 6]]
+    assert make("hiprune", alpha=1.0).reduce(looking([0.9, *early[1:]], last), Budget(3)).kept.tolist() == [[0, 1, 3]]
+
+
+def test_vscan_by_hand() -> None:
+    """A 4 x 4 grid in 2 x 2 windows: each keeps the best of the early block, then come the best of the last block;
+    every other token joins the kept one it is like, and a mean is plain.
+    """
+    early = [0.01] * 16
+    for place in (5, 2, 12, 15):
+        early[place] = 0.5
+    last = [0.01] * 16
+    last[0], last[1], last[5] = 0.4, 0.3, 0.5
+    angles = [0.0] * 16
+    for place, angle in ((5, 40.0), (2, 80.0), (12, 120.0), (15, 160.0), (1, 200.0), (3, 81.0), (7, 161.0)):
+        angles[place] = angle
+    tokens = looking(early, last, side=4)._replace(projected=at_angles(*angles))
+    result = make("vscan", windows=2, local=0.75).reduce(tokens, Budget(6))
+    assert result.source.tolist() == [[0, 1, 2, 5, 12, 15]]
+    assert result.owner[0, [3, 7, 4]].tolist() == [2, 5, 0]
+    assert torch.allclose(result.tokens[0, 2], at_angles(80, 81)[0].mean(0))
+    assert torch.allclose(result.tokens[0, 1], at_angles(200)[0, 0])
+
+
 @pytest.mark.parametrize("name", ["vidcom2", "evs"])
 def test_a_video_is_ranked_as_a_whole(name: str) -> None:
     """Whatever the frames are numbered, and never more than T."""
@@ -106,6 +147,10 @@ def test_a_video_is_ranked_as_a_whole(name: str) -> None:
         ("idselection", {"gamma": -0.1}, "gamma=-0.1"),
         ("mfpruner", {"relevance": "both"}, "negated, cosine"),
         ("restore", {"selector": "random"}, "vispruner, divprune, holov"),
+        ("hiprune", {"alpha": 1.5}, r"alpha=1.5 must be a number in \[0, 1\]"),
+        ("hiprune", {"early_layer": 0.5}, "early_layer=0.5"),
+        ("vscan", {"windows": 0}, "windows=0 must be a whole number of at least 1"),
+        ("vscan", {"local": -1}, "local=-1"),
         ("otprune", {"gamma": 0}, "gamma=0 must be a number above 0"),
         ("vidcom2", {"temperature": 0}, "temperature=0 must be a number above 0"),
         ("evs", {"tile_budget": "per_tile"}, "unknown option of method 'evs' 'tile_budget'"),

@@ -11,7 +11,10 @@ from llava_consensus.cli.models import COSTS
 
 PAGES = (
     "README.md",
-    *(f"docs/{name}" for name in ("results.md", "paper.md", "positions.md", "paper/study.json", "paper/scap.json")),
+    *(
+        f"docs/{name}"
+        for name in ("results.md", "paper.md", "positions.md", "serving.md", "paper/study.json", "paper/scap.json")
+    ),
 )
 
 

@@ -341,9 +341,12 @@ def test_rows_of_tiles_come_to_the_tokens_made_of_them() -> None:
 def test_a_merger_that_makes_one_token_of_four_patches(name: str) -> None:
     """Hosts whose tokens are made of 2 x 2 rows of the tower: four equal rows count as the one they are copies of."""
     tokens, method = unit(), make(name)
-    attention, clip = tokens.attention, tokens.clip
-    assert attention is not None and clip is not None
-    attention.key[:, :, 0] = -1e4 * attention.query[:, :, 0]  # a class token that looks at patches alone
+    attention, earlier, clip = tokens.attention, tokens.earlier, tokens.clip
+    assert attention is not None and earlier is not None and clip is not None
+    for one in (attention, earlier):
+        one.key[:, :, 0] = -1e4 * one.query[:, :, 0]  # a class token that looks at patches alone
+        if name == "hiprune":  # which counts the class token's row as one of all: here it looks at all alike
+            one.query[:, :, 0] = 0
 
     def four(values: torch.Tensor, dim: int = 1) -> torch.Tensor:
         return values.repeat_interleave(4, dim)
@@ -354,6 +357,7 @@ def test_a_merger_that_makes_one_token_of_four_patches(name: str) -> None:
     fine = tokens._replace(
         members=torch.arange(4 * 24).view(24, 4),
         attention=attention._replace(query=patches_four(attention.query), key=patches_four(attention.key)),
+        earlier=earlier._replace(query=patches_four(earlier.query), key=patches_four(earlier.key)),
         features=four(tokens.features),
         clip=clip._replace(patches=four(clip.patches)),
     )
@@ -423,10 +427,11 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
     decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
     ours = {"consensusdrop", "consensusdrop+"}
     looking = ours | {"prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
-    looking |= {"scope", "holov", "idpruner", "idselection", "mfpruner", "restore"}
+    looking |= {"scope", "holov", "idpruner", "idselection", "mfpruner", "restore", "hiprune", "vscan"}
     assert having("positions") == set(METHODS) - {"full"}
     assert having("order") == set(METHODS) - {"full"} - decoder
     assert having("vision_layer") == looking
+    assert having("early_layer") == {"hiprune", "vscan"}
     assert having("tile_budget") == looking | {"divprune", "random", "otprune"}
     assert having("answer_rows") == decoder | ours
     assert fields(METHODS["full"]) == ()
@@ -435,7 +440,7 @@ def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
 def test_which_methods_choose_by_the_prompt() -> None:
     blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
     blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
-    blind |= {"scope", "holov", "idpruner", "idselection", "restore", "otprune", "vidcom2", "evs"}
+    blind |= {"scope", "holov", "idpruner", "idselection", "restore", "otprune", "vidcom2", "evs", "hiprune", "vscan"}
     assert {name for name in METHODS if not make(name).reads_prompt} == blind
 
 

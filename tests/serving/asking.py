@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,14 @@ class Request(NamedTuple):
     words: str
     pictures: list[Any]
     videos: list[Any] = []  # noqa: RUF012
+    question: str = ""
 
     @property
     def given(self) -> dict[str, Any]:
         """As vLLM takes it."""
         shown = {"image": self.pictures, "video": self.videos}
-        return {"prompt": self.words, "multi_modal_data": {name: every for name, every in shown.items() if every}}
+        given = {"prompt": self.words, "multi_modal_data": {name: every for name, every in shown.items() if every}}
+        return given | ({"mm_processor_kwargs": {"question": self.question}} if self.question else {})
 
 
 def requests(family: str, count: int, seed: int = 0) -> list[Request]:
@@ -103,7 +105,10 @@ def reference(
     found = []
     for one in asked:
         inputs = processor(text=one.words, images=one.pictures or None, videos=one.videos or None, return_tensors="pt")
-        with attach(model, method, tokens=tokens, **options):
+        with (
+            attach(model, method, tokens=tokens, **options) as attached,
+            attached.asking([one.question]) if one.question else nullcontext(),
+        ):
             result = model.generate(
                 **inputs, max_new_tokens=length, do_sample=False, output_logits=True, return_dict_in_generate=True
             )

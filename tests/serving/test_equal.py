@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import asking
+import hf_models
 import pytest
 import small
+import torch
+from models import write_clip
 
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import METHODS as known
@@ -55,6 +58,34 @@ def test_a_method_in_vllm_is_the_method_on_transformers(made: Any, family: str, 
             asking.reference(model, asked, method, tokens, **options)
         return
     asking.assert_equal(ours, asking.reference(model, asked, method, tokens, **options))
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next"])
+def test_a_question_is_read_by_clips_text_tower(family: str, tmp_path: Path) -> None:
+    model, processor = small.FAMILIES[family](tmp_path)
+    clip = write_clip(tmp_path / "official" / "clip", hf_models.SQUARE)
+    torch.nn.init.normal_(clip.vision_model.post_layernorm.weight)  # vLLM builds none, and takes this one
+    clip.save_pretrained(tmp_path / "official" / "clip")
+    tower = model.model.vision_tower
+    getattr(tower, "vision_model", tower).load_state_dict(clip.vision_model.state_dict())
+    model.save_pretrained(tmp_path)
+    model.config.vision_config._name_or_path = str(tmp_path / "official" / "clip")
+    asked = [
+        one._replace(question=f"where is number {number % 3}?")
+        for number, one in enumerate(asking.requests(family, 8))
+        for _ in range(2)
+    ]
+    asked[1:3] = [asked[1]._replace(question="who?"), asked[2]._replace(question="how?")]
+    with asking.served(tmp_path, "cdpruner", 5) as engine:
+        ours = asking.answers(engine, asked)
+        for question in (None, 7):
+            wrong = asked[2]._replace(question=question).given | {"mm_processor_kwargs": {"question": question}}
+            with pytest.raises(OptionError, match=rf"question={question}: .* Say it with the request"):
+                engine.generate([wrong], use_tqdm=False)
+        assert asking.answers(engine, asked[:3]) == ours[:3]
+    asking.assert_equal(ours, asking.reference((model, processor), asked, "cdpruner", 5))
+    other = [one._replace(question="nothing of the kind") for one in asked]
+    assert asking.reference((model, processor), other, "cdpruner", 5) != ours
 
 
 @pytest.mark.parametrize("method", ["consensusdrop+", "tome_post"])

@@ -62,15 +62,3 @@ def test_an_engine_with_it_does_not_start(llava: Path, settings: Any, words: str
     monkeypatch.setattr(DefaultModelLoader, "load_weights", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(OptionError, match=words), asking.served(llava, "visionzip", 5, settings):
         pass
-
-
-@pytest.mark.slow
-def test_clips_text_side_is_not_asked_for_a_question_nobody_names(tmp_path: Path) -> None:
-    small.llava(tmp_path)
-    (beside := tmp_path / "official" / "clip").mkdir(parents=True)
-    (beside / "config.json").write_text("{}")
-    with (
-        pytest.raises(OptionError, match="which of its words are the question"),
-        asking.served(tmp_path, "cdpruner", 5),
-    ):
-        pass

@@ -15,9 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from PIL import ImageChops
 from PIL.Image import Image
 
 from llava_consensus.evaluation.files import Record
+from llava_consensus.serving.setting import ASKED, TOKENS
 
 ALONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
 BLOCK = 32  # tokens
@@ -124,11 +126,13 @@ def _work(connection: Connection, model: str, settings: Record, asked: Asked) ->
 
 
 def _request(asked: Asked, number: int, tokens: int | float | None) -> Record:
-    """A question about a picture that differs from every other in one pixel."""
-    picture = asked.pictures[number % len(asked.pictures)].copy()
-    picture.putpixel((0, 0), (number % 256, number // 256 % 256, number // 65536 % 256))
+    """A question about a picture that none has shown before: one of the given, moved on by some pixels all over, as a
+    change of a few may be lost where it is resized and cut.
+    """
+    picture = asked.pictures[number % len(asked.pictures)]
+    picture = ImageChops.offset(picture, 2 * number % picture.width, 2 * number // picture.width)
     request: Record = {"prompt": asked.prompt, "multi_modal_data": {"image": picture}}
-    return request if tokens is None else {**request, "mm_processor_kwargs": {"visual_tokens": tokens}}
+    return request if tokens is None else {**request, "mm_processor_kwargs": {TOKENS: tokens, ASKED: asked.prompt}}
 
 
 def driven(engine: Any, requests: list[Record], load: Load, length: int) -> Record:

@@ -3,16 +3,22 @@
 Exact and contained matches cost nothing and are the same everywhere; the judged metric is None until
 `llava-consensus judge` has asked a judge. `agreement(answers, full_answers)` compares a run with that of the unpruned
 model, question by question.
+
+They stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date, and too strict for long
+answers. Texts are compared in lower case, without marks around them and with single spaces; references may hold
+MM-Vet's `<OR>` (one of them is enough) and `<AND>` (all of them are needed).
 """
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Joined
+from llava_consensus.evaluation.benchmarks.base import Joined, mean
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.scorers import match, mean
+
+_EDGES = " \t.,;:!?\"'`()[]*"
 
 
 def report(name: str, joined: Joined, references: Mapping[int, str], judged: Mapping[str, None]) -> dict[str, Any]:
@@ -27,9 +33,9 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
     extracted: list[dict[str, Any]] = [
         {
             "index": index,
-            "extracted": match.plain(record["text"]),
-            "exact": match.exact(record["text"], references[index]),
-            "correct": match.contains(record["text"], references[index]),
+            "extracted": plain(record["text"]),
+            "exact": exact(record["text"], references[index]),
+            "correct": contains(record["text"], references[index]),
         }
         for index, record in joined.answers.items()
     ]
@@ -52,7 +58,7 @@ def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict
         `agreement` (None where no question is common) and `compared`, the number of common questions.
     """
     texts, full_texts = _by_question(answers), _by_question(full_answers)
-    agreeing = [match.same(text, full_texts[key]) for key, text in texts.items() if key in full_texts]
+    agreeing = [same(text, full_texts[key]) for key, text in texts.items() if key in full_texts]
     return {"agreement": _share(agreeing) if agreeing else None, "compared": len(agreeing)}
 
 
@@ -69,3 +75,39 @@ def _by_question(answers: Sequence[Record]) -> dict[Hashable, str]:
 
 def _share(values: Iterable[bool]) -> float:
     return 100 * mean(map(float, values))
+
+
+# Scoring: texts in, numbers out.
+
+
+def plain(text: str) -> str:
+    """Lower case, single spaces, no marks at either end."""
+    return " ".join(text.lower().split()).strip(_EDGES)
+
+
+def alternatives(reference: str) -> list[list[str]]:
+    """The alternatives of a reference, each as the list of its parts, all of which an answer needs."""
+    lists = [[plain(part) for part in alternative.split("<AND>")] for alternative in reference.split("<OR>")]
+    return [parts for parts in lists if all(parts)]
+
+
+def exact(answer: str, reference: str) -> bool:
+    """Whether the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
+    text = plain(answer)
+    return any(parts == [text] for parts in alternatives(reference))
+
+
+def contains(answer: str, reference: str) -> bool:
+    """Whether every part of one of the accepted texts occurs in the answer, as whole words."""
+    text = plain(answer)
+    return any(all(_occurs(part, text) for part in parts) for parts in alternatives(reference))
+
+
+def same(answer: str, other: str) -> bool:
+    """Whether two answers read the same."""
+    return plain(answer) == plain(other)
+
+
+def _occurs(part: str, text: str) -> bool:
+    """Latin letters and digits must not go on at either side; other scripts write no spaces between words."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", text) is not None

@@ -10,6 +10,9 @@ one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's sc
 Scored by circular accuracy (a question counts if every rotation is right), answers read by the rules of
 VLMEvalKit v0.2; a judge for what they cannot read is optional (`judge/mmbench.py`). The questions of a partial run are
 judged by the rotations that were answered, as in VLMEvalKit.
+Equal to VLMEvalKit v0.2 (commit e4e0263; the same from 2024-02 to 2025-08) to the last bit. An answer is read by
+letter, then by content: exactly one option's text inside it. What neither decides is wrong here; `judge/mmbench.py` has
+a judge read it.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
@@ -25,10 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, mean, option
 from llava_consensus.evaluation.files import Record, read_text, write_out
-from llava_consensus.evaluation.scorers import mean
-from llava_consensus.evaluation.scorers import mmbench as scorer
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -42,6 +43,27 @@ SHEET = b"PK"  # how an xlsx file begins
 OPTIONS = ("A", "B", "C", "D")
 DROPPED = ["hint", "category", "source", "image", "comment", "l2-category"]  # not part of a submission
 SERVER = "https://download.openmmlab.com/mmclassification/datasets/mmbench/{}"
+RULES = "VLMEvalKit v0.2 (e4e0263)"
+NONE = "Z"  # says that no option fits; never right
+FAILED = "Failed to obtain answer via API"
+REFUSALS = (  # of judges and closed models, as VLMEvalKit lists them
+    "Sorry, I can't help with images of people yet.",
+    "I can't process this file.",
+    "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)
+MARKS = str.maketrans(dict.fromkeys(".()[],:;!*#{}", " "))
+ROTATION = 1_000_000  # index of a rotated question: that of the question plus a multiple of this
+SHORT_NAMES = {
+    "coarse_perception": "CP",
+    "finegrained_perception (instance-level)": "FP-S",
+    "finegrained_perception (cross-instance)": "FP-C",
+    "logic_reasoning": "LR",
+    "relation_reasoning": "RR",
+    "attribute_reasoning": "AR",
+}
+
+Row = Mapping[str, Any]  # index, answer, prediction, options (letter -> text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +117,7 @@ class MMBench(Benchmark):
 
     def together(self, question: Question) -> Hashable:
         """A question in all its rotations."""
-        return int(question.question_id) % scorer.ROTATION
+        return int(question.question_id) % ROTATION
 
     def read(self, path: Path, data: Path) -> list[Record]:
         """LLaVA's answers, or the sheet that the official server takes (xlsx): columns index and prediction."""
@@ -115,20 +137,20 @@ class MMBench(Benchmark):
         """
         joined, rows = self.answered(records, data)
         table = table_rows(self._table(data), ("index", *OPTIONS))
-        letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
+        letters = [read(row["prediction"], row["options"]) for row in rows]
         extracted: list[dict[str, Any]] = [
             {
                 "index": row["at"],
                 "extracted": letter or "",
                 "correct": letter == row.get("answer"),
-                "unit": row["index"] % scorer.ROTATION,
+                "unit": row["index"] % ROTATION,
             }
             for row, letter in zip(rows, letters, strict=True)
         ]
         numbers: dict[str, Any] = {
             "statistic": "circular",
             "accuracy": None,
-            "rules": f"{scorer.RULES}, exact matching",
+            "rules": f"{RULES}, exact matching",
             "split": self.split,
         }
         numbers["undecided"] = sum(letter is None for letter in letters)
@@ -145,7 +167,7 @@ class MMBench(Benchmark):
         right: dict[int, float] = {}
         for question in questions:
             options = sum(not _empty(table[question.index][letter]) for letter in OPTIONS)
-            number = int(question.question_id) % scorer.ROTATION
+            number = int(question.question_id) % ROTATION
             right[number] = right.get(number, 1.0) / max(options, 1)
         return 100 * mean(right.values())
 
@@ -220,7 +242,7 @@ def _question_text(path: Path, number: int, row: Mapping[str, Any]) -> str:
 
 def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Circular accuracy of the questions that can be judged, and by split and ability."""
-    hits = scorer.circular(rows)
+    hits = circular(rows)
     row_by_index = {row["index"]: row for row in rows}
     columns = ("split", "l2-category", "category")
     judged = [
@@ -229,15 +251,15 @@ def _accuracies(rows: Sequence[dict[str, Any]], table: Sequence[Mapping[str, Any
     ]
     rotations: dict[int, int] = {}
     for row in table:
-        question = int(row["index"]) % scorer.ROTATION
+        question = int(row["index"]) % ROTATION
         rotations[question] = rotations.get(question, 0) + 1
     for row in rows:
-        rotations[row["index"] % scorer.ROTATION] -= 1
+        rotations[row["index"] % ROTATION] -= 1
     return {
         "accuracy": base.percent(mean(float(hit) for hit in hits.values())) if hits else None,
         "questions": len(hits),
         "whole": sum(not rotations[question] for question in hits),
-        "splits": scorer.accuracies(judged),
+        "splits": accuracies(judged),
     }
 
 
@@ -355,3 +377,56 @@ def _rows(path: Path, *stamp: int) -> tuple[list[dict[str, Any]], list[str], dic
         first.setdefault(image, name)
     names = [first[images[str(row["index"])]] for row in rows]
     return rows, names, {name: images[name] for name in names}
+
+
+# Scoring: texts in, numbers out.
+
+
+def read(answer: str, options: Mapping[str, Any]) -> str | None:
+    """The letter an answer states (Z: none of them), or None where the rules cannot decide."""
+    if FAILED not in answer:
+        if any(sentence in answer for sentence in REFUSALS):
+            return NONE
+        pieces = set(answer.translate(MARKS).split())
+        letters = [letter for letter in options if letter in pieces]
+        if len(letters) == 1:
+            return letters[0]
+        if not letters and NONE in pieces:
+            return NONE
+    named = [letter for letter, text in options.items() if str(text).lower() in answer.lower()]
+    return named[0] if len(named) == 1 else None
+
+
+def circular(rows: Sequence[Row]) -> dict[int, bool]:
+    """Whether every rotation of a question is right, by the question's own index, ascending; one whose unrotated row is
+    missing is not scored.
+    """
+    groups: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["index"]):
+        groups.setdefault(row["index"] % ROTATION, []).append(row)
+    return {
+        index: all(read(str(row["prediction"]), row["options"]) == row["answer"] for row in rotations)
+        for index, rotations in groups.items()
+        if rotations[0]["index"] == index
+    }
+
+
+def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Fractions by split: Overall, then leaf abilities of level two by short name, then categories, each sorted.
+
+    Rows hold `hit` and, where the table has them, `split`, `l2-category` and `category`. A group that is absent from a
+    split is None there.
+    """
+    splits = sorted({row.get("split", "none") for row in rows})
+    report: list[dict[str, Any]] = [{"split": split} for split in splits]
+    for fractions in report:
+        of_split = [row for row in rows if row.get("split", "none") == fractions["split"]]
+        fractions["Overall"] = _mean(of_split)
+        for kind in ("l2-category", "category"):
+            for name in sorted({row[kind] for row in rows if kind in row}):
+                fractions[SHORT_NAMES.get(name, name)] = _mean([row for row in of_split if row.get(kind) == name])
+    return report
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    return mean(float(row["hit"]) for row in rows) if rows else None

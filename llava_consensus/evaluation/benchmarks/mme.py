@@ -7,10 +7,14 @@ Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phra
 Scored as the official tool does: acc + acc+ per task. It pairs lines by position; here every answer is joined by
 picture and question, and a question file whose lines are not two by two about one picture is refused. Only pictures
 with both answers count. `export` writes the official results folder.
+Equal to the official tool to the last bit. A task's score is 100 times the share of right answers plus 100 times the
+share of pictures with both questions right. The tool takes its lines two by two and never compares the pictures' names;
+here the pairs are given. Where the tool stops because no answer of a task is yes or no, the score is 0 and `unreadable`
+names the task.
 Must match: LLaVA-1.5-7B perception 1510.7 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +23,6 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_text, write_out
-from llava_consensus.evaluation.scorers import mme as scorer
 
 RELEASE = "MME_Benchmark_release_version"
 RESULTS = "eval_tool/Your_Results"
@@ -34,6 +37,20 @@ FILES = (
     DataFile(RELEASE, SOURCE, optional=True),  # pictures and right answers
     DataFile(RESULTS, SOURCE, optional=True),  # right answers alone
 )
+
+PERCEPTION = (
+    *("existence", "count", "position", "color", "posters"),
+    *("celebrity", "scene", "landmark", "artwork", "OCR"),
+)
+COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+PARTS = {"perception": PERCEPTION, "cognition": COGNITION}
+
+
+class Pair(NamedTuple):
+    """The two questions about one picture: their right answers, `yes` or `no`, and those given, also `other`."""
+
+    right: tuple[str, str]
+    answers: tuple[str, str]
 
 
 class Gold(NamedTuple):
@@ -56,7 +73,7 @@ class MME(Benchmark):
     files = FILES
     metric = "perception"
     scale = 20.0
-    guess = 75.0 * len(scorer.PERCEPTION)  # of a task, half of the questions and a quarter of the pictures
+    guess = 75.0 * len(PERCEPTION)  # of a task, half of the questions and a quarter of the pictures
     column = "mme_perception"
     paper = 1510.7
     count = 2374
@@ -110,14 +127,14 @@ class MME(Benchmark):
         gold = _gold(self.place(data), questions)
         joined = base.join(records, questions, _key_of_question, _key_of_record)
         labels = {question.index: gold[question.index].label.lower() for question in questions}
-        answers = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
-        tasks: dict[str, list[scorer.Pair]] = {}
+        answers = {index: parse(record["text"]) for index, record in joined.answers.items()}
+        tasks: dict[str, list[Pair]] = {}
         for question in questions[::2]:
             indices = (question.index, question.index + 1)
             if all(index in answers for index in indices):
-                pair = scorer.Pair((labels[indices[0]], labels[indices[1]]), (answers[indices[0]], answers[indices[1]]))
+                pair = Pair((labels[indices[0]], labels[indices[1]]), (answers[indices[0]], answers[indices[1]]))
                 tasks.setdefault(_task(question), []).append(pair)
-        numbers = scorer.evaluate(tasks)
+        numbers = evaluate(tasks)
         for task in numbers["tasks"].values():
             task |= {"acc": base.percent(task["acc"]), "acc_plus": base.percent(task["acc_plus"])}
         extracted = [
@@ -130,13 +147,13 @@ class MME(Benchmark):
             }
             for index, answer in answers.items()
         ]
-        statistic = {"statistic": "mme", "counted": list(scorer.PERCEPTION)}
+        statistic = {"statistic": "mme", "counted": list(PERCEPTION)}
         return base.report(self.name, joined, numbers | statistic, extracted)
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """75 points for each task of perception with a whole picture among the questions."""
         whole = {_task(second) for _, second in zip(questions[::2], questions[1::2], strict=False)}
-        return 75.0 * len(whole.intersection(scorer.PERCEPTION))
+        return 75.0 * len(whole.intersection(PERCEPTION))
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The official results folder: one file per task, lines in the order of the question file."""
@@ -230,7 +247,49 @@ def _lines(folder: Path, task: str) -> dict[tuple[str, str], str]:
 def _add(lines: dict[tuple[str, str], str], where: str, file: str, fields: Sequence[str]) -> None:
     try:
         question, label = fields
-        scorer.label(label)
+        ground_truth(label)
     except ValueError as error:
         raise DataError(f"{where}: expected a question and yes or no between tabs ({error})") from error
     lines[file, question] = label
+
+
+# Scoring: texts in, numbers out.
+
+
+def parse(answer: str) -> str:
+    """`yes`, `no` or `other`: the whole answer, else yes before no among its first four characters; case is ignored."""
+    text = answer.lower()
+    if text in ("yes", "no"):
+        return text
+    return next((word for word in ("yes", "no") if word in text[:4]), "other")
+
+
+def ground_truth(text: str) -> str:
+    """A ground truth: yes or no whatever the case; ValueError for anything else, a blank at its end included."""
+    if text.lower() not in ("yes", "no"):
+        raise ValueError(f"the right answer is {text!r}, which is neither yes nor no")
+    return text.lower()
+
+
+def score_task(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """`acc` and `acc_plus` as fractions and the task's `score` (0 to 200)."""
+    if not pairs:
+        raise ValueError("no picture in it")
+    right = [[expected == answer for expected, answer in zip(pair.right, pair.answers, strict=True)] for pair in pairs]
+    acc = sum(map(sum, right)) / (2 * len(pairs))
+    acc_plus = sum(map(all, right)) / len(pairs)
+    return {"acc": acc, "acc_plus": acc_plus, "score": acc * 100 + acc_plus * 100, "pictures": len(pairs)}
+
+
+def evaluate(tasks: Mapping[str, Sequence[Pair]]) -> dict[str, Any]:
+    """Totals over the tasks that are there, in the tool's order, and `tasks`; the total of none is None."""
+    report: dict[str, Any] = {}
+    scored = {}
+    for part, names in PARTS.items():
+        total = 0.0
+        for name in (task_name for task_name in names if tasks.get(task_name)):
+            scored[name] = score_task(tasks[name])
+            total += scored[name]["score"]
+        report[part] = total if any(tasks.get(task_name) for task_name in names) else None
+    unreadable = [name for name in scored if all(answer == "other" for pair in tasks[name] for answer in pair.answers)]
+    return report | {"tasks": scored, "unreadable": unreadable}

@@ -56,7 +56,7 @@ class MMVet(Benchmark):
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
-        from llava_consensus.evaluation.scorers import mm_vet as scorer  # with numpy: only now
+        from llava_consensus.evaluation.judge.mmvet import evaluate  # with numpy: only now
 
         whole = _whole(path) or {}
         if not whole or not all(isinstance(one, dict) and "score" in one for one in whole.values()):
@@ -67,7 +67,7 @@ class MMVet(Benchmark):
             raise DataError(f"{path}: grades of other samples than those of {self.place(data)}")
         runs = min(len(scores) for scores in graded.values())
 
-        numbers = scorer.evaluate({key: gold[key]["capability"] for key in graded}, graded, runs)
+        numbers = evaluate({key: gold[key]["capability"] for key in graded}, graded, runs)
         counts = {"asked": len(gold), "graded": len(graded), "missing": len(gold) - len(graded)}
         counts["unknown"] = len(whole) - len(graded)
         return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}

@@ -5,6 +5,8 @@ e3e3926**, pictures from COCO val2014. Later label files hold 3,000 other random
 official script pairs by position and would score them without a word, so here every question text is compared first.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored by the official parsing; the headline is the mean F1 of random, popular and adversarial.
+Equal to the official script to the last bit. Where that script dies of a division by zero (a model that never says yes,
+for example) the ratio is None here and F1 counts as 0.0 if there was anything to find.
 Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
 """
 
@@ -15,10 +17,8 @@ from typing import Any
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean
 from llava_consensus.evaluation.files import Record, read_lines
-from llava_consensus.evaluation.scorers import mean
-from llava_consensus.evaluation.scorers import pope as scorer
 
 CATEGORIES = ("random", "popular", "adversarial")
 LABELS = "coco/coco_pope_{}.json"
@@ -37,6 +37,7 @@ FILES = (
     *(DataFile(LABELS.format(category), LABEL_SOURCE, KNOWN[category]) for category in CATEGORIES),
 )
 RATIOS = ("accuracy", "precision", "recall", "f1", "yes_ratio")
+NEGATIONS = frozenset(("No", "not", "no"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +69,15 @@ class POPE(Benchmark):
         questions = self.load(data)
         labels = _labels(self.place(data), questions)
         joined = base.join(records, questions)
-        answers = {index: scorer.parse(record["text"]) for index, record in joined.answers.items()}
+        answers = {index: parse(record["text"]) for index, record in joined.answers.items()}
         per_category: dict[str, dict[str, float | None]] = {}
         for category in dict.fromkeys(question.category for question in questions):
             of_category = [index for index in answers if questions[index].category == category]
             if of_category:
-                per_category[category] = scorer.metrics(
+                per_category[category] = metrics(
                     [answers[index] for index in of_category], [labels[index] for index in of_category]
                 )
-        numbers: dict[str, Any] = {"f1": base.percent(scorer.mean_f1(list(per_category.values())))}
+        numbers: dict[str, Any] = {"f1": base.percent(mean_f1(list(per_category.values())))}
         for name in ("accuracy", "precision", "recall", "yes_ratio"):
             values = [value for ratios in per_category.values() if (value := ratios[name]) is not None]
             numbers[name] = base.percent(mean(values)) if values else None
@@ -123,3 +124,47 @@ def _in_percent(ratios: dict[str, float | None]) -> dict[str, Any]:
     order = ("f1", "accuracy", "precision", "recall", "yes_ratio")
     line = ", ".join("-" if (value := ratios[name]) is None else f"{value:.3f}" for name in order)
     return ratios | {name: base.percent(ratios[name]) for name in RATIOS} | {"official_line": line}
+
+
+# Scoring: texts in, numbers out.
+
+
+def parse(text: str) -> str:
+    """`no` if a negation is a word of the first sentence, else `yes`; spelling and spacing as the official script."""
+    words = text.partition(".")[0].replace(",", "").split(" ")
+    return "yes" if NEGATIONS.isdisjoint(words) else "no"
+
+
+def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:
+    """Accuracy, precision, recall, F1 and share of yes as fractions, with the counts; None = nothing to divide by.
+
+    Parsed answers are held against labels pair by pair; anything but `no` is positive.
+    """
+    counts = {"TP": 0, "FP": 0, "TN": 0, "FN": 0}
+    for answer, label in zip(answers, labels, strict=False):
+        predicted, actual = answer != "no", label != "no"
+        counts[("T" if predicted == actual else "F") + ("P" if predicted else "N")] += 1
+    tp, fp, tn, fn = counts.values()
+    precision, recall = _ratio(tp, tp + fp), _ratio(tp, tp + fn)
+    f1: float | None = 0.0 if tp + fp + fn else None
+    if precision and recall:
+        f1 = 2 * precision * recall / (precision + recall)
+    return {
+        **counts,
+        "accuracy": _ratio(tp + tn, tp + fp + tn + fn),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+        "yes_ratio": _ratio(sum(answer != "no" for answer in answers), len(answers)),
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def mean_f1(categories: Sequence[dict[str, float | None]]) -> float | None:
+    """The number papers quote: the plain mean of the categories' F1, as a fraction."""
+    values = [category["f1"] for category in categories]
+    defined = [value for value in values if value is not None]
+    return mean(defined) if defined else None

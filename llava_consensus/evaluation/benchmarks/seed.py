@@ -7,11 +7,13 @@ questions it does not know are counted in `not_annotated` and not scored.
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, the option's letter.
 Scored as LLaVA's script does: the answer is the right letter, nothing else. Picture questions have numbers as ids in
 LLaVA's file and texts in the annotations, video questions `v0`, `v1`, ...; one id occurs twice.
+Equal to LLaVA's script to the last bit: nothing is stripped, no case is folded. Where that script stops (a type all of
+whose answers are wrong and none missing; no picture or no video at all) the accuracy here is 0 or None.
 Must match: LLaVA-1.5-7B 58.6 in all, 66.1 pictures, 37.3 videos (https://arxiv.org/abs/2310.03744, table 4).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question
 from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text, write_out
-from llava_consensus.evaluation.scorers import seed as scorer
 
 FILES = (
     DataFile("llava-seed-bench.jsonl", base.LLAVA_EVAL_ZIP),
@@ -28,6 +29,7 @@ FILES = (
 )
 FIELDS = ("question_id", "question_type_id", "data_type", "answer")
 OFFICIAL = "official question_id"  # as the annotation has it, a text or a number
+KINDS = ("image", "video")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +67,17 @@ class SEED(Benchmark):
         joined = base.join(records, questions, _of_question, _of_record)
         texts = {_of_question(questions[index]): record["text"] for index, record in joined.answers.items()}
         asked_ids = {_of_question(question) for question in questions}
-        annotated = [annotation for annotation in annotations if scorer.key(annotation["question_id"]) in asked_ids]
-        numbers = scorer.evaluate(
-            [annotation for annotation in annotated if scorer.key(annotation["question_id"]) in texts], texts
+        annotated = [annotation for annotation in annotations if key_of(annotation["question_id"]) in asked_ids]
+        numbers = evaluate(
+            [annotation for annotation in annotated if key_of(annotation["question_id"]) in texts], texts
         )
         if joined.counts["missing"]:
-            with_missing = scorer.evaluate(annotated, texts)
-            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", *scorer.KINDS)}
+            with_missing = evaluate(annotated, texts)
+            numbers["missing_as_wrong"] = {name: with_missing[name] for name in ("accuracy", *KINDS)}
         numbers["types"] = {names.get(number, str(number)): value for number, value in numbers["types"].items()}
         numbers["script_stops"] = numbers.pop("stops")
-        right = {scorer.key(annotation["question_id"]): annotation["answer"] for annotation in annotated}
-        types = {scorer.key(annotation["question_id"]): annotation["question_type_id"] for annotation in annotated}
+        right = {key_of(annotation["question_id"]): annotation["answer"] for annotation in annotated}
+        types = {key_of(annotation["question_id"]): annotation["question_type_id"] for annotation in annotated}
         numbers["not_annotated"] = len(asked_ids - right.keys())
         extracted = [
             {
@@ -97,7 +99,7 @@ class SEED(Benchmark):
         base.join(records, questions, _of_question, _of_record)
         audit = base.audit(records, questions, _of_question, _of_record)
         texts = {_of_record(record): record["text"] for record in records}
-        keys = [scorer.key(annotation["question_id"]) for annotation in annotations]
+        keys = [key_of(annotation["question_id"]) for annotation in annotations]
         audit["missing"] = [key for key in keys if key not in texts]
         base.refuse_missing(audit, "the official script stops at the first of them")
         rows = [
@@ -109,11 +111,11 @@ class SEED(Benchmark):
 
 
 def _of_question(question: Question) -> int | str:
-    return scorer.key(str(question.question_id))
+    return key_of(str(question.question_id))
 
 
 def _of_record(record: Record) -> int | str:
-    return scorer.key(str(record["question_id"]))
+    return key_of(str(record["question_id"]))
 
 
 def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -128,3 +130,56 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
             raise DataError(f"{path}, entry {number} of questions: no {', '.join(absent)}")
         row[OFFICIAL], row["question_id"] = row["question_id"], str(row["question_id"])
     return rows, {number: name for name, number in types.items()}
+
+
+# Scoring: texts in, numbers out.
+
+
+def key_of(question_id: str) -> int | str:
+    """How answers name a question: a number where the annotation's text is one (pictures), else as it is (videos)."""
+    try:
+        return int(question_id)
+    except ValueError:
+        return question_id
+
+
+def evaluate(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[str, Any]:
+    """Percentages over `questions`, of which those without an answer count as wrong.
+
+    `accuracy`, `image` and `video`, `types` (accuracy by type id, ascending) and `stops`: what makes the script stop.
+    """
+    of_all = _per_type(questions, answers)
+    report: dict[str, Any] = {"accuracy": _percent(_all_results(of_all))}
+    stops = _stops(of_all, "all")
+    for kind in KINDS:
+        of_kind = _per_type([question for question in questions if question["data_type"] == kind], answers)
+        report[kind] = _percent(_all_results(of_kind))
+        stops += [] if of_kind else [f"{kind}: no question"]
+        stops += [stop for stop in _stops(of_kind, kind) if stop.partition(":")[2] not in "".join(stops)]
+    report["types"] = {number: _percent([bool(right) for right in results]) for number, results in of_all.items()}
+    return report | {"stops": stops}
+
+
+def _per_type(questions: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str]) -> dict[int, list[bool | None]]:
+    """Right or wrong by type id, ascending; None is a missing answer."""
+    results: dict[int, list[bool | None]] = {}
+    for question in questions:
+        text = answers.get(key_of(question["question_id"]))
+        results.setdefault(question["question_type_id"], []).append(
+            None if text is None else text == question["answer"]
+        )
+    return dict(sorted(results.items()))
+
+
+def _stops(types: Mapping[int, list[bool | None]], kind: str) -> list[str]:
+    return [
+        f"{kind}: type {number} has only wrong answers" for number, results in types.items() if set(results) == {False}
+    ]
+
+
+def _all_results(types: Mapping[int, list[bool | None]]) -> list[bool]:
+    return [bool(right) for results in types.values() for right in results]
+
+
+def _percent(right: Sequence[bool]) -> float | None:
+    return sum(right) / len(right) * 100 if right else None

@@ -6,20 +6,21 @@ Asked as LLaVA does: vicuna_v1, greedy, at most 1,024 new tokens, the option's l
 asked as text alone (`questions=image` leaves them out). Grey and palette pictures are turned to RGB first, which
 LLaVA's script for this benchmark does not do (it fails on some).
 Scored by LLaVA's script; the headline is accuracy over the questions asked with a picture.
+Equal to LLaVA's script to the last bit. It reads a lone letter, `A. text`, or exactly one `The answer is A.` (one more
+character must follow the letter); nothing is stripped, no case is folded, everything else is FAILED.
 Must match: LLaVA-1.5-7B 66.8 (https://arxiv.org/abs/2310.03744, table 3).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, option
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean, option
 from llava_consensus.evaluation.files import Record, read_json
-from llava_consensus.evaluation.scorers import mean
-from llava_consensus.evaluation.scorers import sqa as scorer
 
 MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
 SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
@@ -28,6 +29,17 @@ FILES = (
     DataFile("problems.json", SOURCE),
     DataFile("pid_splits.json", SOURCE),
 )
+
+LETTERS = ("A", "B", "C", "D", "E")
+FAILED = "FAILED"
+_STATED = re.compile(r"The answer is ([A-Z]).")
+
+
+class Answer(NamedTuple):
+    """One answer and whether its prompt showed a picture."""
+
+    text: str
+    picture: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +87,7 @@ class ScienceQA(Benchmark):
         problems, split = _gold(folder, questions)
         joined = base.join(records, questions)
         answers = {
-            str(questions[index].question_id): scorer.Answer(record["text"], bool(questions[index].images))
+            str(questions[index].question_id): Answer(record["text"], bool(questions[index].images))
             for index, record in joined.answers.items()
         }
         numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
@@ -135,9 +147,67 @@ def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], 
 
 
 def _evaluate(
-    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, scorer.Answer]
+    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, Answer]
 ) -> dict[str, Any]:
     try:
-        return scorer.evaluate(problems, ids, answers)
+        return evaluate(problems, ids, answers)
     except ValueError as error:
         raise DataError(f"{folder / FILES[1].path}: {error}") from error
+
+
+# Scoring: texts in, numbers out.
+
+
+def parse(text: str) -> str:
+    """The letter an answer states, or FAILED."""
+    if text in LETTERS:
+        return text
+    if len(text) >= 3 and text[0] in LETTERS and text[1:3] == ". ":
+        return text[0]
+    stated = _STATED.findall(text)
+    return stated[0] if len(stated) == 1 else FAILED
+
+
+def index_of(letter: str, choices: int) -> int:
+    """Position of a letter among the first `choices` options, -1 if it is none of them."""
+    options = LETTERS[:choices]
+    return options.index(letter) if letter in options else -1
+
+
+def evaluate(
+    problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], answers: Mapping[str, Answer]
+) -> dict[str, Any]:
+    """Percentages over `ids`, each once: all (`accuracy`) and those asked with a picture (`img_accuracy`).
+
+    An id without an answer counts as wrong, and as a question without a picture. A percentage of nothing is None.
+    Raises ValueError for an id that is no problem and for an answer index beyond E, naming the id.
+    """
+    extracted: dict[str, str] = {}
+    results: dict[str, int] = {}
+    counts = {"correct": 0, "count": 0, "img_correct": 0, "img_count": 0}
+    for key in dict.fromkeys(ids):
+        if key not in problems:
+            raise ValueError(f"problem {key!r} is in the split but not among the problems")
+        right_index, choices = problems[key]["answer"], len(problems[key]["choices"])
+        if right_index >= len(LETTERS):
+            raise ValueError(
+                f"problem {key!r}: the right answer is option {right_index + 1}, only A to E can be answered"
+            )
+        answer = answers.get(key)
+        extracted[key] = parse(answer.text) if answer else FAILED
+        results[key] = index_of(extracted[key], choices)
+        right, picture = results[key] == right_index, answer is not None and answer.picture
+        for name, value in (("correct", right), ("img_count", picture), ("img_correct", right and picture)):
+            counts[name] += value
+    counts["count"] = len(results)
+    return {
+        "accuracy": _percent(counts["correct"], counts["count"]),
+        "img_accuracy": _percent(counts["img_correct"], counts["img_count"]),
+        **counts,
+        "results": results,
+        "parsed": extracted,
+    }
+
+
+def _percent(part: int, whole: int) -> float | None:
+    return part / whole * 100 if whole else None

@@ -8,23 +8,27 @@ Scored by a judge (`llava-consensus judge`): share of yes, mean score 0 to 5. Wi
 `judged.py`. The prediction file of Video-LLaVA is written by `export`.
 Video-LLaVA pairs answers by position and, run in several chunks, gives every chunk but the first foreign answers. Here
 they are joined by id, and files that disagree stop with the place where they do.
+Equal to Video-LLaVA's `eval_video_qa.py` (commit 984e65b) to the last bit: a reply is a Python literal that JSON can
+hold, scores are cut towards zero, `yes` is looked for before `no`. Where that script would ask for ever or end with an
+exception, a reply is unreadable here, and counted. The prompt is in `llava_consensus/evaluation/judge/video_qa.py`.
 Must match: Video-LLaVA-7B, all questions, judge gpt-3.5-turbo: accuracy and score 70.0 and 4.0 (TGIF), 70.7 and 3.9
 (MSVD), 59.2 and 3.5 (MSRVTT; https://arxiv.org/abs/2311.10122, table 3); the judge's alias has moved since, so compare
 numbers of one judge only.
 """
 
+import ast
 import contextlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base, judged
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Joined, Question, option
 from llava_consensus.evaluation.files import Record, read_json, read_text, write_out
-from llava_consensus.evaluation.scorers import video_qa as scorer
 
 SUFFIXES = (".mp4", ".avi", ".mov", ".mkv", ".gif")  # the last is ours
 SOURCE = "the zero-shot QA files of Video-ChatGPT or Video-LLaVA (links in TRAIN_AND_VALIDATE.md of Video-LLaVA)"
@@ -32,6 +36,20 @@ FILES = (DataFile("test_q.json", SOURCE), DataFile("test_a.json", SOURCE))
 FRAMES = 8
 FIRST = 1000
 LICENCE = "research data without a clear licence; videos of their owners"
+
+PREDICTION = ("id", "question", "answer", "pred")
+
+
+class Reading(NamedTuple):
+    """What one parsed reply says."""
+
+    score: int | None  # cut towards zero; None: it adds nothing to the sum but counts in the average
+    verdict: str | None  # `yes`, `no`, or None where it says neither
+    sound: bool  # both fields could be read
+
+
+class Unreadable(ValueError):
+    """A reply that is no Python literal, or one that JSON cannot hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +100,7 @@ class VideoQA(Benchmark):
         lines = []
         for index, record in joined.answers.items():
             values = (questions[index].question_id, questions[index].text, references[index], record["text"])
-            lines.append(json.dumps(dict(zip(scorer.PREDICTION, values, strict=True))) + "\n")
+            lines.append(json.dumps(dict(zip(PREDICTION, values, strict=True))) + "\n")
         write_out(target, "".join(lines).encode())
         return base.audit(records, questions) | {"written": len(lines)}
 
@@ -100,7 +118,7 @@ class VideoQA(Benchmark):
         known = {key: reply for key, reply in replies.items() if key in questions}
         if not known:
             raise DataError(f"{path}: grades of other questions than those of {self.place(data)}")
-        numbers = scorer.evaluate(list(known.values()))
+        numbers = evaluate(list(known.values()))
         asked = min(self.count, len(questions)) if len(known) <= FIRST else len(questions)
         counts = {"asked": asked, "graded": len(known), "missing": max(0, asked - len(known))}
         counts["unknown"] = len(replies) - len(known)
@@ -179,7 +197,7 @@ def _replies(path: Path) -> dict[str, Any] | None:
 def read_predictions(path: Path) -> list[Record]:
     """A prediction file of Video-LLaVA as answer records; each keeps the answer it was paired with."""
     try:
-        rows = scorer.read_predictions(read_text(path))
+        rows = parse_predictions(read_text(path))
     except ValueError as error:
         raise DataError(f"{path}, {error}") from None
     return [
@@ -234,3 +252,87 @@ def _answer(path: Path, question: Question, row: object) -> str:
                 f"there. The official tool pairs by position and would score foreign answers. Get both: {SOURCE}"
             )
     return str(row["answer"])
+
+
+# Scoring: texts in, numbers out.
+
+
+def parse(reply: str | None) -> Any:
+    """The value of a reply as the official script saves it: a Python literal, then through JSON.
+
+    Raises:
+        Unreadable: with the rule that was broken.
+    """
+    if not isinstance(reply, str):
+        raise Unreadable("no text")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes and numbers glued to words
+            value = ast.literal_eval(reply)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise Unreadable(f"not a Python literal ({type(error).__name__})") from None
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        raise Unreadable("a literal that JSON cannot hold") from None
+
+
+def understand(value: Any) -> Reading:
+    """Score and verdict of a parsed reply: the score is read first, and without it the verdict does not count."""
+    try:
+        score = int(value["score"])
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError):
+        return Reading(None, None, sound=False)
+    word = value.get("pred")
+    if not isinstance(word, str):
+        return Reading(score, None, sound=False)
+    verdict = next((candidate for candidate in ("yes", "no") if candidate in word.lower()), None)
+    return Reading(score, verdict, sound=True)
+
+
+def evaluate(values: Sequence[Any]) -> dict[str, Any]:
+    """The official averages over parsed replies. What the script cannot divide is None.
+
+    Returns:
+        `accuracy` yes/(yes+no), 0 to 1; `average_score`; `count`, `yes_count`, `no_count`; `neither` (a verdict that
+        is neither), `unsound` (a field missing or of the wrong kind).
+    """
+    readings = [understand(value) for value in values]
+    verdicts = [reading.verdict for reading in readings]
+    yes, no = verdicts.count("yes"), verdicts.count("no")
+    return {
+        "accuracy": yes / (yes + no) if yes + no else None,
+        "average_score": _average([reading.score or 0 for reading in readings]),
+        "count": len(readings),
+        "yes_count": yes,
+        "no_count": no,
+        "neither": sum(reading.sound and reading.verdict is None for reading in readings),
+        "unsound": sum(not reading.sound for reading in readings),
+    }
+
+
+def _average(scores: Sequence[int]) -> float | None:
+    try:
+        return sum(scores) / len(scores) if scores else None
+    except OverflowError:  # an absurd score; the official script ends here
+        return None
+
+
+def parse_predictions(text: str) -> list[dict[str, Any]]:
+    """The lines of a prediction file, each a Python literal as the official script evaluates them.
+
+    Raises:
+        ValueError: with the line's number and what is wrong with it (a blank line, JSON's null or true, a lacking
+            field); the official script ends there.
+    """
+    rows = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        try:
+            row = ast.literal_eval(line.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise ValueError(f"line {number}: not a Python literal: {line[:60]!r}") from None
+        lacking = [name for name in PREDICTION if not isinstance(row, dict) or name not in row]
+        if lacking:
+            raise ValueError(f"line {number}: no {', '.join(lacking)}: {line[:60]!r}")
+        rows.append(row)
+    return rows

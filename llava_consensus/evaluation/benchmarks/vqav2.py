@@ -7,26 +7,33 @@ whose answers are published (210 thousand questions).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
 Scored by the official evaluation (rules of 2021; `rules=2017` for the older ones). A submission covers all of
 test2015 as LLaVA's converter writes it, byte for byte: questions that were not asked get an empty answer.
+Equal to the official code under Python 2.7 to the last bit, its rounding of exact halves included. Rules 2021 (commit
+a013f00): answer and references are normalised only where the references differ, so `Yes` against ten `yes` is wrong.
+Rules 2017 (a4f1afd, by which most published validation numbers were made): the answer is always normalised, references
+only lose their marks, and only where they differ.
 Must match: LLaVA-1.5-7B 78.5 on test-dev (https://arxiv.org/abs/2310.03744, table 3).
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, option
+from llava_consensus.evaluation.benchmarks import base, textvqa
+from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean, option
 from llava_consensus.evaluation.files import Record, read_json, write_out
-from llava_consensus.evaluation.scorers import mean, vqa_text
-from llava_consensus.evaluation.scorers import vqav2 as scorer
 
 WHOLE = DataFile("llava_vqav2_mscoco_test2015.jsonl", base.LLAVA_EVAL_ZIP, optional=True, exported=True)
 OFFICIAL = "visualqa.org/download.html"
 NUMBER = re.compile(r"\d+")
+RULES = ("2021", "2017")
+Reference = Mapping[str, Any]  # answer, answer_confidence, answer_id
+_COMMA_IN_NUMBER = re.compile(r"\d,\d", re.ASCII)
+_LONE_PERIOD = re.compile(r"\.(?!\d)", re.ASCII)
 
 
 class Split(NamedTuple):
@@ -74,7 +81,7 @@ class VQAv2(Benchmark):
     whole = "EvalAI would count each as wrong"
 
     split: str = option(*SPLITS, line="which questions; only those of val have published answers", asks=True)
-    rules: str = option(*scorer.RULES, line="of the official evaluation since 2021, or of 2017")
+    rules: str = option(*RULES, line="of the official evaluation since 2021, or of 2017")
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -122,11 +129,11 @@ class VQAv2(Benchmark):
         numbers: dict[str, Any] = {"accuracy": None, "rules": self.rules, "split": self.split}
         numbers["answers"] = _describe(texts.values())
         if not path.is_file():
-            extracted = [{"index": index, "extracted": vqa_text.normalise(text)} for index, text in texts.items()]
+            extracted = [{"index": index, "extracted": textvqa.normalise(text)} for index, text in texts.items()]
             return base.report(self.name, joined, numbers, extracted)
         annotations = _annotations(path, questions)
         answers = {questions[index].question_id: text for index, text in texts.items()}
-        numbers |= scorer.evaluate([annotations[key] for key in answers], answers, self.rules)
+        numbers |= evaluate([annotations[key] for key in answers], answers, self.rules)
         scores = numbers.pop("scores")
         extracted = []
         for index in texts:
@@ -143,7 +150,7 @@ class VQAv2(Benchmark):
         questions = self.load(data)
         base.join(records, questions)  # stops where the answers are no answers or those of another benchmark
         audit = base.audit(records, questions)
-        answers = {record["question_id"]: vqa_text.normalise(record["text"]) for record in records}
+        answers = {record["question_id"]: textvqa.normalise(record["text"]) for record in records}
         if self.split != "val":
             base.require(self.place(data), (replace(WHOLE, optional=False),))
             questions = base.read_questions(self.place(data) / WHOLE.path)
@@ -191,7 +198,7 @@ def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, A
 
 def _describe(texts: Iterable[str]) -> dict[str, float | None]:
     """What can be said of answers without knowing the right ones."""
-    answers = [vqa_text.normalise(text) for text in texts]
+    answers = [textvqa.normalise(text) for text in texts]
     kinds = {
         "yes": [answer == "yes" for answer in answers],
         "no": [answer == "no" for answer in answers],
@@ -200,3 +207,77 @@ def _describe(texts: Iterable[str]) -> dict[str, float | None]:
     }
     shares = {name: base.percent(mean(map(float, flags))) if flags else None for name, flags in kinds.items()}
     return shares | {"words": mean(float(len(answer.split())) for answer in answers) if answers else None}
+
+
+# Scoring: texts in, numbers out.
+
+
+def strip_marks(text: str) -> str:
+    """The punctuation step: as TextVQA's, but one comma between two ASCII digits is what makes all marks vanish."""
+    return textvqa.strip_marks(text, _COMMA_IN_NUMBER, _LONE_PERIOD)
+
+
+def unify_words(text: str) -> str:
+    """The step of number words, articles and contractions; lower case letter by letter, as Python 2.7 did it."""
+    lower = text.lower() if text.isascii() else "".join("i" if letter == "İ" else letter.lower() for letter in text)
+    return textvqa.unify_words(lower)
+
+
+def score_answer(answer: str, references: Sequence[Reference], rules: str = "2021") -> textvqa.Score:
+    """One answer: the mean over references of min(1, other references equal to it / 3)."""
+    prediction, texts = _flat(answer), [reference["answer"] for reference in references]
+    if rules == "2021":
+        texts = [_flat(text) for text in texts]
+        if len(set(texts)) > 1:
+            prediction, texts = unify_words(strip_marks(prediction)), [unify_words(strip_marks(text)) for text in texts]
+    else:
+        prediction = unify_words(strip_marks(prediction))
+        if len(set(texts)) > 1:
+            texts = [strip_marks(text) for text in texts]
+    normalised = [{**reference, "answer": text} for reference, text in zip(references, texts, strict=True)]
+    equal = [reference for reference in normalised if reference["answer"] == prediction]
+    # as in the official code, every copy of the same record is left out, not the one at hand alone
+    matches = (sum(other != reference for other in equal) for reference in normalised)
+    return textvqa.Score(mean(min(1, float(count) / 3) for count in matches), prediction)
+
+
+def evaluate(
+    annotations: Sequence[Mapping[str, Any]], answers: Mapping[int | str, str], rules: str = "2021"
+) -> dict[str, Any]:
+    """Rounded percentages as the official code gives them, over the annotations that have an answer.
+
+    `accuracy`, `unrounded`, `per_question_type`, `per_answer_type`, and `scores`: what each question got, by id.
+    """
+    scores: dict[int | str, textvqa.Score] = {}
+    groups: dict[str, dict[str, list[float]]] = {"question_type": {}, "answer_type": {}}
+    for annotation in annotations:
+        key = annotation["question_id"]
+        if key in answers:
+            scores[key] = score_answer(answers[key], annotation["answers"], rules)
+            for kind, of_kind in groups.items():
+                of_kind.setdefault(annotation[kind], []).append(scores[key].value)
+    values = [result.value for result in scores.values()]
+    report: dict[str, Any] = {
+        "accuracy": percentage(values) if values else None,
+        "unrounded": 100 * mean(values) if values else None,
+    }
+    for kind, of_kind in groups.items():
+        report[f"per_{kind}"] = {name: percentage(accuracies) for name, accuracies in sorted(of_kind.items())}
+    return report | {"scores": scores}
+
+
+def percentage(values: Sequence[float]) -> float:
+    """100 times the mean, rounded to two decimals as Python 2.7 rounds: exact halves away from zero."""
+    total = 0.0
+    for value in values:
+        total += value
+    return half_up(100 * total / len(values))
+
+
+def half_up(value: float) -> float:
+    """Two decimals; the exact binary value decides, exact halves go away from zero."""
+    return float(Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP))
+
+
+def _flat(text: str) -> str:
+    return text.replace("\n", " ").replace("\t", " ").strip()

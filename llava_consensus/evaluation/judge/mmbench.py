@@ -3,7 +3,7 @@
 As there, nobody is asked about a question that the rules alone find wrong, and a judge who names no letter in three
 replies is not asked again. There, rows of a question are asked one after the other until one is wrong, and the letter
 is drawn at random after three replies; here all undecided rows are asked, which changes no number, and a row without a
-letter is wrong. Reading and circular accuracy are in `scorers/mmbench.py`.
+letter is wrong. Reading and circular accuracy are in `benchmarks/mmbench.py`.
 """
 
 import ast
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llava_consensus.evaluation.benchmarks.mmbench import MMBench
+from llava_consensus.evaluation.benchmarks.base import mean
+from llava_consensus.evaluation.benchmarks.mmbench import ROTATION, MMBench, read
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
-from llava_consensus.evaluation.scorers import mean
-from llava_consensus.evaluation.scorers import mmbench as scorer
 
 TRIES = 3  # replies of a judge that are read
 UNREAD = ""  # no letter: never right
@@ -81,15 +80,15 @@ class MMBenchGrader(Grader):
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""
         joined, rows = self.benchmark.answered(records, data)
-        letters = [scorer.read(row["prediction"], row["options"]) for row in rows]
+        letters = [read(row["prediction"], row["options"]) for row in rows]
         wrong = {
-            row["index"] % scorer.ROTATION
+            row["index"] % ROTATION
             for row, letter in zip(rows, letters, strict=True)
             if letter not in (None, row.get("answer"))
         }
         candidates = []
         for row, letter in zip(rows, letters, strict=True):
-            settled = letter is not None or row["index"] % scorer.ROTATION in wrong
+            settled = letter is not None or row["index"] % ROTATION in wrong
             outcome = Outcome(letter or UNREAD, row["prediction"], read=True) if settled else None
             options = {key: str(text) for key, text in row["options"].items()}
             candidates.append(Candidate(row["at"], str(row["index"]), _fields(row, options), options, outcome))
@@ -104,7 +103,7 @@ class MMBenchGrader(Grader):
         text = None
         for _ in range(TRIES):
             text = (yield Turn(again=False, options={"temperature": 0})).text
-            letter = scorer.read(text or "", candidate.options)
+            letter = read(text or "", candidate.options)
             if letter is not None:
                 return Outcome(letter, text or "", read=True)
         return Outcome(UNREAD, text or "", read=False)

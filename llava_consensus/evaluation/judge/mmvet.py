@@ -1,21 +1,25 @@
 """MM-Vet judged: the official rounds of questions, tables and grade file, and the prompt.
 
 The official script reads the grade file too: put it where it would write its own, and it computes the same tables
-without asking anybody. What is read out of a reply and the arithmetic are in `scorers/mm_vet.py`.
+without asking anybody. The fields of the message, the grade in a reply and the two tables are equal to those of
+`mm-vet_evaluator.py` (yuweihao/MM-Vet, commit acde843) to the last bit: scores by capability and by exact set of
+capabilities are rounded as numpy rounds.
 """
 
 import ast
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Prompt, Reply, Turn
-from llava_consensus.evaluation.scorers import mm_vet as scorer
 
 NO_NUMBER = "(NaN: no number)"  # what the dialogue hears in its place
 TRIES = 5  # replies that are read; the one after them is not
@@ -85,13 +89,13 @@ class MMVetGrader(Grader):
         candidates: dict[str, Candidate] = {}
         for index, record in joined.answers.items():
             key = key_of(questions[index])
-            fields = scorer.fields(gold[key]["question"], gold[key]["answer"], record["text"])
+            fields = cells(gold[key]["question"], gold[key]["answer"], record["text"])
             candidates[key] = Candidate(index, key, fields)
         return list(candidates.values()), joined.counts
 
     def hear(self, reply: Reply) -> Reply:
         """The official code takes NaN for a grade, which no total survives: here it is a reply nobody can read."""
-        grade = scorer.read(reply.text)
+        grade = read_grade(reply.text)
         return reply if grade is None or not math.isnan(grade[0]) else reply._replace(text=NO_NUMBER)
 
     def dialogue(self, candidate: Candidate) -> Dialogue:
@@ -110,7 +114,7 @@ class MMVetGrader(Grader):
                 temperature += 0.5
             if tries > TRIES:
                 return Outcome(0.0, heard.text or "", read=False)
-            found = scorer.read(heard.text)
+            found = read_grade(heard.text)
             if found is not None:
                 return Outcome(*found, read=True)
             again = True
@@ -122,7 +126,7 @@ class MMVetGrader(Grader):
         capabilities = {one.key: gold[one.key]["capability"] for one in candidates if one.key in grades}
         if not capabilities:
             return {"total": None, "extracted": []}
-        numbers = scorer.evaluate(capabilities, grades, runs)
+        numbers = evaluate(capabilities, grades, runs)
         extracted = [
             {"index": one.index, "extracted": str(grades[one.key]), "correct": sum(grades[one.key]) / runs}
             for one in candidates
@@ -150,3 +154,72 @@ class MMVetGrader(Grader):
 
 def _joins(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "join" for one in ast.walk(node))
+
+
+# Scoring: texts in, numbers out.
+
+
+def cells(question: str, truth: str, prediction: str) -> dict[str, str]:
+    """The three cells of the message: `<AND>` and `<OR>` of the truth get spaces, nothing else is touched."""
+    truth = truth.replace("<AND>", " <AND> ").replace("<OR>", " <OR> ")
+    return {"question": question, "answer": truth, "prediction": prediction}
+
+
+def read_grade(reply: str | None) -> tuple[float, str] | None:
+    """The grade in a reply and the text it was read from; None where the official code asks again."""
+    if reply is None:
+        return None
+    first = reply.split(" ")[0].strip()
+    try:
+        score = float(first)
+    except ValueError:
+        return None
+    return None if score > 1.0 or score < 0.0 else (score, first)
+
+
+def evaluate(
+    capabilities: Mapping[str, Sequence[str]], grades: Mapping[str, Sequence[float]], runs: int = 1, decimals: int = 1
+) -> dict[str, Any]:
+    """Both tables, in percent.
+
+    Args:
+        capabilities: of every sample that counts, by id; a grade that is missing adds nothing to the sums.
+        grades: of each sample, one per run, 0 to 1.
+        runs: how many runs are read.
+        decimals: the official default is one.
+    Returns:
+        `total`, `std`, `runs` (the rounded totals), `capability` and `integration` (sets joined by `_`, sorted).
+    Raises:
+        ValueError: no sample counts, so that nothing can be divided.
+    """
+    if not capabilities or runs < 1:
+        raise ValueError("MM-Vet needs at least one sample and one run")
+    groups = {key: ([*dict.fromkeys(names)], "_".join(sorted(set(names)))) for key, names in capabilities.items()}
+    single = Counter(name for names, _ in groups.values() for name in names)
+    joint = Counter(joined for _, joined in groups.values())
+    sums = {name: np.zeros(runs) for name in single}
+    joint_sums = {name: np.zeros(runs) for name in joint}
+    total = np.zeros(runs)
+    for key in (key for key in grades if key in groups):
+        scores = np.array(grades[key][:runs], dtype=np.float64)
+        names, joined = groups[key]
+        for name in names:
+            sums[name] += scores
+        joint_sums[joined] += scores
+        total += scores
+    percents = total / len(capabilities) * 100
+    return {
+        "total": _round(percents.mean(), decimals),
+        "std": _round(percents.std(), decimals),
+        "runs": [_round(percent, decimals) for percent in percents],
+        "capability": _means(sums, single, decimals),
+        "integration": _means(joint_sums, joint, decimals),
+    }
+
+
+def _means(sums: Mapping[str, np.ndarray], counts: Counter[str], decimals: int) -> dict[str, float]:
+    return {name: _round((sums[name] / count * 100).mean(), decimals) for name, count in counts.most_common()}
+
+
+def _round(value: np.floating, decimals: int) -> float:
+    return float(np.round(value, decimals))

@@ -1,7 +1,7 @@
 """Video QA judged: asked again until a reply can be read, but not for ever; official averages and combined file.
 
-What is read out of a reply and the arithmetic are in `scorers/video_qa.py`. The official script runs once; of several
-runs the means are given.
+What is read out of a reply and the arithmetic are in `benchmarks/video_qa.py`. The official script runs once; of
+several runs the means are given.
 """
 
 import ast
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.video_qa import VideoQA
+from llava_consensus.evaluation.benchmarks.video_qa import Unreadable, VideoQA, evaluate, parse, understand
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
-from llava_consensus.evaluation.scorers import video_qa as scorer
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
 READINGS = 5  # replies to one question that are read before it is given up; the official script never does
@@ -85,21 +84,21 @@ class VideoQAGrader(Grader):
         for _ in range(READINGS):
             text = (yield Turn(again=False, options={})).text
             try:
-                return Outcome(scorer.parse(text), text or "", read=True)
-            except scorer.Unreadable:
+                return Outcome(parse(text), text or "", read=True)
+            except Unreadable:
                 pass
         return Outcome(None, text or "", read=False)
 
     def report(self, candidates: Sequence[Candidate], outcomes: Outcomes, data: Path, runs: int) -> dict[str, Any]:
         """Accuracy in percent and average score; of several runs, their means, and each run's own."""
         values = [[outcomes[one.key][run].value for one in candidates if one.key in outcomes] for run in range(runs)]
-        each = [scorer.evaluate(one) for one in values]
+        each = [evaluate(one) for one in values]
         numbers: dict[str, Any] = {name: _mean([one[name] for one in each]) for name in ("accuracy", "average_score")}
         numbers["accuracy"] = base.percent(numbers["accuracy"])
         extracted = []
         for one in candidates:
             if one.key in outcomes:
-                readings = [scorer.understand(said.value) for said in outcomes[one.key]]
+                readings = [understand(said.value) for said in outcomes[one.key]]
                 said = [reading.verdict for reading in readings]
                 row = {"index": one.index, "extracted": str(said), "correct": said.count("yes") / runs}
                 extracted.append(row | {"group": NEITHER if None in said else "yes or no"})

@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llava_consensus.errors import ConsensusError, DataError, QuestionError
 from llava_consensus.evaluation.files import HALF
-from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.attachment import Attachment, Call, current_call
 from llava_consensus.hosts.base import PictureOutcome, Tiles
-from llava_consensus.hosts.call import CachedLayer, Call, current
+from llava_consensus.hosts.caches import CachedLayer
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place, Shape
@@ -280,7 +280,7 @@ def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
     """
 
     def last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        return (args[0][:, -1:],) if current(call.owner) is call and args[0].ndim == 3 else None
+        return (args[0][:, -1:],) if current_call(call.owner) is call and args[0].ndim == 3 else None
 
     handle = head.register_forward_pre_hook(last)
     try:

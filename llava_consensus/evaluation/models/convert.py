@@ -25,8 +25,8 @@ from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
-from llava_consensus.evaluation.models.checkpoint import Checkpoint
-from llava_consensus.evaluation.models.llava_loading import CONVERSATION, FLAG
+from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG
+from llava_consensus.evaluation.models.loading import Checkpoint
 
 MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights

@@ -1,5 +1,5 @@
-"""A model of transformers, asked: by its own processor, chat template and `generate`. A picture or clip goes through
-the tower once, however many questions it has.
+"""A model of transformers, checked, loaded and asked: by its own processor, chat template and `generate`. A picture or
+clip goes through the tower once, however many questions it has.
 
 A processor puts a text of its own where the placeholder of a picture stands: more placeholders, in some models with
 tags of tiles, line breaks or times of frames between them. It makes that text once, together with the pixels, and every
@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import transformers
 from PIL.Image import Image
 from PIL.Image import new as new_image
 from torch import Tensor
 
-from llava_consensus.errors import DataError, OptionError
+from llava_consensus.entry_points import load_place
+from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, missing_extra
 from llava_consensus.evaluation.models.base import (
     Answer,
     Clip,
@@ -31,14 +34,15 @@ from llava_consensus.evaluation.models.base import (
     shape_of,
     text_rows,
 )
+from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
+from llava_consensus.hosts import check_version
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.hf import TEXT_SIDE
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.method import Shape
 
-if TYPE_CHECKING:
-    from transformers import ProcessorMixin
-
+CHAT_TEMPLATE = "chat template of the model"
 PATIENCE = 10.0  # seconds for one prompt by a chat template
 
 
@@ -70,7 +74,7 @@ class HfHost(Host):
         processor: of the same checkpoint.
     """
 
-    def __init__(self, view: HfModel, processor: "ProcessorMixin") -> None:
+    def __init__(self, view: HfModel, processor: "transformers.ProcessorMixin") -> None:
         super().__init__(view, processor.tokenizer)
         self.processor = processor
         view.image_processor = processor.image_processor
@@ -312,3 +316,72 @@ def _of_clip(clip: Clip) -> dict[str, Any]:
         frames_indices=list(clip.places),
     )
     return {"videos": [list(clip.frames)], "video_metadata": [metadata], "do_sample_frames": False}
+
+
+def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
+    """Of a checkpoint of transformers.
+
+    Raises:
+        OptionError: for a version of transformers that is not adapted, or a named template: prompts are put into the
+            model's own.
+    """
+    check_version(version("transformers"))
+    if conversation not in (None, CHAT_TEMPLATE):
+        raise OptionError(
+            f"conversation={conversation!r}: {model} is a model of transformers, whose prompts are put into its own "
+            "chat template. Leave --conversation out"
+        )
+    return {"conversation": CHAT_TEMPLATE}
+
+
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfHost:
+    """A checkpoint of transformers with its processor.
+
+    Args:
+        path: folder of the checkpoint.
+        loading: how, with nothing left open.
+        view: the family's view, as `module:class`.
+        options: all options of the host.
+    Raises:
+        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
+        MissingDependency: for a processor that needs a package which is not installed.
+        OptionError: for a version of transformers or a processor that is not adapted.
+    """
+    check_version(transformers.__version__)
+    code = {"trust_remote_code": loading.trust_remote_code}
+    try:
+        processor = processor_of(path, code)
+        config = transformers.AutoConfig.from_pretrained(path, **code)
+        cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
+        model, info = cls.from_pretrained(path, dtype=loading.torch_dtype(), output_loading_info=True, **loading.told())
+    except MissingDependency:
+        raise
+    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
+        raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    refuse_incomplete(path, cls, info)
+    refuse_not_finite(path, model)
+    text_side = next(Path(path).glob(TEXT_SIDE), None)
+    if text_side is not None:  # the CLIP model that `convert` has put beside the weights
+        model.config.vision_config._name_or_path = str(text_side.parent)
+    if loading.device_map is None and loading.bits is None:  # else it stands where it should
+        model.to(loading.device)
+    try:
+        host = HfHost(load_place(view)(model.eval(), options), processor)
+        host.check_prompts()
+    except ConsensusError:
+        raise
+    except Exception as error:  # a damaged processor breaks foreign code in any way
+        raise DataError(
+            f"model={path!r}: its processor cannot read a picture ({type(error).__name__}: {error}). Fetch its "
+            "preprocessor_config.json, processor_config.json and tokenizer again"
+        ) from error
+    return host
+
+
+def processor_of(path: str, code: dict[str, Any]) -> transformers.ProcessorMixin:
+    """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
+    try:
+        return transformers.AutoProcessor.from_pretrained(path, **code)
+    except ImportError as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise missing_extra(f"model={path!r} cannot be loaded: {reason}", "processors") from error

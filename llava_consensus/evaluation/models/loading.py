@@ -1,37 +1,34 @@
-"""How a model is loaded, `load("owner/name", Loading(dtype="bfloat16", bits=4))`, and what can be known of it before
-(`check`; no torch is imported for it).
+"""From the name of a model to the model: where its files are (`find("owner/name")`), which host adapts it, what can be
+known of it without weights (`check`), how it is loaded (`load("owner/name", Loading(dtype="bfloat16", bits=4))`), and
+whether its weights are whole. How a kind of model is checked, loaded and asked is a file beside this one (KINDS).
+
+A model of the hub is its snapshot in huggingface_hub's cache, pinned by commit. The hub is asked once whether it
+answers, because its own library repeats a request for minutes; where it does not, what the cache holds is used.
 """
 
 import re
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.entry_points import load_place
-from llava_consensus.errors import (
-    ConsensusError,
-    DataError,
-    MissingDependency,
-    OptionError,
-    choose,
-    missing_extra,
-    unknown_name,
-)
+import torch
+from transformers import PreTrainedModel
+
+from llava_consensus.errors import DataError, OptionError, choose, missing_extra, unknown_name
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models import llava_loading
-from llava_consensus.evaluation.models.checkpoint import Checkpoint, find
 from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
-from llava_consensus.hosts.hf import TEXT_SIDE, check_version
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import BitsAndBytesConfig, PreTrainedModel, ProcessorMixin
+    from transformers import BitsAndBytesConfig
 
     from llava_consensus.evaluation.models.base import Host
     from llava_consensus.reduction.method import Method
@@ -41,11 +38,30 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 BITS = (4, 8)
 ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
 CLIPS = "clips"  # how a run says that a video was shown as one, under one budget
-CHAT_TEMPLATE = "chat template of the model"
-OWN_PROMPTS = "prompts of the model's own code"
-COGVLM_TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_conversation_input_ids`
-ENGINES = {"vllm": "llava_consensus.evaluation.models.vllm"}  # modules that ask models by them, with `check` and `load`
+# modules with `check` and `load`: of the kinds of models our hosts are of, and of engines that load a model themselves
+KINDS = {
+    "llava": "llava_consensus.evaluation.models.llava",
+    "hf": "llava_consensus.evaluation.models.hf",
+    "remote": "llava_consensus.evaluation.models.remote",
+    "internvl-chat": "llava_consensus.evaluation.models.internvl_chat",
+}
+ENGINES = {"vllm": "llava_consensus.evaluation.models.vllm"}
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
+SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja", ".py"}
+FETCH = "llava-consensus data mini puts the embedded model there"
+OWN = "checkpoints"  # the folder in which a checkpoint is never taken for a name of the hub
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PATIENCE = 5.0  # seconds until a hub that does not answer is given up
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
+WEIGHTS = ("*.safetensors", "*.bin")  # only the first format that a model has is downloaded, and read
+NAMED = 8  # names in a message
+# Left over on purpose: the text side of a CLIP checkpoint of which the tower is one side, a tower that LLaVA reads from
+# a folder of its own, and buffers that older versions of transformers stored.
+UNREAD = re.compile(
+    r"(^|\.)(text_model|text_projection|visual_projection|vision_tower)\.|(^|\.)logit_scale$"
+    r"|rotary_emb\.inv_freq$|position_ids$|(^|\.)masked_bias$"
+)
+_LOADING = threading.Lock()  # `from_pretrained` is replaced for the whole process
 
 
 @dataclass(frozen=True)
@@ -130,17 +146,15 @@ class Loading:
                 "that this kernel does not take. Take sdpa"
             )
 
-    def torch_dtype(self) -> "torch.dtype | str":
+    def torch_dtype(self) -> torch.dtype | str:
         """The type of the weights as torch names it; `auto` where the checkpoint or the loader decides. On the CPU that
         would be slow, so there they are float32 unless they are quantised.
         """
-        import torch
-
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
         return torch.float32 if self.device == "cpu" and self.bits is None else "auto"
 
-    def cast(self, model: "PreTrainedModel") -> None:
+    def cast(self, model: PreTrainedModel) -> None:
         """Changes the type of a loaded model's weights, for loaders that cannot be told; quantised ones stay."""
         dtype = self.torch_dtype()
         if self.bits is None and dtype != "auto":
@@ -161,7 +175,6 @@ class Loading:
 
     def _quantisation(self) -> "BitsAndBytesConfig":
         """How bitsandbytes quantises: 4 bits as QLoRA does, 8 bits as LLM.int8 does."""
-        import torch
         from transformers import BitsAndBytesConfig
 
         if self.bits == 8:
@@ -182,8 +195,6 @@ class Loading:
         """
         if self.device in ("cpu", "mps"):
             return self
-        import torch  # only now: it takes a second
-
         devices = torch.cuda.device_count()
         if self.device == "auto":
             return self if self.device_map else replace(self, device="cuda" if devices else "cpu")
@@ -285,7 +296,7 @@ def name_of(model: str, loading: Loading | None = None) -> str:
     return next(name for name, known in known_hosts().items() if known is entry)
 
 
-def _entry(checkpoint: Checkpoint, loading: Loading) -> HostEntry:
+def _entry(checkpoint: "Checkpoint", loading: Loading) -> HostEntry:
     """The host of a checkpoint, from its configuration."""
     file = checkpoint.folder / "config.json"
     config = read_json(file, "Fetch the checkpoint again", dict)
@@ -312,198 +323,223 @@ def _of_kind(entry: HostEntry, loading: Loading, name: str) -> Callable[..., Any
     """`check` or `load` of an engine, or of the kind of model that a host adapts; of a kind that is not ours its own
     module's.
     """
-    if loading.engine is None and entry.kind in KINDS:
-        return KINDS[entry.kind][name]
-    return getattr(import_module(ENGINES.get(loading.engine or "", entry.kind)), name)
+    module = KINDS.get(entry.kind, entry.kind) if loading.engine is None else ENGINES[loading.engine]
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
 
 
-def check_hf(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Of a checkpoint of transformers.
+class Checkpoint(NamedTuple):
+    """Where a model's files are."""
 
-    Raises:
-        OptionError: for a version of transformers that is not adapted, or a named template: prompts are put into the
-            model's own.
-    """
-    check_version(version("transformers"))
-    if conversation not in (None, CHAT_TEMPLATE):
-        raise OptionError(
-            f"conversation={conversation!r}: {model} is a model of transformers, whose prompts are put into its own "
-            "chat template. Leave --conversation out"
-        )
-    return {"conversation": CHAT_TEMPLATE}
+    name: str  # as the user named it
+    folder: Path
+    commit: str | None = None  # of a model of the hub
 
+    def files(self) -> list[Path]:
+        """What can change answers, downloaded where it is not here; a vision tower in a folder below included.
 
-def _load_hf(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "Host":
-    """A checkpoint of transformers with its processor.
+        Raises:
+            DataError: for a model of the hub whose weights cannot be had, or not all of them; for a pipe in a folder.
+        """
+        if self.commit is None:
+            found = (*self.folder.glob("[!.]*"), *self.folder.glob("[!.]*/[!.]*"))
+            pipes = [path for path in found if path.is_fifo()]
+            if pipes:
+                raise DataError(f"{pipes[0]}: is a pipe, and a checkpoint is made of files. Fetch the checkpoint again")
+            return sorted(path for path in found if path.suffix in SUFFIXES)
+        from huggingface_hub import snapshot_download
 
-    Args:
-        path: folder of the checkpoint.
-        loading: how, with nothing left open.
-        view: the family's view, as `module:class`.
-        options: all options of the host.
-    Raises:
-        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
-        MissingDependency: for a processor that needs a package which is not installed.
-        OptionError: for a version of transformers or a processor that is not adapted.
-    """
-    import transformers
-
-    from llava_consensus.evaluation.models.checkpoint import refuse_incomplete, refuse_not_finite
-    from llava_consensus.evaluation.models.hf import HfHost
-
-    check_version(transformers.__version__)
-    code = {"trust_remote_code": loading.trust_remote_code}
-    try:
-        processor = processor_of(path, code)
-        config = transformers.AutoConfig.from_pretrained(path, **code)
-        cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
-        model, info = cls.from_pretrained(path, dtype=loading.torch_dtype(), output_loading_info=True, **loading.told())
-    except MissingDependency:
-        raise
-    except Exception as error:  # a damaged checkpoint breaks foreign code in any way
-        raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
-    refuse_incomplete(path, cls, info)
-    refuse_not_finite(path, model)
-    text_side = next(Path(path).glob(TEXT_SIDE), None)
-    if text_side is not None:  # the CLIP model that `convert` has put beside the weights
-        model.config.vision_config._name_or_path = str(text_side.parent)
-    if loading.device_map is None and loading.bits is None:  # else it stands where it should
-        model.to(loading.device)
-    try:
-        host = HfHost(load_place(view)(model.eval(), options), processor)
-        host.check_prompts()
-    except ConsensusError:
-        raise
-    except Exception as error:  # a damaged processor breaks foreign code in any way
+        for pattern in WEIGHTS:
+            wanted = [*SMALL, pattern]
+            # folders below a model of the hub hold other formats
+            _ask_hub(snapshot_download, self.name, self.commit, allow_patterns=wanted, ignore_patterns=["*/*"])
+            indexes = self.folder.glob(f"{pattern}.index.json")
+            maps = [read_json(index, "Download the model again", dict).get("weight_map", {}) for index in indexes]
+            named = {name for one in maps for name in one.values()}
+            if named or any(self.folder.glob(pattern)):
+                if all((self.folder / name).is_file() for name in named):
+                    return sorted(path for kind in wanted for path in self.folder.glob(kind))
+                break  # loaders take this format where there is anything of it
         raise DataError(
-            f"model={path!r}: its processor cannot read a picture ({type(error).__name__}: {error}). Fetch its "
-            "preprocessor_config.json, processor_config.json and tokenizer again"
-        ) from error
-    return host
+            f"model {self.name!r}: {self.folder} lacks weight files ({', '.join(WEIGHTS)}). Download the model again"
+        )
 
 
-def processor_of(path: str, code: dict[str, Any]) -> "ProcessorMixin":
-    """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
-    import transformers
-
-    try:
-        return transformers.AutoProcessor.from_pretrained(path, **code)
-    except ImportError as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
-        raise missing_extra(f"model={path!r} cannot be loaded: {reason}", "processors") from error
-
-
-def _check_remote(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Of a checkpoint with code of its own, before any of that code runs.
-
-    Raises:
-        OptionError: for a template the model does not have.
-    """
-    if conversation in (None, OWN_PROMPTS):
-        return {"conversation": OWN_PROMPTS}
-    file = Path(model).expanduser() / "config.json"
-    config = read_json(file, "Fetch the checkpoint again", dict) if file.is_file() else {}
-    if "QWenLMHeadModel" in (config.get("architectures") or []):
-        raise OptionError(f"conversation={conversation!r}: Qwen-VL has one prompt of its own. Leave --conversation out")
-    if conversation not in COGVLM_TEMPLATES:
-        raise unknown_name("conversation", str(conversation), COGVLM_TEMPLATES)
-    return {"conversation": conversation}
-
-
-def _load_remote(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "Host":
-    """A checkpoint that carries its own code, which the user trusts (checked before), with its tokenizer.
+def find(model: str, revision: str | None = None) -> Checkpoint:
+    """A model's folder with its configuration; of a model of the hub no weights are downloaded yet.
 
     Args:
-        path: folder of the checkpoint.
-        loading: how, its device resolved.
-        view: the family's view, as `module:class`.
-        options: of the host; it has none.
+        model: folder, or `owner/name` of the hub.
+        revision: branch, tag or commit of a model of the hub; None is its main branch.
     Raises:
-        OptionError: for an attention kernel, which such code chooses itself.
-        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
+        DataError: for a model or a revision that is not there, or not open to this user.
+        OptionError: for a revision of a folder.
     """
-    if loading.attention != "auto":
-        raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
-    import transformers
+    check_checkpoint(model)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise OptionError(f"revision={revision!r}: {model} is a folder, and only models of the hub have revisions")
+        return Checkpoint(model, folder)
+    from huggingface_hub import hf_hub_download
 
-    from llava_consensus.evaluation.models.checkpoint import refuse_incomplete, refuse_not_finite
-    from llava_consensus.evaluation.models.remote import host_of
+    folder = Path(_ask_hub(hf_hub_download, model, revision, filename="config.json")).parent
+    return Checkpoint(model, folder, folder.name)
 
+
+def check_checkpoint(model: str) -> None:
+    """Raises DataError for a local folder that is no checkpoint; a name of the form owner/name is left to the hub."""
+    folder = Path(model).expanduser()
+    local = model.startswith((".", "/", "~", f"{OWN}/")) or Path(folder.parts[0] if folder.parts else ".").is_dir()
+    if folder.is_dir():
+        if (folder / "config.json").is_file():
+            return
+        problem, hint = "the folder has no config.json, so it is no checkpoint.", ""
+    elif folder.exists() or local or not HUB_NAME.fullmatch(model):
+        problem, hint = "no such folder.", " A model of the hub is named owner/name"
+    else:
+        return
+    here = sorted(str(path.parent) for path in Path(OWN).glob("*/config.json"))
+    instead = f"Here are: {', '.join(here)}." if here else f"There are none in {OWN}/ either: {FETCH}."
+    raise DataError(f"model {model!r}: {problem} {instead}{hint}")
+
+
+def hub_name(folder: Path) -> str:
+    """The name on the hub of the model whose snapshot a folder is; nothing for any other folder."""
+    repository = folder.parents[1].name if folder.parent.name == "snapshots" else ""
+    return repository.removeprefix("models--").replace("--", "/") if repository.startswith("models--") else ""
+
+
+def _ask_hub(function: Callable[..., str], model: str, revision: str | None, **arguments: Any) -> str:
+    """The path that a function of huggingface_hub returns, its errors as what the user can mend."""
+    from huggingface_hub import constants, errors
+
+    silence = _silence(constants.ENDPOINT, constants.HF_HUB_OFFLINE)
+    page = f"{constants.ENDPOINT}/{model}"
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, torch_dtype=loading.torch_dtype(), **loading.told()
+        return str(function(model, revision=revision, **arguments, local_files_only=bool(silence)))
+    except errors.GatedRepoError:
+        problem = f"gated. Ask for access at {page}, then type: hf auth login"
+    except errors.RevisionNotFoundError:
+        problem = f"{page} has no revision {revision!r}"
+    except errors.RepositoryNotFoundError:
+        problem = f"{page} does not exist, or is private: type hf auth login"
+    except errors.LocalEntryNotFoundError as error:
+        problem = (
+            f"not in the cache ({constants.HF_HUB_CACHE}), and not to be had from the hub: "
+            f"{silence or str(error).splitlines()[0]}. Go online once, or give --model the folder of a checkpoint"
         )
-    except Exception as error:  # foreign code breaks in any way
+    except errors.EntryNotFoundError:
+        problem = f"{page} has no config.json, so it is no checkpoint"
+    except (errors.HfHubHTTPError, OSError) as error:
+        problem = f"{page}: {str(error).splitlines()[0]}"
+    raise DataError(f"model {model!r}: {problem}")
+
+
+@cache
+def _silence(endpoint: str, offline: bool) -> str:
+    """Why the hub does not answer; nothing where it does. It is asked once."""
+    if offline:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=PATIENCE).close()
+    except urllib.error.HTTPError:
+        return ""  # it answers, if only with an error
+    except (OSError, ValueError) as error:
+        return f"{endpoint} does not answer ({getattr(error, 'reason', None) or type(error).__name__})"
+    return ""
+
+
+@contextmanager
+def incomplete_refused() -> Iterator[None]:
+    """Inside, every model that foreign code loads is held against its weights (`refuse_incomplete`); one thread at a
+    time.
+    """
+    with _LOADING:
+        dtype = torch.get_default_dtype()  # transformers 4 does not set it back when a loading fails
+        official = PreTrainedModel.__dict__["from_pretrained"]
+
+        def checked(cls: type, path: Any, *args: Any, **kwargs: Any) -> Any:
+            wanted = kwargs.pop("output_loading_info", False)
+            kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}  # else they are counted, not named
+            try:
+                model, info = official.__func__(cls, path, *args, **kwargs)
+            except NotImplementedError:  # of transformers 4, which cannot place a model with a misshapen tensor
+                plain = {
+                    name: value for name, value in kwargs.items() if name not in ("low_cpu_mem_usage", "device_map")
+                }
+                model, info = official.__func__(cls, path, *args, **plain)
+            refuse_incomplete(str(path), cls, info)
+            return (model, info) if wanted else model
+
+        PreTrainedModel.from_pretrained = classmethod(checked)
+        try:
+            yield
+        finally:
+            PreTrainedModel.from_pretrained = official
+            torch.set_default_dtype(dtype)
+
+
+def refuse_incomplete(path: str, model: type, info: Mapping[str, Any]) -> None:
+    """Raises DataError where a tensor is missing, of another shape, or left over although the model is of its kind.
+
+    Args:
+        path: of the checkpoint, for the message.
+        model: class that was loaded.
+        info: what transformers says of the loading (`output_loading_info`).
+    """
+    kinds = ("missing_keys", "mismatched_keys", "unexpected_keys")  # of a misshapen tensor the shapes come along
+    missing, mismatched, unexpected = (
+        sorted(key if isinstance(key, str) else str(key[0]) for key in info.get(kind, ())) for kind in kinds
+    )
+    problems = {
+        "missing (they would be random)": [name for name in missing if name not in mismatched],
+        "of another shape than config.json says": mismatched,
+        "left over, the model has no place for them": [name for name in unexpected if not UNREAD.search(name)],
+    }
+    found = [
+        f"{model.__name__}: {len(names)} tensors {problem}: {_listed(names)}"
+        for problem, names in problems.items()
+        if names
+    ]
+    if found:
         raise DataError(
-            f"model={path!r} cannot be loaded: {type(error).__name__}: {error}. Its code is of 2023, written for "
-            "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
-            "lmsys/vicuna-7b-v1.5 beside it"
-        ) from error
-    refuse_incomplete(path, type(model), info)
-    if loading.device_map is None and loading.bits is None:
-        model.to(loading.device)
-    refuse_not_finite(path, model)
-    return host_of(load_place(view)(model.eval(), options), tokenizer)
+            f"model={path!r}: the weights do not fit config.json. {'; '.join(found)}. "
+            "Fetch the whole checkpoint again, or mend its config.json"
+        )
 
 
-def _check_internvl_chat(
-    model: str, conversation: str | None, videos: bool, options: Mapping[str, str]
-) -> dict[str, Any]:
-    """Of an InternVL-Chat checkpoint; the vision tower is its package's to find. OptionError for a conversation
-    template that the `llava` package does not have.
+def refuse_not_finite(path: str, model: torch.nn.Module) -> None:
+    """Raises DataError where a weight is NaN or infinite in the type the model is run in (quantised ones are whole
+    numbers), or where generation_config.json has something else for a switch of outputs or the number of a token.
     """
-    return {"conversation": llava_loading.chosen_conversation(conversation, llava_loading.CONVERSATION)}
-
-
-def _load_internvl_chat(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "Host":
-    """An InternVL-Chat checkpoint with its tokenizer and image processor, by the loader of its authors' package.
-
-    Args:
-        path: folder, whose name must contain `llava` or `intern` for the official loader.
-        loading: how, its device resolved.
-        view, options: of the host, which has no options.
-    Raises:
-        OptionError: for what that package's loader cannot be told.
-        MissingDependency: where another `llava` package is installed than InternVL's.
-        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
-    """
-    try:
-        from llava.model.multimodal_encoder import clip_encoder
-
-        known = hasattr(clip_encoder, "is_intern_vit_6b_model")
-    except ImportError:
-        known = False
-    if not known:
-        raise MissingDependency(
-            "InternVL-Chat is run by a `llava` package of its own, which is not installed here. In an environment of "
-            "its own, type: pip install 'llava @ git+https://github.com/OpenGVLab/InternVL#subdirectory="
-            "internvl_chat_llava'"
+    _refuse_odd_generation(path, model)
+    names = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.is_floating_point() and not bool(torch.isfinite(weight).all())
+    ]
+    if names:
+        kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in model.parameters()})
+        raise DataError(
+            f"model={path!r}: NaN or infinity in {len(names)} tensors (as {', '.join(kinds)}): {_listed(names)}. "
+            "Fetch the checkpoint again; if only --dtype float16 says so, take bfloat16 or float32"
         )
-    if loading.attention != "auto" or loading.device_map not in (None, "auto"):
-        raise OptionError(
-            f"{path}: the loader of InternVL's `llava` package takes no attention kernel, and no device map but auto. "
-            "Leave them out"
-        )
-    from llava.mm_utils import get_model_name_from_path
-    from llava.model.builder import load_pretrained_model
-
-    from llava_consensus.evaluation.models.checkpoint import incomplete_refused, refuse_not_finite
-    from llava_consensus.evaluation.models.remote import InternVLChatHost
-
-    bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
-    with incomplete_refused():
-        model, tokenizer, processor = llava_loading.quietly_loaded(
-            load_pretrained_model, path, get_model_name_from_path(path), device=loading.device, **bits
-        )
-    loading.cast(model)
-    refuse_not_finite(path, model)
-    return InternVLChatHost(model.eval(), tokenizer, processor)
 
 
-KINDS: dict[str, dict[str, Callable[..., Any]]] = {
-    "llava": {"check": llava_loading.check, "load": llava_loading.load},
-    "hf": {"check": check_hf, "load": _load_hf},
-    "remote": {"check": _check_remote, "load": _load_remote},
-    "internvl-chat": {"check": _check_internvl_chat, "load": _load_internvl_chat},
-}
+def _refuse_odd_generation(path: str, model: torch.nn.Module) -> None:
+    for name, value in vars(getattr(model, "generation_config", None) or object).items():
+        ids = value if isinstance(value, list) else [value]
+        switch, token = name.startswith("output_"), name.endswith("_token_id")
+        if (switch and not isinstance(value, bool | None)) or (
+            token and not all(isinstance(i, int | None) for i in ids)
+        ):
+            raise DataError(
+                f"model={path!r}: generation_config.json says {name}={value!r}, which must be "
+                f"{'true or false' if switch else 'the number of a token'}. Fetch the checkpoint again"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

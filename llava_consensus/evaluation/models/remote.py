@@ -1,29 +1,33 @@
-"""Qwen-VL, CogVLM and InternVL-Chat, asked: by the model's own prompts and `generate`.
+"""Qwen-VL and CogVLM, checked, loaded and asked: by the model's own prompts and `generate`.
 
 The tower runs once for a picture, however many questions are asked about it; prompts are answered in left-padded
-batches, those of InternVL-Chat one by one.
+batches.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
+from llava_consensus.entry_points import load_place
+from llava_consensus.errors import DataError, OptionError, unknown_name
+from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoded, Host, Prompt, answers_of
-from llava_consensus.evaluation.models.llava import LlavaHost
-from llava_consensus.evaluation.models.loading import OWN_PROMPTS
+from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.remote.cogvlm import CogVLM
-from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 from llava_consensus.hosts.remote.qwen_vl import QwenVL
 from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+OWN_PROMPTS = "prompts of the model's own code"
+COGVLM_TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_conversation_input_ids`
 ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
 
 
@@ -218,34 +222,56 @@ class CogVLMHost(RemoteHost):
         return built
 
 
-class InternVLChatHost(LlavaHost):
-    """An InternVL-Chat model with its tokenizer and image processor. Its code makes mask and positions from the length
-    of the cache and answers no padded batch, so prompts are asked one by one, and `generate` gives the prompt back in
-    front of the answer.
-    """
-
-    view_class = InternVLChat
-    shares = False
-
-    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture."""
-        inputs = super().own_inputs(prompt, image, folder)
-        del inputs["image_sizes"]
-        return inputs
-
-    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
-        """Each prompt alone."""
-        return [[row] for row in range(len(ids))]
-
-    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
-        """Texts by the model's own `generate`."""
-        ids, mask = self.pad(rows)
-        images = self.blank(pictures) if pictures else None
-        output = self.model.generate(ids, images=images, attention_mask=mask, **self.generation(prompt))
-        return self.decode(output[:, ids.shape[1] :])
-
-
 def host_of(view: QwenVL | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteHost:
     """The host of a view of Qwen-VL or CogVLM."""
     host_class = next(host for kind, host in ((QwenVL, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
     return host_class(view, tokenizer)
+
+
+def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
+    """Of a checkpoint with code of its own, before any of that code runs.
+
+    Raises:
+        OptionError: for a template the model does not have.
+    """
+    if conversation in (None, OWN_PROMPTS):
+        return {"conversation": OWN_PROMPTS}
+    file = Path(model).expanduser() / "config.json"
+    config = read_json(file, "Fetch the checkpoint again", dict) if file.is_file() else {}
+    if "QWenLMHeadModel" in (config.get("architectures") or []):
+        raise OptionError(f"conversation={conversation!r}: Qwen-VL has one prompt of its own. Leave --conversation out")
+    if conversation not in COGVLM_TEMPLATES:
+        raise unknown_name("conversation", str(conversation), COGVLM_TEMPLATES)
+    return {"conversation": conversation}
+
+
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> RemoteHost:
+    """A checkpoint that carries its own code, which the user trusts (checked before), with its tokenizer.
+
+    Args:
+        path: folder of the checkpoint.
+        loading: how, its device resolved.
+        view: the family's view, as `module:class`.
+        options: of the host; it has none.
+    Raises:
+        OptionError: for an attention kernel, which such code chooses itself.
+        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
+    """
+    if loading.attention != "auto":
+        raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            path, output_loading_info=True, torch_dtype=loading.torch_dtype(), **loading.told()
+        )
+    except Exception as error:  # foreign code breaks in any way
+        raise DataError(
+            f"model={path!r} cannot be loaded: {type(error).__name__}: {error}. Its code is of 2023, written for "
+            "transformers 4.31 to 4.37 (make setup-pinned); CogVLM's checkpoint needs the tokenizer files of "
+            "lmsys/vicuna-7b-v1.5 beside it"
+        ) from error
+    refuse_incomplete(path, type(model), info)
+    if loading.device_map is None and loading.bits is None:
+        model.to(loading.device)
+    refuse_not_finite(path, model)
+    return host_of(load_place(view)(model.eval(), options), tokenizer)

@@ -14,16 +14,17 @@ from torch import Tensor
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models.base import Answer, Clip, Prompt
-from llava_consensus.evaluation.models.hf import HfHost
-from llava_consensus.evaluation.models.loading import Loading, check_hf, processor_of
+from llava_consensus.evaluation.models.hf import HfHost, processor_of
+from llava_consensus.evaluation.models.hf import check as check_hf
+from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.layout import Layout, Sharing, read_layout
+from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
 from llava_consensus.serving import check_version
 from llava_consensus.serving.plan import row_kinds
-from llava_consensus.serving.setting import Setting, config_of
+from llava_consensus.serving.setting import ASKED, Setting, config_of
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
@@ -168,9 +169,10 @@ class VllmHost(HfHost):
 
         bounds = {"max_tokens": prompts[0].max_new_tokens, "min_tokens": prompts[0].min_new_tokens}
         given: list[dict[str, Any]] = [{"prompt_token_ids": row.tolist()} for row in ids]
-        for one, pictures in zip(given, encoded, strict=True):
+        for one, pictures, prompt in zip(given, encoded, prompts, strict=True):
             if pictures:
                 one["multi_modal_data"] = {"image": [shown.picture for shown in pictures]}
+                one["mm_processor_kwargs"] = {ASKED: prompt.text}
         outputs = self._engine.generate(given, SamplingParams(temperature=0, **bounds), use_tqdm=False)
         return [
             self._answer(row, pictures, output)

@@ -328,18 +328,6 @@ def _with_grades(row: Row, grades: Mapping[str, Sequence[tuple[Record, Record]]]
     return found or [row]
 
 
-def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
-    """The score of the full-token run that differs from a configuration in method and budget only; None without one."""
-    setting = _without(config, (*CHOICE, "match"))
-    for path in sorted(out.glob(f"*/{CONFIG}")):
-        # metrics are long, so they are read of runs of the same setting only
-        if _without(read_json(path, AWAY, dict), (*CHOICE, "match")) == setting:
-            row = read_row(path.parent)
-            if row.full and row.score is not None:
-                return row.score
-    return None
-
-
 def _without(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 

@@ -426,9 +426,3 @@ def mean_difference(tests: Sequence[Comparison], scales: Sequence[float]) -> Mea
     swapped = np.mean([test.swapped / scale for test, scale in pairs], axis=0)
     p = tests[0].p if len(tests) == 1 else swap_p(swapped, mean)
     return MeanDifference(mean, between, p, pictures)
-
-
-def independent_mean(values: Sequence[float], widths: Sequence[float], count: int) -> tuple[float, Bounds]:
-    """Sum of numbers over `count`, and its interval from the widths of independent intervals."""
-    mean, half = sum(values) / count, math.sqrt(sum((width / 2) ** 2 for width in widths)) / count
-    return mean, (mean - half, mean + half)

@@ -188,7 +188,7 @@ def _ask(
     """
     deaths = Deaths(folder.path)
     deadly = [one for one in pending if folder.errors.get(one.index, {}).get("cause") == DEATH] + deaths.apart(pending)
-    deadly = deadly if portable(load) else []
+    deadly = deadly if deadly and portable(load) else []
     start = time.perf_counter()
     if execution.workers > 1:
         _store(plan, folder, _together(plan, pending, execution, load), again, execution)

@@ -25,6 +25,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from zlib import crc32
 
 from llava_consensus.errors import DataError
@@ -33,13 +34,16 @@ from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     DIGESTS,
+    MAYBE_NUMBER,
     METRICS,
+    NUMBER,
     SCORES,
     WRONG,
     Record,
     append,
     canonical,
     check_lock,
+    check_shape,
     collector_rests,
     digest,
     parse,
@@ -62,6 +66,7 @@ MEND = "Remove the line; the same command asks that question again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 SUM = "sum"  # name of the checksum in the metadata of an answer
+REDUCTION = ("method", "options", "changed", "tokens", "merged", "match")  # keys of a configuration
 PASSING = ("timing", "environment", DIGESTS)  # of metrics.json, not part of its own digest
 
 
@@ -300,6 +305,33 @@ def problems(folder: Path) -> list[str]:
     usual = f"Delete {METRICS} to score the answers again"
     said = (f"{folder / name}: changed since the run was finished. {remedies.get(name, usual)}" for name in changed)
     return [*found, *said]
+
+
+def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
+    """The score of the finished run in a folder of runs that keeps every token and differs from a configuration in
+    method and budget only; None without one.
+
+    Raises:
+        DataError: a file of such a run is damaged.
+    """
+    setting = _without_reduction(config)
+    for file in sorted(out.glob(f"*/{CONFIG}")):
+        path = file.parent / METRICS
+        if _without_reduction(read_json(file, "Move its folder away", dict)) != setting or not path.exists():
+            continue
+        metrics = read_json(path, AGAIN, dict)
+        check_shape(metrics, {"score": MAYBE_NUMBER, "tokens": {"before": NUMBER, "after": NUMBER}}, path, AGAIN)
+        known = metrics.get(DIGESTS)
+        if isinstance(known, dict) and known.get(CONFIG) not in (None, digest(file)):
+            raise DataError(f"{file}: changed since the run was finished: its numbers are not of this")
+        if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
+            score: float = metrics["score"]
+            return score
+    return None
+
+
+def _without_reduction(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in REDUCTION}
 
 
 class Deaths:

@@ -8,9 +8,6 @@ with attach(model, "consensusdrop", tokens=64):
 
 from typing import Any
 
-from llava_consensus.errors import OptionError
-from llava_consensus.hosts import ADAPTED, REMEDY, is_adapted
-
 TEXT_SIDE = "official/*/config.json"  # of the CLIP model that `model convert` puts beside a checkpoint
 
 
@@ -21,9 +18,3 @@ def __getattr__(name: str) -> Any:
     from llava_consensus.hosts.hf.seam import reduce
 
     return reduce
-
-
-def check_version(installed: str) -> None:
-    """Raises OptionError for a version of transformers that these hosts do not work with."""
-    if not is_adapted(installed):
-        raise OptionError(f"transformers {installed}: methods on models of transformers run on {ADAPTED}. {REMEDY}")

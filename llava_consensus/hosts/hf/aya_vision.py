@@ -63,9 +63,14 @@ class Cohere2Vision(AyaVision):
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A picture is the tiles that have one row between them."""
-        tiles: list[int] = []
-        follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins
-        for row, start, length in runs(ids, self.placeholder(modality)):
-            tiles = [*tiles[:-1], tiles[-1] + 1] if (row, start) == follows else [*tiles, 1]
-            follows = row, start + length + 1
-        return self.matching(inputs, [whole_tiles(count, self.tower.tokens) for count in tiles])
+        return self.matching(inputs, spaced(ids, self.placeholder(modality), self.tower.tokens))
+
+
+def spaced(ids: Tensor, placeholder: int, tokens: int) -> list[Rows]:
+    """The pictures of prompts [R, S] whose tiles of so many tokens are runs of placeholders, one row between them."""
+    tiles: list[int] = []
+    follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins
+    for row, start, length in runs(ids, placeholder):
+        tiles = [*tiles[:-1], tiles[-1] + 1] if (row, start) == follows else [*tiles, 1]
+        follows = row, start + length + 1
+    return [whole_tiles(count, tokens) for count in tiles]

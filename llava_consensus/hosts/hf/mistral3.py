@@ -14,7 +14,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap, Tiles
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, cells, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.towers import fingerprint, hidden_state_block
+from llava_consensus.hosts.towers import EARLIER, fingerprint, hidden_state_block
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
@@ -98,10 +98,10 @@ class Mistral3(HfModel):
         """The model's own encoder; queries and keys rotated, and split by picture."""
         output, parts = run_encoder(self, attachment, modality, inputs)
         sizes = torch.as_tensor(inputs["image_sizes"]).tolist()
-        cos, sin = parts.pop("cos", None), parts.pop("sin", None)
-        if cos is not None and sin is not None:
-            heads = self.module.config.vision_config.num_attention_heads
-            for name in ("query", "key"):
+        heads = self.module.config.vision_config.num_attention_heads
+        for front in ("", EARLIER):
+            cos, sin = parts.pop(front + "cos", None), parts.pop(front + "sin", None)
+            for name in (front + "query", front + "key") if cos is not None and sin is not None else ():
                 states = parts[name].unflatten(-1, (heads, -1)).transpose(0, 1)[None]  # [1, H, rows, d]
                 turned = rotate(states.float(), cos.float()[None], sin.float()[None])
                 parts[name] = turned.to(states.dtype)[0].transpose(0, 1)
@@ -112,7 +112,7 @@ class Mistral3(HfModel):
         tiles = []
         for index, own in enumerate(tokens.detach().split([len(rows.token) for rows in pictures])):
             found = {name: values[index][None] for name, values in split.items()}
-            found |= {name: found[name].transpose(1, 2) for name in ("query", "key") if name in found}
+            found |= {name: one.transpose(1, 2) for name, one in found.items() if name.endswith(("query", "key"))}
             if Need.FINGERPRINT in attachment.method.needs:
                 height, width = sizes[index]
                 found["fingerprint"] = fingerprint(inputs["pixel_values"][index : index + 1, :, :height, :width])

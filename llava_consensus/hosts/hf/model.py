@@ -7,6 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,12 +15,13 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts import check_version
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import CutDecoder, Offer, Tap, Tiles
+from llava_consensus.hosts.caches import COUNTING, recounting
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.hf import check_version, seam
+from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.prompts import COUNTING, recounting
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -50,6 +52,8 @@ class HfModel:
     offer = Offer(PATCHES)
     tensors: frozenset[str] = frozenset()  # modalities whose features the model wants in one tensor, not in a list
     keeps_positions = False  # whether positions have axes, so that they can only be kept
+    handed: Mapping[str, str] = MappingProxyType({})  # modalities whose features the model is given as another's
+    chunks = True  # whether `generate` reads a prompt in chunks as it reads it at once
     tiled_alone = False  # whether a picture has tiles only where its prompt has no other
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
     image_processor: Any = None  # where the harness has one
@@ -149,6 +153,11 @@ class HfModel:
         """Id of the tokens that stand for a modality."""
         token_id: int = getattr(self.module.config, f"{modality}_token_id")
         return token_id
+
+    def words(self, ids: Tensor) -> Tensor:
+        """Embeddings of rows that are no tokens of pictures: [R, S] -> [R, S, D]."""
+        embeds: Tensor = self.module.get_input_embeddings()(ids)
+        return embeds
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""

@@ -17,12 +17,13 @@ from llava_consensus.hosts.base import Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.towers import fingerprint
+from llava_consensus.hosts.towers import EARLIER, fingerprint
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 MERGED = 4  # patches of a token, in a row
+BLOCKS = ("", EARLIER)  # in front of the names of their parts
 
 
 class QwenTower:
@@ -114,15 +115,18 @@ class QwenVL(HfModel):
     def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
         ordered = dict(parts)
-        cos, sin = ordered.pop("cos", None), ordered.pop("sin", None)  # they are made before the windows
+        angles = [
+            [ordered.pop(front + name, None) for name in ("cos", "sin")] for front in BLOCKS
+        ]  # before the windows
         if hasattr(self.inner.visual, "window_size"):
             back = _window_order(self.inner.visual, grids).argsort()
             ordered = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in ordered.items()}
-        if "qkv" in ordered and cos is not None and sin is not None:
-            heads = self.inner.visual.config.num_heads
-            states = ordered.pop("qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
-            turned = rotate(states[:2].float(), cos.float()[None], sin.float()[None]).to(states.dtype)
-            ordered["query"], ordered["key"] = turned.transpose(1, 2)
+        for front, (cos, sin) in zip(BLOCKS, angles, strict=True):
+            if cos is not None and sin is not None:
+                heads = self.inner.visual.config.num_heads
+                states = ordered.pop(front + "qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
+                turned = rotate(states[:2].float(), cos.float()[None], sin.float()[None]).to(states.dtype)
+                ordered[front + "query"], ordered[front + "key"] = turned.transpose(1, 2)
         return ordered
 
     def positions(self, inputs: dict[str, Any], ids: Tensor, real: Tensor) -> Tensor:
@@ -134,13 +138,14 @@ class QwenVL(HfModel):
         grids = {name: inputs[name] for name in self.placed_by if inputs.get(name) is not None}
         grids = {name: grid.cpu() if isinstance(grid, Tensor) else grid for name, grid in grids.items()}
         types = inputs.get("mm_token_type_ids")
-        if types is None:
-            config = self.module.config
-            types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
-        types = types.cpu()
+        types = self.types(inputs, ids) if types is None else types.cpu()
         places, _ = self.inner.get_rope_index(ids, mm_token_type_ids=types, attention_mask=real.long(), **grids)
         coordinates: Tensor = places.permute(1, 2, 0)
         return coordinates
+
+    def types(self, inputs: dict[str, Any], ids: Tensor) -> Tensor:
+        """Which rows are tokens of pictures (1) or of videos (2): [R, S]."""
+        return (ids == self.placeholder("image")).int() + 2 * (ids == self.placeholder("video")).int()
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The positions: time, row and column of every row."""
@@ -187,9 +192,8 @@ def picture_tiles(tokens: Tensor, parts: dict[str, Tensor], grids: list[list[int
         frames, _, width = grids[index]
         size = rows[index] // frames
         picture_parts = {name: values[index].unflatten(0, (frames, size)) for name, values in split.items()}
-        for name in ("query", "key"):
-            if name in picture_parts:
-                picture_parts[name] = picture_parts[name].transpose(1, 2)
+        for name in [name for name in picture_parts if name.endswith(("query", "key"))]:
+            picture_parts[name] = picture_parts[name].transpose(1, 2)
         if "pixels" in picture_parts:
             picture_parts["fingerprint"] = fingerprint(picture_parts.pop("pixels"))
         members = torch.arange(size).view(-1, MERGED)

@@ -16,13 +16,13 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import uncompiled
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
-from llava_consensus.hosts.call import Report, uncompiled
-from llava_consensus.hosts.layout import Layout, RowKinds, fingerprints
-from llava_consensus.hosts.prompts import (
+from llava_consensus.hosts.caches import (
     MORE,
     UNDER_WAY,
     Shortened,
+    cache_given,
     cache_of,
     cached_rows,
     going_on,
@@ -31,12 +31,12 @@ from llava_consensus.hosts.prompts import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.sequence import Channel, Rule, Sequence, pad_left
+from llava_consensus.hosts.reduce import Report
+from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
 
 if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
-    from llava_consensus.hosts.call import Call
+    from llava_consensus.hosts.attachment import Attachment, Call
     from llava_consensus.hosts.hf.model import Features, HfModel
 
 WITHOUT_IDS = (
@@ -242,7 +242,7 @@ def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[st
     cache it leaves.
     """
     call, view = attachment.current(fresh=False), cast("HfModel", attachment.here)
-    generating, cache = call.state.get(UNDER_WAY), inputs.get("past_key_values")
+    generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
     cached = cached_rows(cache)
     if cached:
         if generating is None and attachment.method.reduces and view.encoder_inputs(inputs):
@@ -271,7 +271,7 @@ def _generated(
     read = inputs["inputs_embeds"] if ids is None else ids
     if generating.armed is not None and attachment.cuts is not None:
         attachment.cuts.again(call, generating.armed, read)
-    prompt, cache, positions = generating.prompt, inputs.get("past_key_values"), inputs.get("position_ids")
+    prompt, cache, positions = generating.prompt, cache_given(inputs), inputs.get("position_ids")
     remember(cache, prompt)
     if prompt is None or not prompt.keeps or positions is None:
         return inputs
@@ -283,9 +283,14 @@ def _generated(
 def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
-    if attachment.method.place is Place.DECODER and _setting(attachment, kwargs, "prefill_chunk_size"):
-        raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-    call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), kwargs.get("past_key_values")
+    if _setting(attachment, kwargs, "prefill_chunk_size"):
+        if attachment.method.place is Place.DECODER:
+            raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
+        view = cast("HfModel", attachment.here)
+        if not view.chunks:
+            name = type(view.module).__name__
+            raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
+    call, asked, cache = attachment.current(fresh=False), kwargs.get("input_ids"), cache_given(kwargs)
     with torch.no_grad():
         changed, prompt = _reduced(attachment, kwargs)
     if asked is None:
@@ -316,7 +321,7 @@ def _later_turn(attachment: "Attachment", kwargs: dict[str, Any], prompt: Shorte
     mask of all, the new ones alone: the new ones, and the mask of the rows that are left.
     """
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
-    cached = cached_rows(kwargs["past_key_values"])
+    cached = cached_rows(cache_given(kwargs))
     mask = unpadded(cast("HfModel", attachment.here), ids).long() if mask is None else mask
     new = ids.shape[1]
     if mask.shape[1] == new:
@@ -447,7 +452,7 @@ def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         raise OptionError(WITHOUT_IDS)
     if inputs.get("mm_encoder_outputs"):
         raise OptionError("mm_encoder_outputs: pass either pixels or what an encoder made of them")
-    if cached_rows(inputs.get("past_key_values")):
+    if cached_rows(cache_given(inputs)):
         raise OptionError(FILLED)
     if mask is not None and mask.ndim != 2:
         raise OptionError(f"attention_mask of {mask.ndim} dimensions: reduced prompts need one row for each prompt")
@@ -476,7 +481,7 @@ def assembled(
     words = ids
     for modality in features:
         words = words.masked_fill(ids == view.placeholder(modality), 0)
-    embeds = view.module.get_input_embeddings()(words)  # a placeholder may have no place in the vocabulary
+    embeds = view.words(words)  # a placeholder may have no place in the vocabulary
     planes: list[Tensor] = []
     for modality, modality_features in features.items():
         at_placeholder = (ids == view.placeholder(modality))[..., None]
@@ -530,7 +535,7 @@ def reduced_arguments(
             [part[row, places[row, :count]] for row, count in enumerate(counts) if count]
             for part in (out.embeds, *planes)
         ]
-        encoded[modality] = view.output(parts[0], parts[1:])
+        encoded[view.handed.get(modality, modality)] = view.output(parts[0], parts[1:])
     return {**arguments, "mm_encoder_outputs": encoded}
 
 

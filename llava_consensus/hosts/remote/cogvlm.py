@@ -18,10 +18,9 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import EXPERTS, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.remote import seam
 from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.sequence import Channel, Rule, Sequence
+from llava_consensus.hosts.sequence import Channel, RowKinds, Rule, Sequence
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.tokens import Need
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.layout import RowKinds
 from llava_consensus.hosts.llava import StandIn
 from llava_consensus.hosts.remote import seam
 from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.sequence import Sequence
+from llava_consensus.hosts.sequence import RowKinds, Sequence
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need

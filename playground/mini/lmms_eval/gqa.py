@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llava_consensus.evaluation.benchmarks.gqa import convert
 from llava_consensus.evaluation.runs.pictures import open_image
-from llava_consensus.evaluation.scorers.gqa import convert
 
 FOLDER = Path("playground/mini/eval/gqa/data")
 

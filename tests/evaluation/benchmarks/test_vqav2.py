@@ -13,8 +13,7 @@ from golden_cases import compare, golden, sample
 from tiny_data import make_vqav2, write_lines
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.scorers import vqav2
+from llava_consensus.evaluation.benchmarks import make, vqav2
 
 
 def in_official_names(report: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def check(case: dict[str, Any], official: Any, rules: str, per_question: Any = N
         ours = (first, vqav2.unify_words(text), vqav2.unify_words(first))
         return dict(zip(("process_punctuation", "process_digit_article", "full"), ours, strict=True)) == official
     if kind == "score":
-        scored = vqav2.score(case["prediction"], case["annotation"]["answers"], rules)
+        scored = vqav2.score_answer(case["prediction"], case["annotation"]["answers"], rules)
         return vqav2.half_up(100 * scored.value) == official
     if kind == "dataset":
         report = vqav2.evaluate(*expand(case), rules)

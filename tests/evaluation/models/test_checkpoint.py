@@ -20,8 +20,8 @@ from fakes import config, make_place
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models import Loading, checkpoint
-from llava_consensus.evaluation.models.checkpoint import check_checkpoint, hub_name
+from llava_consensus.evaluation.models import Loading, loading
+from llava_consensus.evaluation.models.loading import check_checkpoint, hub_name
 from llava_consensus.evaluation.runs.configuration import prepare
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -168,7 +168,7 @@ def test_a_silent_hub_is_given_up_on(cache: Path, monkeypatch: pytest.MonkeyPatc
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
+    monkeypatch.setattr(loading, "PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(DataError, match="does not answer"):

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.models import Loading, check, load
-from llava_consensus.evaluation.models.checkpoint import refuse_not_finite
-from llava_consensus.evaluation.models.llava_loading import check_sizes, load_official
+from llava_consensus.evaluation.models.llava import check_sizes, load_official
+from llava_consensus.evaluation.models.loading import refuse_not_finite
 
 MINI = Path(__file__).parents[3] / "checkpoints" / "llava-mini"
 Tensors = dict[str, torch.Tensor]

@@ -14,9 +14,10 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.evaluation.files import canonical, write_metrics
 from llava_consensus.evaluation.report import paper, results
-from llava_consensus.evaluation.report.rows import LINEUP, Catalogue, Facts, full_score, read_rows
+from llava_consensus.evaluation.report.rows import LINEUP, Catalogue, Facts, read_rows
 from llava_consensus.evaluation.report.section import Section, state
 from llava_consensus.evaluation.report.table import BEGIN, END, Table, escape, replace_block
+from llava_consensus.evaluation.runs.store import full_score
 
 PRINTED = "a373364999ec61c0bf6d6dfaa862b35a6164cec375eace865c5b93d2e1a466fd"  # sha256 of its tables
 KNOWN = Catalogue(TITLES, {name: Facts(one.title, one.scale, one.column) for name, one in BENCHMARKS.items()})

@@ -15,11 +15,10 @@ from run_folders import store
 from tiny_data import MADE
 
 from llava_consensus import cli
-from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.benchmarks import make, pope
 from llava_consensus.evaluation.report import stats
 from llava_consensus.evaluation.report.rows import read_row
 from llava_consensus.evaluation.report.stats import Sample, counted, sample
-from llava_consensus.evaluation.scorers import pope
 
 
 def report(correct: Any, **more: Any) -> dict[str, Any]:

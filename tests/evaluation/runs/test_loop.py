@@ -25,7 +25,7 @@ from llava_consensus import cli
 from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import read_answers, read_lines
-from llava_consensus.evaluation.models.checkpoint import check_checkpoint
+from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution

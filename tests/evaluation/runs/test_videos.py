@@ -201,7 +201,7 @@ def test_a_missing_decoder_stops_before_weights(videos: Path, tmp_path: Path, mo
 
 def test_frames_share_a_probe_and_pictures_with_words_between_do_not() -> None:
     torch = pytest.importorskip("torch")
-    from llava_consensus.hosts.layout import Layout, Picture
+    from llava_consensus.hosts.sequence import Layout, Picture
 
     def picture(row: int, end: int, text: list[int]) -> Picture:
         return Picture(0, row, 4, 0, end, torch.tensor(text, dtype=torch.long))

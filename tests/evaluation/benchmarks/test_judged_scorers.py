@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from judged_data import BROKEN, mm_vet_dialogue
 
-from llava_consensus.evaluation.scorers import match, mm_vet, video_qa
+from llava_consensus.evaluation.benchmarks import judged, video_qa
+from llava_consensus.evaluation.judge import mmvet
 
 OFFICIAL_JUDGE = "gpt-4-0613"
 
@@ -28,7 +29,7 @@ def check_judge(inputs: dict[str, Any], official: Any) -> bool:
     texts = json.loads(sample("judge_prompts.json").read_text())["mm_vet"]
     replies = inputs["judge_replies"]
     grade, turns = mm_vet_dialogue(replies if len(replies) > 1 or replies == [BROKEN] else [*replies, "0.0"])
-    cells = mm_vet.fields(inputs["item"]["question"], inputs["item"]["answer"], inputs["prediction"])
+    cells = mmvet.cells(inputs["item"]["question"], inputs["item"]["answer"], inputs["prediction"])
     text = texts["few_shot_table"] + "\n" + " | ".join([*cells.values(), ""])
     calls = [
         {
@@ -60,7 +61,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
                 grades.setdefault(key, []).append(grade.value)
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
-    ours = mm_vet.evaluate(capabilities, grades, inputs["num_run"], decimals)
+    ours = mmvet.evaluate(capabilities, grades, inputs["num_run"], decimals)
     rest = {"total": ours["total"], "std": ours["std"], "runs": str(ours["runs"])}
     header, row = csv.reader(io.StringIO(official["cap_score_csv"]))
     table = {name: str(value) for name, value in (ours["capability"] | rest).items()}
@@ -104,7 +105,7 @@ def check_video(inputs: dict[str, Any], official: Any) -> bool:
     kind = inputs["kind"]
     if kind == "prediction_file":
         try:
-            rows = video_qa.read_predictions(inputs["text"])
+            rows = video_qa.parse_predictions(inputs["text"])
         except ValueError:
             return official["returncode"] == 1
         return official["returncode"] == 0 and len(rows) == 1
@@ -150,18 +151,18 @@ def test_video_qa_golden_readings_are_what_was_saved() -> None:
     ],
 )
 def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
-    assert mm_vet.read(reply) == expected
+    assert mmvet.read_grade(reply) == expected
 
 
 def test_mm_vet_rounds_as_numpy_does() -> None:
-    score = mm_vet.evaluate({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
+    score = mmvet.evaluate({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
     assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
     with pytest.raises(ValueError):
-        mm_vet.evaluate({}, {})
+        mmvet.evaluate({}, {})
 
 
 def test_a_missing_grade_counts_as_nothing() -> None:
-    score = mm_vet.evaluate({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
+    score = mmvet.evaluate({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
     assert score["total"] == 50.0 and score["capability"] == {"rec": 100.0, "ocr": 0.0}
 
 
@@ -189,10 +190,10 @@ def test_video_qa_says_which_rule_a_reply_broke(reply: str | None) -> None:
 
 @given(st.text())
 def test_scorers_take_any_reply(text: str) -> None:
-    found = mm_vet.read(text)
+    found = mmvet.read_grade(text)
     assert found is None or not (found[0] < 0 or found[0] > 1)
     assert len(parsed([text])) <= 1
-    assert match.same(text, text)
+    assert judged.same(text, text)
 
 
 @pytest.mark.parametrize(
@@ -211,5 +212,5 @@ def test_scorers_take_any_reply(text: str) -> None:
     ],
 )
 def test_matches_without_a_judge(answer: str, reference: str, exact: bool, contained: bool) -> None:
-    assert match.exact(answer, reference) == exact
-    assert match.contains(answer, reference) == contained
+    assert judged.exact(answer, reference) == exact
+    assert judged.contains(answer, reference) == contained

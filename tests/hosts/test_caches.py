@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-room = pytest.importorskip(
-    "llava_consensus.hosts.room", reason="only transformers 5 has these caches", exc_type=ImportError
-)
+from llava_consensus.hosts.caches import ROOM, spread
+
 DynamicCache = pytest.importorskip("transformers").DynamicCache
+if not hasattr(DynamicCache, "batch_repeat_interleave"):
+    pytest.skip("only transformers 5 has these caches", allow_module_level=True)
 
 HEADS, WIDTH, LAYERS, OWNERS = 2, 4, 3, [0, 0, 1, 0]
 
@@ -25,7 +26,7 @@ def pair() -> tuple[Any, Any]:
         for layer in range(LAYERS):
             cache.update(rows(2, 7, layer), rows(2, 7, 10 + layer), layer)
     ours, theirs = caches
-    room.spread(ours, OWNERS)
+    spread(ours, OWNERS)
     theirs.batch_select_indices(torch.tensor(OWNERS))
     return ours, theirs
 
@@ -61,16 +62,16 @@ def test_both_caches_hold_the_same(change: Callable[[Any], None]) -> None:
 def test_rows_are_written_into_the_room_and_it_is_made_anew_when_it_is_full() -> None:
     ours, _ = pair()
     layer, places = ours.layers[0], []
-    for step in range(2 * room.ROOM):
+    for step in range(2 * ROOM):
         ours.update(rows(4, 1, step), rows(4, 1, step), 0)
         places.append((layer.keys.data_ptr(), layer.values.data_ptr()))
-    assert len(set(places)) == 2 and places[0] == places[room.ROOM - 1] != places[room.ROOM]
+    assert len(set(places)) == 2 and places[0] == places[ROOM - 1] != places[ROOM]
 
 
 def test_one_sequence_goes_to_every_row() -> None:
     cache = DynamicCache()
     cache.update(rows(1, 7, 0), rows(1, 7, 1), 0)
-    room.spread(cache, [0, 0, 0])
+    spread(cache, [0, 0, 0])
     assert torch.equal(cache.layers[0].keys, rows(1, 7, 0).expand(3, -1, -1, -1))
 
 
@@ -86,5 +87,5 @@ def test_caches_of_other_kinds_are_spread_by_transformers() -> None:
     sliding.update(rows(2, 5, 0), rows(2, 5, 1))
     cache = DynamicCache()
     cache.layers.append(sliding)
-    room.spread(cache, OWNERS)
+    spread(cache, OWNERS)
     assert cache.layers == [sliding] and torch.equal(sliding.keys, rows(2, 5, 0)[OWNERS])

@@ -11,8 +11,7 @@ from typing import Any
 from golden_cases import compare, sample
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.scorers import mmbench, mme, seed, sqa
+from llava_consensus.evaluation.benchmarks import make, mmbench, mme, seed, sqa
 
 
 def test_sqa_golden_cases() -> None:
@@ -43,7 +42,9 @@ def mme_pairs(text: str) -> list[mme.Pair]:
     for (picture, _, right, said), (other, _, other_right, other_said) in zip(rows[::2], rows[1::2], strict=True):
         if picture != other:
             raise ValueError(f"{picture} and {other}")
-        pairs.append(mme.Pair((mme.label(right), mme.label(other_right)), (mme.parse(said), mme.parse(other_said))))
+        pairs.append(
+            mme.Pair((mme.ground_truth(right), mme.ground_truth(other_right)), (mme.parse(said), mme.parse(other_said)))
+        )
     return pairs
 
 
@@ -98,7 +99,7 @@ def test_seed_golden_cases(tmp_path: Path) -> None:
         ours = seed.evaluate(annotation["questions"], {one["question_id"]: one["text"] for one in records})
         unnamed = any(one["question_type_id"] not in names for one in annotation["questions"])
         printed = seed_printed(ours, names)
-        keys = [seed.key(one["question_id"]) for one in annotation["questions"]]
+        keys = [seed.key_of(one["question_id"]) for one in annotation["questions"]]
         (folder / "SEED-Bench.json").write_text(json.dumps(annotation))
         asked = [{"question_id": key, "image": "i.png", "text": "q"} for key in keys]
         (folder / "llava-seed-bench.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tiny_data import make_pope, make_textvqa
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import make
-from llava_consensus.evaluation.scorers import gqa, mean, pope, vqa_text
+from llava_consensus.evaluation.benchmarks import gqa, make, pope, textvqa
+from llava_consensus.evaluation.benchmarks.base import mean
 
 
 def test_gqa_golden_cases() -> None:
@@ -56,15 +56,15 @@ def test_textvqa_golden_cases() -> None:
     def check(inputs: dict[str, Any], official: Any) -> bool:
         kind = inputs["kind"]
         if kind == "normalise":
-            parts = {"word_tokenize": vqa_text.tokenise(inputs["text"]), "full": vqa_text.normalise(inputs["text"])}
+            parts = {"word_tokenize": textvqa.tokenise(inputs["text"]), "full": textvqa.normalise(inputs["text"])}
             return parts == official
         if kind == "dataset":
             pairs = [(one["pred_answer"], one["gt_answers"]) for one in inputs["pred_list"]]
-            return not pairs or mean(vqa_text.score(*pair).value for pair in pairs) == official
+            return not pairs or mean(textvqa.score_answer(*pair).value for pair in pairs) == official
         try:
             if kind == "score":
-                return vqa_text.score(inputs["pred_answer"], inputs["gt_answers"]).value == official
-            return vqa_text.question_of(inputs["prompt"]) == official
+                return textvqa.score_answer(inputs["pred_answer"], inputs["gt_answers"]).value == official
+            return textvqa.question_of(inputs["prompt"]) == official
         except ValueError:
             return "raises" in official
 
@@ -91,10 +91,10 @@ def test_textvqa_golden_files_end_to_end(tmp_path: Path) -> None:
 
 def test_word_tables_are_the_official_ones() -> None:
     tables = json.loads(sample("vqa_tables.json").read_text())
-    assert tables["contractions"] == vqa_text.CONTRACTIONS and len(vqa_text.CONTRACTIONS) == 120
-    assert tables["number_words"] == vqa_text.NUMBERS
-    assert sorted(vqa_text.ARTICLES) == tables["articles"]
-    assert list(vqa_text.MARKS) == tables["punctuation_in_order"]
+    assert tables["contractions"] == textvqa.CONTRACTIONS and len(textvqa.CONTRACTIONS) == 120
+    assert tables["number_words"] == textvqa.NUMBERS
+    assert sorted(textvqa.ARTICLES) == tables["articles"]
+    assert list(textvqa.MARKS) == tables["punctuation_in_order"]
 
 
 def test_real_pope_labels_belong_to_the_questions(tmp_path: Path) -> None:
@@ -168,6 +168,6 @@ def test_official_textvqa_script_agrees(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_scorers_take_any_text(text: str) -> None:
-    assert vqa_text.normalise(text) == " ".join(vqa_text.normalise(text).split())
+    assert textvqa.normalise(text) == " ".join(textvqa.normalise(text).split())
     assert pope.parse(text) in ("yes", "no")
     assert gqa.convert(text) == gqa.convert(gqa.convert(text))

@@ -1,0 +1,94 @@
+"""InternVL-Chat of 2023, checked, loaded and asked: by its authors' `llava` package, its templates and `generate`.
+
+The tower runs once for a picture, however many questions are asked about it; prompts are answered one by one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from llava_consensus.errors import MissingDependency, OptionError
+from llava_consensus.evaluation.models.base import Encoded, Prompt
+from llava_consensus.evaluation.models.llava import CONVERSATION, LlavaHost, chosen_conversation, quietly_loaded
+from llava_consensus.evaluation.models.loading import Loading, incomplete_refused, refuse_not_finite
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.remote.internvl_chat import InternVLChat
+
+
+class InternVLChatHost(LlavaHost):
+    """An InternVL-Chat model with its tokenizer and image processor. Its code makes mask and positions from the length
+    of the cache and answers no padded batch, so prompts are asked one by one, and `generate` gives the prompt back in
+    front of the answer.
+    """
+
+    view_class = InternVLChat
+    shares = False
+
+    def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
+        """What the model's own `generate` is given for one prompt about a picture."""
+        inputs = super().own_inputs(prompt, image, folder)
+        del inputs["image_sizes"]
+        return inputs
+
+    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+        """Each prompt alone."""
+        return [[row] for row in range(len(ids))]
+
+    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+        """Texts by the model's own `generate`."""
+        ids, mask = self.pad(rows)
+        images = self.blank(pictures) if pictures else None
+        output = self.model.generate(ids, images=images, attention_mask=mask, **self.generation(prompt))
+        return self.decode(output[:, ids.shape[1] :])
+
+
+def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
+    """Of an InternVL-Chat checkpoint; the vision tower is its package's to find. OptionError for a conversation
+    template that the `llava` package does not have.
+    """
+    return {"conversation": chosen_conversation(conversation, CONVERSATION)}
+
+
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> InternVLChatHost:
+    """An InternVL-Chat checkpoint with its tokenizer and image processor, by the loader of its authors' package.
+
+    Args:
+        path: folder, whose name must contain `llava` or `intern` for the official loader.
+        loading: how, its device resolved.
+        view, options: of the host, which has no options.
+    Raises:
+        OptionError: for what that package's loader cannot be told.
+        MissingDependency: where another `llava` package is installed than InternVL's.
+        DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
+    """
+    try:
+        from llava.model.multimodal_encoder import clip_encoder
+
+        known = hasattr(clip_encoder, "is_intern_vit_6b_model")
+    except ImportError:
+        known = False
+    if not known:
+        raise MissingDependency(
+            "InternVL-Chat is run by a `llava` package of its own, which is not installed here. In an environment of "
+            "its own, type: pip install 'llava @ git+https://github.com/OpenGVLab/InternVL#subdirectory="
+            "internvl_chat_llava'"
+        )
+    if loading.attention != "auto" or loading.device_map not in (None, "auto"):
+        raise OptionError(
+            f"{path}: the loader of InternVL's `llava` package takes no attention kernel, and no device map but auto. "
+            "Leave them out"
+        )
+    from llava.mm_utils import get_model_name_from_path
+    from llava.model.builder import load_pretrained_model
+
+    bits: dict[str, Any] = {} if loading.bits is None else {f"load_{loading.bits}bit": True}
+    with incomplete_refused():
+        model, tokenizer, processor = quietly_loaded(
+            load_pretrained_model, path, get_model_name_from_path(path), device=loading.device, **bits
+        )
+    loading.cast(model)
+    refuse_not_finite(path, model)
+    return InternVLChatHost(model.eval(), tokenizer, processor)

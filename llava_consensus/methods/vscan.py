@@ -1,0 +1,88 @@
+"""VScan's scans: half of the tokens from windows all over the picture by an early block of the vision tower, half by
+the last one, and every other token merged into the kept one that it is most like (Zhang et al., TMLR 2026, arXiv
+2505.22654; official code a82450e).
+
+The grid of a tile is cut into 4 x 4 windows. Each keeps an equal share of T / 2, rounded down, of the tokens that the
+class token looks at most in the early block; the tokens it looks at most in the block that feeds the projector fill up.
+A kept token becomes the plain mean of itself and the tokens that join it, by cosine of what the language model would
+have received. What differs: exactly T tokens stay where the windows' shares do not come to T / 2, seats of windows that
+unpadding cut away go to the most attended elsewhere, any grid is cut (the authors' code for LLaVA knows 24 x 24), and
+ties go to the lower index. The authors prune once more in the middle of the language model, which is not a part of this
+method: `fastv` and `pyramiddrop` cut there. The early block is the sixth of CLIP's 24 in the authors' code; elsewhere
+it is the one at a quarter of the depth.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError, within
+from llava_consensus.reduction import merging
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import ReadsBlocks, Shape
+from llava_consensus.reduction.saliency import class_flops, class_saliency
+from llava_consensus.reduction.selection import Folded, assemble, membership, rank, seated, top
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class VScan(ReadsBlocks):
+    """Keep tokens of every window by an early vision block, the rest by the last one, and merge the others into them.
+
+    Args:
+        windows: in a row and in a column of a tile, at least 1.
+        local: share of the tokens that the windows keep, in [0, 1].
+    Raises:
+        OptionError: for a value outside its bound.
+    """
+
+    windows: int = 4
+    local: float = 0.5
+    order: str = "raster"
+
+    title: ClassVar[str] = "VScan's scans"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.EARLIER})
+    early: ClassVar[float] = 6 / 24
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.windows, int) or isinstance(self.windows, bool) or self.windows < 1:
+            raise OptionError(f"windows={self.windows!r} must be a whole number of at least 1")
+        within("local", self.local, 0.0, 1.0)
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Class attention of two blocks, the cosines of all tokens with the kept ones, and the means."""
+        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        merged = sum(2.0 * size * 2 * count * shape.width for count, size in units)
+        return merged + 2 * class_flops(shape) if units else 0.0
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """`budget.tokens` tokens, each the mean of what joined it. Gradients flow to the projected tokens only."""
+        size = tokens.projected.shape[1]
+        with torch.no_grad():
+            early = tokens.by_token(class_saliency(tokens.needed(Need.EARLIER)))  # [U, N_tile]
+            last = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            count = min(budget.tokens, size)
+            windows = tokens.tiles_per_unit * self.windows**2
+            each = int(count * self.local) // windows
+            seats = torch.full((len(last), windows), each, device=last.device)
+            ranked = rank(early[tokens.tile, tokens.patch])
+            local = seated(ranked, self.window(tokens, early.shape[1]), seats, each * windows)
+            kept = top(last.masked_fill(membership(local, size), torch.inf), count)
+            group = merging.nearest(ensure_finite("projected tokens", tokens.projected).float(), kept)
+        means = merging.group_means(tokens.projected, group, count)
+        everything = torch.arange(size, device=kept.device).expand(len(kept), -1)
+        folded = Folded(means, kept, everything, group)
+        return assemble(tokens.projected, kept[:, :0], self.order, folded)._replace(vision=last)
+
+    def window(self, tokens: VisualTokens, size: int) -> Tensor:
+        """The window of each token of a unit, in tiles of so many tokens: [B, N]."""
+        side = tokens.side or size
+        row, column = (
+            tokens.patch // side * self.windows // -(-size // side),
+            tokens.patch % side * self.windows // side,
+        )
+        tile = tokens.tile - tokens.tile.amin(1, keepdim=True)
+        return (tile * self.windows + row) * self.windows + column
