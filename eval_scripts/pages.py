@@ -5,8 +5,9 @@
 
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
 study the files that `llava-consensus paper study` leaves, and of vLLM what `bench --serve` wrote (docs/efficiency).
-Runs in the folder `large` of the results are of the larger set, those in `positions` of `paper positions`: tables of
-their own. No model is loaded. `tests/project/test_pages.py` fails where a page and the results differ.
+Runs in the folder `large` of the results are of the larger set, those in `positions` of `paper positions`, those in
+`beds` of other embedded models (`beds.py`): tables of their own. No model is loaded. `tests/project/test_pages.py`
+fails where a page and the results differ.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
+from eval_scripts.beds import beds_table
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.cli.report import known
@@ -39,8 +41,9 @@ MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
-LARGE, POLICIES = "large", "positions"  # folders of runs beside those of the grid
+LARGE, POLICIES, BEDS = "large", "positions", "beds"  # folders of runs beside those of the grid
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
+OF_BEDS = "<!-- beds:begin -->", "<!-- beds:end -->"
 KEPT, CALIBRATED = "None", "calibrated"  # of `closed_from` of the study's method
 WAYS = {"0": "closed up", KEPT: "kept", CALIBRATED: "kept, attention calibrated by distance"}
 SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
@@ -61,7 +64,8 @@ def pack(results: Path, file: Path = ROOT / MEASURED) -> None:
         if (folder / METRICS).is_file():
             place = folder.relative_to(results).as_posix()
             kept |= {f"{place}/{name}": (folder / name).read_bytes() for name in (CONFIG, METRICS, SCORES)}
-    kept |= {name: (results / name).read_bytes() for name in BESIDE if (results / name).is_file()}
+    beside = [*(results / name for name in BESIDE), *(results / BEDS).glob("*.json")]
+    kept |= {path.relative_to(results).as_posix(): path.read_bytes() for path in beside if path.is_file()}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:xz") as archive:
         for name in sorted(kept, key=lambda name: (name.rsplit("/")[-1], name)):  # what is alike stands together
@@ -95,6 +99,7 @@ def write(root: Path = ROOT) -> None:
         tables = [*study_tables(found["study.json"]), *scap_tables(found["scap.json"])]
         replace(root / "docs/paper.md", "\n\n".join(map(markdown, tables)))
         replace(root / "docs/results.md", large_table(out / LARGE))
+        replace(root / "docs/results.md", beds_table(out, out / BEDS), *OF_BEDS)
         replace(root / "docs/positions.md", policies_table(out / POLICIES))
         replace(root / "docs/serving.md", "\n\n".join(map(served_table, SERVED)))
         replace(root / "README.md", readme_table(out))
@@ -104,10 +109,10 @@ def write(root: Path = ROOT) -> None:
     write_out(root / "llava_consensus" / COSTS, (json.dumps(costs, indent=1) + "\n").encode())
 
 
-def replace(page: Path, block: str) -> None:
+def replace(page: Path, block: str, begin: str = BEGIN, end: str = END) -> None:
     """Puts a block between the markers of a page."""
-    head, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    write_out(page, f"{head}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}".encode())
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    write_out(page, f"{head}{begin}\n{block}\n{end}{rest.split(end)[1]}".encode())
 
 
 def readme_table(out: Path) -> str:

@@ -5,6 +5,9 @@
 It follows the joint rounds; where their state is missing it continues the committed checkpoint. The question forms of
 all benchmarks are in its mix (`forms.py`). Every `SNAPSHOT` steps it saves its state, to resume from, and a loadable
 snapshot without a tower of its own beside it, to see what more steps change.
+
+With `--layers 12` the committed checkpoint is made deeper before (`deepened`): a model of its depth from noise would
+take a day on one core.
 """
 
 from __future__ import annotations
@@ -33,11 +36,33 @@ NAME, PEAK, SIZE = "full", 3e-4, 4
 SIGNED, READING = 0.6, 6.0  # least share of scenes with a sign, weight of the questions about it
 
 
+LAYER, OUTPUTS = "model.layers.", ("o_proj.weight", "down_proj.weight")
+
+
+def deepened(state: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
+    """The weights of a language model with each layer repeated in place, to `layers` in all; a multiple of its own.
+
+    Each of the copies adds its share of what the layer added, so that all of them take part from the first step on.
+    Copies that add nothing at first (zeroed outputs) would keep the answers, and leave the work to the old layers.
+    """
+    there = 1 + max(int(name.split(".")[2]) for name in state if name.startswith(LAYER))
+    times, rest = divmod(layers, there)
+    if rest or not times:
+        raise ValueError(f"--layers {layers} is no multiple of the {there} of the committed model")
+    made = {name: weight for name, weight in state.items() if not name.startswith(LAYER)}
+    for name in state.keys() - made.keys():
+        number, part = name.removeprefix(LAYER).split(".", 1)
+        weight = state[name].float() / times if name.endswith(OUTPUTS) else state[name]
+        made |= {f"{LAYER}{int(number) * times + copy}.{part}": weight for copy in range(times)}
+    return made
+
+
 def load_committed(learner: Learner, folder: Path = CHECKPOINT) -> None:
-    """Language model and projector of an exported checkpoint; the head is tied to the embedding and not stored."""
+    """Language model and projector of an exported checkpoint, made deeper where the recipe says so; the head is tied
+    to the embedding and not stored."""
     state, mark = load_file(folder / "model.safetensors"), "model.mm_projector."
     learner.project.load_state_dict({k.removeprefix(mark): v for k, v in state.items() if k.startswith(mark)})
-    language = {k: v for k, v in state.items() if not k.startswith(mark)}
+    language = deepened({k: v for k, v in state.items() if not k.startswith(mark)}, learner.recipe.layers)
     learner.model.load_state_dict(language | {"lm_head.weight": state["model.embed_tokens.weight"]})
 
 

@@ -1,6 +1,7 @@
 """Measure the checkpoint as a test bed, before any reduction method: accuracy, random selection, attention lifts.
 
     python -m playground.mini.measure [--limit IMAGES] [--tokens 64 32] [--only gqa pope textvqa lifts]
+    python -m playground.mini.measure --model checkpoints/NAME --limit 10 --only layers
 
 Reads the benchmark files and the checkpoint through the official loader. Answers are greedy; the questions about one
 picture share the pass over its visual prefix. "Random" keeps a uniform random subset of the patches, in order.
@@ -14,6 +15,7 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -201,6 +203,30 @@ def scap_share(mini: Mini, visual: torch.Tensor, text: str, mine: torch.Tensor) 
     return (rows[mine].sum() / rows.sum()).item(), mine.float().mean().item()
 
 
+def layers(mini: Mini, limit: int = 10) -> dict[str, dict[str, float]]:
+    """Accuracy on `limit` pictures of GQA and five times as many of TextVQA with all decoder layers, with each of them,
+    from 1, left out in turn, and with each quarter of them.
+
+    In a model that was made deeper than it was trained first this shows what its layers do.
+    """
+    stack = mini.model.model.layers
+    single, quarter = [range(n, n + 1) for n in range(len(stack))], len(stack) // 4
+    runs = [range(n, n + quarter) for n in range(0, len(stack), quarter)] if quarter > 1 else []
+    found = {}
+    for left_out in (range(0), *single, *runs):
+        hooks = [stack[n].register_forward_hook(passed_by) for n in left_out]
+        scores = {name: TASKS[name](mini, 576, most)["all"] for name, most in (("gqa", limit), ("textvqa", 5 * limit))}
+        found[f"without {', '.join(str(n + 1) for n in left_out)}" if hooks else "all"] = scores
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def passed_by(layer: torch.nn.Module, given: tuple, out: Any) -> Any:
+    """A hook: what a layer was given in place of what it made of it."""
+    return given[0] if isinstance(out, torch.Tensor) else (given[0], *out[1:])
+
+
 TASKS = {"gqa": gqa, "pope": pope, "textvqa": textvqa}
 
 
@@ -211,14 +237,18 @@ def main(argv: Iterable[str] | None = None) -> None:
     parser.add_argument(
         "--tokens", type=int, nargs="*", default=[64, 32], help="sizes of the random subsets, beside all 576"
     )
-    parser.add_argument("--only", nargs="*", default=[*TASKS, "lifts"], choices=[*TASKS, "lifts"])
+    parser.add_argument("--only", nargs="*", default=[*TASKS, "lifts"], choices=[*TASKS, "lifts", "layers"])
+    parser.add_argument("--model", type=Path, default=CHECKPOINT, help="the folder of a checkpoint")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    mini = Mini()
+    mini = Mini(options.model)
     for name in options.only:
         if name == "lifts":
             print(json.dumps({"lifts": lifts(mini, min(50, options.limit))}), flush=True)
+            continue
+        if name == "layers":
+            print(json.dumps({"layers": layers(mini, options.limit)}), flush=True)
             continue
         for tokens in (576, *options.tokens):
             started = time.time()
