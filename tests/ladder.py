@@ -40,7 +40,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "ladder.md"
 NEW = 3  # words of an answer
 FIRST = hf_models.IMAGE  # of the ids that are no words
 ALL = 4000  # a budget above every picture
-MAKE_ROWS = ("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "downsample", "sparsevlm")
+MAKE_ROWS = ("prumerge", "prumerge_plus", "visionzip", "tome_post", "pool", "tome", "downsample", "sparsevlm", "vscan")
 # of a module's code, before which nothing may silently go back to what is not compiled
 GRAPHS = {"recompile_limit": 99, "accumulated_recompile_limit": 9999, "fail_on_recompile_limit_hit": True}
 Words = Callable[[Tensor], Tensor]
@@ -147,7 +147,6 @@ def official() -> Any:
     return Official(tiny_llava(Path(tower().name), **sizes))
 
 
-LATER = ("glm4v", "glm4v video", "glm4v_moe", "ovis2", "hiprune", "vscan")  # not on the page yet: `make ladder`
 FAMILIES = {"official LLaVA": Case(official, hf_models.square, lambda model: []), **CASES}
 
 
