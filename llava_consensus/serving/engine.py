@@ -5,6 +5,7 @@ hosts gather it, and `hosts.reduce` does the rest.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from llava_consensus.hosts.hf.seam import Rows, once
 from llava_consensus.hosts.reduce import reduce
 from llava_consensus.hosts.sequence import Channel, Rule, fingerprints
 from llava_consensus.hosts.sequence import Sequence as Assembled
-from llava_consensus.hosts.towers import blocks_read, load_clip_text, needs_of, split_heads
+from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.plan import Plan, row_kinds
@@ -183,18 +184,23 @@ class Engine:
             else:  # a copy, which the norms of the next block do not write over
                 readers[features].register_forward_pre_hook(lambda _, args: self._take("states", args[0].clone()))
         if Need.ATTENTION in needs:
-            block = blocks[attention]
-            kernel = getattr(block, "self_attn", None) or block.attn
-            kernel.attn.register_forward_pre_hook(self._take_attention, with_kwargs=True)
+            self._watch(blocks[attention], "")
+        if Need.EARLIER in needs:
+            self._watch(blocks[earlier_block(self.tower, self.method)], EARLIER)
+
+    def _watch(self, block: Any, front: str) -> None:
+        """Takes queries and keys of the attention of a block, under names that begin so."""
+        kernel = getattr(block, "self_attn", None) or block.attn
+        kernel.attn.register_forward_pre_hook(partial(self._take_attention, front), with_kwargs=True)
 
     def _take(self, name: str, values: Tensor) -> None:
         if self._parts is not None:
             self._parts.setdefault(name, []).append(values)
 
-    def _take_attention(self, module: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+    def _take_attention(self, front: str, module: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         for place, name in enumerate(("query", "key")):
             states = named[name].transpose(1, 2) if name in named else split_heads(args[place], module.num_heads)
-            self._take(name, all_heads(states))
+            self._take(front + name, all_heads(states))
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, list[Tensor]]]:

@@ -96,11 +96,6 @@ class Reduced:
                 f"{plan.setting.method} needs {missing}, which the vision side of this model does not have: "
                 "take another method (llava-consensus list methods)"
             )
-        if Need.EARLIER in plan.method.needs:
-            raise OptionError(
-                f"{plan.setting.method} reads the attention of two vision blocks, and the server hands over that of "
-                "one: take another method (llava-consensus list methods)"
-            )
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.reduces, self.moves = plan.method.reduces, None
         if self.reduces:

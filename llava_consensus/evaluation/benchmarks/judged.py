@@ -1,12 +1,10 @@
 """What benchmarks with a judge share: scores computed without a judge, and agreement with another run's answers.
 
-Exact and contained matches cost nothing and are the same everywhere; the judged metric is None until
-`llava-consensus judge` has asked a judge. `agreement(answers, full_answers)` compares a run with that of the unpruned
-model, question by question.
-
-They stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date, and too strict for long
-answers. Texts are compared in lower case, without marks around them and with single spaces; references may hold
-MM-Vet's `<OR>` (one of them is enough) and `<AND>` (all of them are needed).
+Exact and contained matches stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date,
+and too strict for long answers; the judged metric is None until `llava-consensus judge` has asked a judge. Texts are
+compared in lower case, without marks around them and with single spaces; references may hold MM-Vet's `<OR>` (one of
+them is enough) and `<AND>` (all of them are needed). `agreement(answers, full_answers)` compares a run with that of the
+unpruned model, question by question.
 """
 
 import re

@@ -7,12 +7,10 @@ server (https://mmbench.opencompass.org.cn) takes what `export` writes.
 Asked as LLaVA does: every row once (the rotations are rows), vicuna_v1, greedy, at most 1,024 new tokens, hint,
 question and options, then the option's letter, asked for in Chinese in `mmbench_cn`. Options end at the first empty
 one, and pandas takes an option like "None" or "N/A" for empty, as in LLaVA's script. Pictures are turned to RGB first.
-Scored by circular accuracy (a question counts if every rotation is right), answers read by the rules of
-VLMEvalKit v0.2; a judge for what they cannot read is optional (`judge/mmbench.py`). The questions of a partial run are
-judged by the rotations that were answered, as in VLMEvalKit.
-Equal to VLMEvalKit v0.2 (commit e4e0263; the same from 2024-02 to 2025-08) to the last bit. An answer is read by
-letter, then by content: exactly one option's text inside it. What neither decides is wrong here; `judge/mmbench.py` has
-a judge read it.
+Scored by circular accuracy (a question counts if every rotation is right), equal to VLMEvalKit v0.2 (commit e4e0263;
+the same from 2024-02 to 2025-08) to the last bit. An answer is read by letter, then by content: exactly one option's
+text inside it. What neither decides is wrong here; `judge/mmbench.py` has a judge read it. The questions of a partial
+run are judged by the rotations that were answered, as in VLMEvalKit.
 Must match: LLaVA-1.5-7B 64.3 and 58.3 (https://arxiv.org/abs/2310.03744, table 4).
 """
 

@@ -4,13 +4,12 @@ Data: DATA/eval/MME; questions from LLaVA's eval.zip, pictures and right answers
 request from https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models (branch Evaluation; research only, no
 licence stated); the right answers alone are also in its eval_tool (`eval_tool/Your_Results/<task>.txt`).
 Asked as LLaVA does: vicuna_v1, greedy, at most 128 new tokens, one word or phrase.
-Scored as the official tool does: acc + acc+ per task. It pairs lines by position; here every answer is joined by
-picture and question, and a question file whose lines are not two by two about one picture is refused. Only pictures
-with both answers count. `export` writes the official results folder.
-Equal to the official tool to the last bit. A task's score is 100 times the share of right answers plus 100 times the
-share of pictures with both questions right. The tool takes its lines two by two and never compares the pictures' names;
-here the pairs are given. Where the tool stops because no answer of a task is yes or no, the score is 0 and `unreadable`
-names the task.
+Scored as the official tool does, equal to the last bit: acc + acc+ per task, which are 100 times the share of right
+answers and 100 times the share of pictures with both questions right. The tool takes its lines two by two and never
+compares the pictures' names; here every answer is joined by picture and question, and a question file whose lines are
+not two by two about one picture is refused. Only pictures with both answers count. Where the tool stops because no
+answer of a task is yes or no, the score is 0 and `unreadable` names the task. `export` writes the official results
+folder.
 Must match: LLaVA-1.5-7B perception 1510.7 (https://arxiv.org/abs/2310.03744, table 4).
 """
 
