@@ -214,7 +214,7 @@ def spread(cache: Any, owners: List[int]) -> None:
         cache.batch_select_indices(torch.tensor(owners))
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
+class RoomyLayer(DynamicLayer):
     """The cache of one layer. `keys` and `values` are the part of their room that is filled.
 
     Args:

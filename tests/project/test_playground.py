@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from playground.mini import build as builder
-from playground.mini import connect, forms, full_prefix, sequences
+from playground.mini import connect, forms, full_prefix, measure, sequences
 from playground.mini import tokenizer as words
 from playground.mini.catalogue import CATEGORIES, COLOURS, NAMES, OBJECTS, SIGN_ALPHABET
 from playground.mini.export import export_language
@@ -152,6 +152,12 @@ def test_a_deeper_model_has_each_layer_in_shares() -> None:
             assert torch.allclose(3 * layer.get_submodule(name).weight, there.get_submodule(name).weight)
     with pytest.raises(ValueError, match="no multiple of the 4"):
         full_prefix.deepened(flat.model.state_dict(), 2)
+
+
+def test_each_layer_is_left_out_in_turn(eval_folder: Path) -> None:
+    found = measure.layers(measure.Mini(), limit=1)
+    assert list(found) == ["all", *(f"without {number}" for number in range(1, 5))]
+    assert found["without 1"]["gqa"] < 10 < found["without 2"]["gqa"] < found["all"]["gqa"]
 
 
 def test_gqa_files(eval_folder: Path) -> None:
