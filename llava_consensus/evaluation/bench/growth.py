@@ -155,12 +155,14 @@ def random_unit(patches: int, batch: int, device: torch.device) -> VisualTokens:
         row_mask=real[:, patches:],
         key_mask=real,
     )
+    attention = VisionAttention(normal(*heads, 1 + patches, head), normal(*heads, 1 + patches, head), scale, 1)
     return VisualTokens(
         projected=normal(batch, patches, WIDTH),
         tile=units[:, None].expand(-1, patches),
         patch=places[:, :patches],
         side=math.isqrt(patches),
-        attention=VisionAttention(normal(*heads, 1 + patches, head), normal(*heads, 1 + patches, head), scale, 1),
+        attention=attention,
+        earlier=attention,
         features=normal(batch, patches, WIDTH) + normal(WIDTH),  # patches of a picture have much in common
         class_feature=normal(batch, WIDTH),
         project=lambda values: values @ weight.to(values.dtype),
