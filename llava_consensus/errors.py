@@ -92,6 +92,12 @@ def whole_or_none(name: str, value: object, meaning: str) -> None:
         raise OptionError(f"{name}={value!r} must be a whole number, {meaning}, or left out")
 
 
+def at_least(name: str, value: object, low: int) -> None:
+    """Raises OptionError unless `value` is a whole number of at least `low`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise OptionError(f"{name}={value!r} must be a whole number of at least {low}")
+
+
 def numbers(name: str, text: object, whole: bool = False) -> list[float]:
     """The numbers of a text such as `8 16 24`, or of one number. OptionError for anything else."""
     try:

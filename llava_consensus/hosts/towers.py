@@ -19,6 +19,7 @@ from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
+FRONTS = ("", EARLIER)  # in front of the names of all parts
 GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTURES})  # whatever the tower is
 
 

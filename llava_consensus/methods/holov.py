@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, within
+from llava_consensus.errors import at_least, within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import ReadsTower, Shape
@@ -49,8 +49,7 @@ class HoloV(ReadsTower):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.crops, int) or isinstance(self.crops, bool) or self.crops < 1:
-            raise OptionError(f"crops={self.crops!r} must be a whole number of at least 1")
+        at_least("crops", self.crops, 1)
         within("alpha", self.alpha, 0.0, float("inf"))
 
     def flops(self, shape: Shape, budget: Budget) -> float:

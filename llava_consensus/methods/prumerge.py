@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.errors import OptionError, choose
+from llava_consensus.errors import at_least, choose
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Shape
 from llava_consensus.reduction.saliency import received_saliency
@@ -60,8 +60,7 @@ class PruMerge(ReadsTower):
         super().__post_init__()
         choose("budget", self.budget, ("fixed", "adaptive"))
         choose("weights", self.weights, ("raw", "mean"))
-        if not isinstance(self.neighbours, int) or isinstance(self.neighbours, bool) or self.neighbours < 0:
-            raise OptionError(f"neighbours={self.neighbours!r} must be a whole number of at least 0")
+        at_least("neighbours", self.neighbours, 0)
 
     @property
     def adaptive(self) -> bool:

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, within
+from llava_consensus.errors import at_least, within
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsBlocks, Shape
@@ -48,8 +48,7 @@ class VScan(ReadsBlocks):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.windows, int) or isinstance(self.windows, bool) or self.windows < 1:
-            raise OptionError(f"windows={self.windows!r} must be a whole number of at least 1")
+        at_least("windows", self.windows, 1)
         within("local", self.local, 0.0, 1.0)
 
     def flops(self, shape: Shape, budget: Budget) -> float:

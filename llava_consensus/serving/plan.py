@@ -5,7 +5,6 @@ view of a model of this configuration that has no weights.
 import copy
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from llava_consensus.hosts import view_of
-from llava_consensus.hosts.hf import TEXT_SIDE
+from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Budget, Share
@@ -54,8 +53,7 @@ class Plan:
         """The CLIP model by whose text tower the method reads the question; empty where it reads none so."""
         if Need.QUESTION not in self.method.needs:
             return ""
-        beside = next(Path(self.folder).glob(TEXT_SIDE), None)
-        return str(self.view.clip_name if beside is None else beside.parent)
+        return text_side(self.folder) or str(self.view.clip_name)
 
     def rows(self, modality: str, inputs: dict[str, Any]) -> list[Rows]:
         """The rows of every picture, given what the processor makes of them."""

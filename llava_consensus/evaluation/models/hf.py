@@ -37,7 +37,7 @@ from llava_consensus.evaluation.models.base import (
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts import check_version
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.hf import TEXT_SIDE
+from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.model import Features, HfModel
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.reduction.method import Shape
@@ -360,9 +360,8 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         raise DataError(f"model={path!r} cannot be loaded: {type(error).__name__}: {error}") from error
     refuse_incomplete(path, cls, info)
     refuse_not_finite(path, model)
-    text_side = next(Path(path).glob(TEXT_SIDE), None)
-    if text_side is not None:  # the CLIP model that `convert` has put beside the weights
-        model.config.vision_config._name_or_path = str(text_side.parent)
+    if clip := text_side(path):
+        model.config.vision_config._name_or_path = clip
     if loading.device_map is None and loading.bits is None:  # else it stands where it should
         model.to(loading.device)
     try:

@@ -6,9 +6,8 @@ with attach(model, "consensusdrop", tokens=64):
     model.generate(**processor(...), max_new_tokens=64)
 """
 
+from pathlib import Path
 from typing import Any
-
-TEXT_SIDE = "official/*/config.json"  # of the CLIP model that `model convert` puts beside a checkpoint
 
 
 def __getattr__(name: str) -> Any:
@@ -18,3 +17,9 @@ def __getattr__(name: str) -> Any:
     from llava_consensus.hosts.hf.seam import reduce
 
     return reduce
+
+
+def text_side(checkpoint: str) -> str:
+    """Folder of the CLIP model that `model convert` has put beside the weights of a checkpoint; empty where none is."""
+    config = next(Path(checkpoint).glob("official/*/config.json"), None)
+    return "" if config is None else str(config.parent)

@@ -14,7 +14,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap, Tiles
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, cells, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.towers import EARLIER, fingerprint, hidden_state_block
+from llava_consensus.hosts.towers import FRONTS, fingerprint, hidden_state_block
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
@@ -99,7 +99,7 @@ class Mistral3(HfModel):
         output, parts = run_encoder(self, attachment, modality, inputs)
         sizes = torch.as_tensor(inputs["image_sizes"]).tolist()
         heads = self.module.config.vision_config.num_attention_heads
-        for front in ("", EARLIER):
+        for front in FRONTS:
             cos, sin = parts.pop(front + "cos", None), parts.pop(front + "sin", None)
             for name in (front + "query", front + "key") if cos is not None and sin is not None else ():
                 states = parts[name].unflatten(-1, (heads, -1)).transpose(0, 1)[None]  # [1, H, rows, d]

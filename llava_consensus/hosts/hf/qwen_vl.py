@@ -17,13 +17,12 @@ from llava_consensus.hosts.base import Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.towers import EARLIER, fingerprint
+from llava_consensus.hosts.towers import FRONTS, fingerprint
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 MERGED = 4  # patches of a token, in a row
-BLOCKS = ("", EARLIER)  # in front of the names of their parts
 
 
 class QwenTower:
@@ -116,12 +115,12 @@ class QwenVL(HfModel):
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
         ordered = dict(parts)
         angles = [
-            [ordered.pop(front + name, None) for name in ("cos", "sin")] for front in BLOCKS
+            [ordered.pop(front + name, None) for name in ("cos", "sin")] for front in FRONTS
         ]  # before the windows
         if hasattr(self.inner.visual, "window_size"):
             back = _window_order(self.inner.visual, grids).argsort()
             ordered = {name: value.unflatten(0, (-1, MERGED))[back].flatten(0, 1) for name, value in ordered.items()}
-        for front, (cos, sin) in zip(BLOCKS, angles, strict=True):
+        for front, (cos, sin) in zip(FRONTS, angles, strict=True):
             if cos is not None and sin is not None:
                 heads = self.inner.visual.config.num_heads
                 states = ordered.pop(front + "qkv").unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3)  # [3, H, rows, d]
