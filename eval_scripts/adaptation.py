@@ -1,10 +1,10 @@
-"""Adapts the embedded model to fewer tokens with several methods, measures it before and after, and writes the tables.
+"""Adapts the embedded model to fewer tokens with several methods, measures it before and after, and prints the tables.
 
     python -m eval_scripts.adaptation run --data-path playground/mini-train/conversations.json --out results/adaptation
-    python -m eval_scripts.adaptation write --out results/adaptation --to docs/results.md
+    python -m eval_scripts.adaptation write --out results/adaptation
 
 `run` trains one cell after the other, the most telling first, and evaluates each; whatever is complete is not done
-again. `write` puts tables of what is there between the marks `adaptation:begin` and `adaptation:end` of a file.
+again. `write` prints the tables of what is there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from eval_scripts.adaptation_tables import BUDGETS, CONTROL, METHODS, POSITIONS, asked, text
 
-BEGIN, END = "<!-- adaptation:begin -->", "<!-- adaptation:end -->"
 RATES = {"projector": 1e-3, "full": 3e-4}  # of the projector in LLaVA's pretraining; of the model's own last stage
 MODEL, BENCHMARKS = Path("checkpoints/llava-mini"), (("textvqa", None), ("gqa", 200))
 
@@ -97,19 +96,6 @@ def command(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "llava_consensus.cli", *map(str, arguments)], check=True)
 
 
-def write(out: Path, to: Path) -> None:
-    """Puts the tables between the marks of a file, or prints them."""
-    tables = text(out, [cell.name for cell in cells()])
-    if str(to) == "-":
-        print(tables)
-        return
-    page = to.read_text(encoding="utf-8")
-    if BEGIN not in page or END not in page:
-        sys.exit(f"error: {to}: has no lines {BEGIN} and {END}. Put them where the tables belong")
-    front, rest = page.split(BEGIN, 1)
-    to.write_text(f"{front}{BEGIN}\n{tables}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -118,12 +104,11 @@ def main() -> None:
     parser.add_argument("--data-path", type=Path, default=Path("playground/mini-train/conversations.json"))
     parser.add_argument("--steps", type=int, default=80, help="of each adaptation (%(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="conversations in a step (%(default)s)")
-    parser.add_argument("--to", type=Path, default=Path("-"), help="file with the marks (standard output)")
     given = parser.parse_args()
     if given.action == "run":
         run(given.out, given.data_path, given.steps, given.batch)
     else:
-        write(given.out, given.to)
+        print(text(given.out, [cell.name for cell in cells()]))
 
 
 if __name__ == "__main__":

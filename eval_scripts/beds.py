@@ -33,6 +33,7 @@ FULL = "all tokens"
 BENCHMARKS = ("textvqa", "gqa", "pope", "vqav2")
 BEDS = {  # the folder of a checkpoint, and the head of its column
     "llava-mini": "committed: 4 layers, matchers",
+    "llava-mini-seed-1": "4 layers, seed 1, matchers",
     "llava-mini-seed-1-no-matchers": "4 layers, seed 1, no matchers",
     "llava-mini-12-layers": "12 layers, grown from the committed one",
 }
@@ -44,6 +45,17 @@ METHODS = (
     "CDPruner, relevance=cosine",
     "DivPrune",
     "VisionZip",
+    "SCOPE",
+    "VidCom2",
+    "VScan's scans",
+    "HiPrune",
+    "HoloV",
+    "IDPruner, untrained",
+    "ID-Selection",
+    "MFPruner, relevance=cosine",
+    "OTPrune, gamma=4.55",
+    "RESTORE merging",
+    "EVS",
     "FastV",
     "FastV, layer=2",
     "DART",
@@ -57,6 +69,8 @@ PAIRS = (  # under each policy, first less second
     ("ConsensusDrop", "cross-only (alpha 0)"),
     ("vision-only (alpha 1)", "cross-only (alpha 0)"),
     ("ConsensusDrop", "VisPruner"),
+    ("ConsensusDrop", "SCOPE"),
+    ("ConsensusDrop", "VidCom2"),
     ("ConsensusDrop", "CDPruner, relevance=cosine"),
     ("ConsensusDrop", "FastV"),
 )

@@ -23,6 +23,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from eval_scripts.beds import beds_table
+from eval_scripts.policies import ablations_table, budgets_table, layers_table
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.cli.report import known
@@ -43,9 +44,9 @@ BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
 LARGE, POLICIES, BEDS = "large", "positions", "beds"  # folders of runs beside those of the grid
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
-OF_BEDS = "<!-- beds:begin -->", "<!-- beds:end -->"
-KEPT, CALIBRATED = "None", "calibrated"  # of `closed_from` of the study's method
-WAYS = {"0": "closed up", KEPT: "kept", CALIBRATED: "kept, attention calibrated by distance"}
+OF_BEDS, OF_ABLATIONS, OF_BUDGETS = (
+    (f"<!-- {name}:begin -->", f"<!-- {name}:end -->") for name in ("beds", "ablations", "budgets")
+)
 SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
     "**ConsensusDrop** → **ConsensusDrop+**": "ConsensusDrop",
     "VisPruner": "VisPruner",
@@ -100,7 +101,9 @@ def write(root: Path = ROOT) -> None:
         replace(root / "docs/paper.md", "\n\n".join(map(markdown, tables)))
         replace(root / "docs/results.md", large_table(out / LARGE))
         replace(root / "docs/results.md", beds_table(out, out / BEDS), *OF_BEDS)
-        replace(root / "docs/positions.md", policies_table(out / POLICIES))
+        replace(root / "docs/results.md", ablations_table(out), *OF_ABLATIONS)
+        replace(root / "docs/positions.md", layers_table(read_rows(out / POLICIES, known())))
+        replace(root / "docs/positions.md", budgets_table(read_rows(out, known())), *OF_BUDGETS)
         replace(root / "docs/serving.md", "\n\n".join(map(served_table, SERVED)))
         replace(root / "README.md", readme_table(out))
         for name in BESIDE:
@@ -160,27 +163,6 @@ def large_table(out: Path) -> str:
     """Scores with intervals of the runs on the larger set."""
     section = max(in_sections(read_rows(out, known())), key=lambda one: len(one.rows))
     return f"{title(section)}\n\n{markdown(intervals(section))}"
-
-
-def policies_table(out: Path) -> str:
-    """Patches chosen before the first layer: closed up, kept, and kept with calibrated attention."""
-    rows: dict[tuple[str, str], Row] = {}
-    for row in read_rows(out, known()):
-        options = row.config["options"]
-        rows[row.benchmark, CALIBRATED if options["calibrate"] else str(options["closed_from"])] = row
-    benchmarks = [name for name in ("textvqa", "gqa") if (name, CALIBRATED) in rows]
-    about = [
-        f"{row.facts.title} ({row.sample.questions.size} questions, {row.pictures} pictures)"
-        for row in (rows[name, CALIBRATED] for name in benchmarks)
-        if row.sample is not None
-    ]
-    lines = ["| positions, 64 tokens | " + " | ".join(about) + " |", "|---" + "|--:" * len(about) + "|"]
-    for setting, words in WAYS.items():
-        cells = [f"{rows[name, setting].score:.1f}{half(rows[name, setting].bounds)}" for name in benchmarks]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    tests = [compare(rows[name, CALIBRATED], rows[name, KEPT]) for name in benchmarks]
-    cells = ["-" if test is None else signed(test.difference, test.bounds) for test in tests]
-    return "\n".join([*lines, f"| calibrated less kept | {' | '.join(cells)} |"])
 
 
 def _at(section: Section, label: str, name: str, policy: str) -> Row | None:

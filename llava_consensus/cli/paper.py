@@ -53,6 +53,7 @@ CAUTION = (
 FORMAT = arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)")
 ONLY = arg("--bench", metavar="NAMES", help="only these benchmarks (those of each table)")
 AT = arg("--tokens", metavar="NUMBERS", help="only these budgets, such as 64 (those of the table)")
+POSITIONS = arg("--positions", choices=("keep",), help="every row with positions kept (closed up, as the paper does)")
 CARDS = {"ada": "RTX 6000 Ada, as the paper prints its times"}  # on which a plan knows times
 
 
@@ -123,12 +124,12 @@ def _of_preset(given: argparse.Namespace) -> Iterator[str]:
     why = _unfit(preset, given)
     if why:
         raise OptionError(f"{preset.name}: {why}")
-    yield from _measured(preset, given)
+    yield from _measured(_kept(preset) if vars(given).get("positions") == "keep" else preset, given)
 
 
-for _name, _line, _presets in (
-    ("table", "a main table", "results, t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions"),
-    ("ablation", "an ablation", "alpha, temperature, recovery, anchors, score"),
+for _name, _line, _presets, _own in (
+    ("table", "a main table", "results, t1, t2, t3, t4-qwen-vl, t4-internvl-chat, t4-cogvlm, positions", ()),
+    ("ablation", "an ablation", "alpha, temperature, recovery, anchors, score", (POSITIONS,)),
 ):
     command(
         f"paper {_name}",
@@ -136,6 +137,7 @@ for _name, _line, _presets in (
         arg("name", metavar="NAME", help=f"{_presets}, or a file like theirs"),
         ONLY,
         AT,
+        *_own,
         FORMAT,
         *arguments.LOADED,
         *arguments.RUN,
@@ -201,6 +203,16 @@ def _at(preset: "Preset", text: str | None) -> "Preset":
             f"--tokens {text!r}: must be of {', '.join(sorted(known, key=float))}, which {preset.name} asks"
         )
     return replace(preset, rows=tuple(row for row in preset.rows if f"{row.tokens:g}" in text.split()))
+
+
+def _kept(preset: "Preset") -> "Preset":
+    """A preset with positions kept in every row, and a name of its own for its tables."""
+
+    def kept(method: str) -> str:
+        return method and f"{method}{',' if ':' in method else ':'}positions=keep"
+
+    rows = tuple(replace(row, method=kept(row.method), against=kept(row.against)) for row in preset.rows)
+    return replace(preset, name=f"{preset.name}-keep", reference=kept(preset.reference), rows=rows)
 
 
 @command(

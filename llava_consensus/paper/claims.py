@@ -120,6 +120,12 @@ def _evidence(contrasts: Sequence[Contrast]) -> str:
     return "; ".join(map(str, contrasts[:IN_EVIDENCE])) + more
 
 
+def both_policies(ablation: str) -> str:
+    """The two commands that make the runs of an ablation, as code in Markdown."""
+    command = f"llava-consensus paper ablation {ablation}"
+    return f"{command}` and `{command} --positions keep"
+
+
 class Claim(NamedTuple):
     """A claim, the name of its figure's files, what its family of comparisons is, and what judges it under a position
     policy.
@@ -226,15 +232,40 @@ CLAIMS = (
         "each rate less the next, by retention and student",
         of_study("fall"),
     ),
-    Claim("alpha = 0.7 is best", "f09-alpha", "0.7 less each other alpha", best_of("alpha", (0.7,))),
-    Claim("Temperatures do not matter", "f10-temperature", "each pair of settings", temperature_matters_not),
-    Claim("Vision is the better student", "f11-recovery", "each rate", vision_is_the_better_student),
-    Claim("20 merged of 128 is best", "f12-anchors", "20 less each other number", best_of("anchors", (20,))),
+    Claim(
+        "alpha = 0.7 is best",
+        "f09-alpha",
+        "0.7 less each other alpha",
+        best_of("alpha", (0.7,)),
+        both_policies("alpha"),
+    ),
+    Claim(
+        "Temperatures do not matter",
+        "f10-temperature",
+        "each pair of settings",
+        temperature_matters_not,
+        both_policies("temperature"),
+    ),
+    Claim(
+        "Vision is the better student",
+        "f11-recovery",
+        "each rate",
+        vision_is_the_better_student,
+        both_policies("recovery"),
+    ),
+    Claim(
+        "20 merged of 128 is best",
+        "f12-anchors",
+        "20 less each other number",
+        best_of("anchors", (20,)),
+        both_policies("anchors"),
+    ),
     Claim(
         "Class attention with all text rows is best",
         "f13-score",
         "these two less each other pair",
         best_of("score", ("class", "all")),
+        both_policies("score"),
     ),
     Claim(
         "The methods' order at each budget",
@@ -285,7 +316,7 @@ def claims_table(material: Material, commands: Mapping[str, str]) -> str:
     for section in material.sections:
         config = section.rows[0].config
         scopes.append(f"- {config['model']} on {config['data']}, {section.rows[0].part or 'all questions'}")
-    scope = "\n".join(scopes) or "- no runs"
+    scope = "\n".join(dict.fromkeys(scopes)) or "- no runs"
     return (
         "\n".join(lines)
         + f"\n\nFrom these runs, and from study.json, scap.json and bench*.json beside them:\n\n{scope}"

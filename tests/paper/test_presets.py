@@ -143,6 +143,14 @@ def test_a_preset_of_ones_own(place: list[str], tmp_path: Path, capsys: pytest.C
     assert cli.main(["paper", "ablation", "mine.json", *place, "--bench", "gqa"]) == 2
 
 
+def test_an_ablation_with_positions_kept_has_tables_of_its_own(place: list[str], tmp_path: Path) -> None:
+    assert cli.main(["paper", "ablation", "mine.json", *place, "--positions", "keep"]) == 0
+    runs = [read_row(path.parent) for path in (tmp_path / "out").glob("*/config.json")]
+    assert {row.config["options"]["positions"] for row in runs if not row.full} == {"keep"} and len(runs) == 3
+    table = (tmp_path / "out" / "tables" / "mine-keep.md").read_text()
+    assert "Difference to consensusdrop:positions=keep" in table, "each is compared with what kept positions too"
+
+
 def test_a_preset_of_several_budgets_compares_rows_with_one_another(
     place: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
