@@ -52,13 +52,18 @@ PRICES = (
 
 
 class Bought(NamedTuple):
-    """One method at one budget: what it costs and scores, and both as shares of the full model's in percent."""
+    """One method at one budget: what it costs and scores, and the quartiles of what it costs where it was timed."""
 
     cost: float
     score: float
-    cost_share: float
-    score_share: float
+    low: float
+    high: float
     tokens: float
+
+    def of(self, full: "Bought") -> "Bought":
+        """The same in percent of the full model's cost and score."""
+        cost, low, high = (100 * value / full.cost for value in (self.cost, self.low, self.high))
+        return self._replace(cost=cost, low=low, high=high, score=100 * self.score / full.score)
 
 
 def pareto(material: Material) -> "Figure":
@@ -66,14 +71,14 @@ def pareto(material: Material) -> "Figure":
     section, bench = _measured(material)
     figure, panels = style.panels(4, 2, (3.2, 2.4))
     for column, price in enumerate(PRICES):
-        curves = _curves(section, bench, price, None)
-        _lines_of(panels[column], {label: [(one.cost, one.score) for one in line] for label, line in curves.items()})
+        full, curves = _curves(section, bench, price, None)
+        _lines_of(panels[column], curves)
         for one in (bought for line in curves.values() for bought in line):
             panels[column].annotate(
                 f"{one.tokens:g}", (one.cost, one.score), textcoords="offset points", xytext=(3, 3), fontsize=5.5
             )
         panels[column].set(xlabel=price.title, ylabel=f"Acc over {len(section.averaged)} benchmarks")
-        _shares(panels[2 + column], curves, price, "acc", "Acc (% of all tokens)")
+        _shares(panels[2 + column], full, curves, price, "acc", "Acc (% of all tokens)")
     style.key(figure, panels, 4)
     return figure
 
@@ -85,7 +90,8 @@ def per_dataset(material: Material) -> "Figure":
     figure, panels = style.panels(len(names), 4, (2.1, 1.9))
     for panel, name in zip(panels, names, strict=True):
         column = section.catalogue.benchmark(name).column or ""
-        _shares(panel, _curves(section, bench, price, name), price, column, "score (%)" if panel is panels[0] else "")
+        words = "score (%)" if panel is panels[0] else ""
+        _shares(panel, *_curves(section, bench, price, name), price, column, words)
         panel.set_title(section.title(name))
         panel.set_xlabel("time to first token (%)")
     style.key(figure, panels, 4)
@@ -106,9 +112,11 @@ def _measured(material: Material) -> tuple[Section, Sequence[Row]]:
     return section, material.bench_of(line.tokens for line in section.reduced if line.label in DRAWN)
 
 
-def _curves(section: Section, bench: Sequence[Row], price: Price, name: str | None) -> dict[str, list[Bought]]:
-    """Budgets of every method that have both a score and a measured cost; of Acc without a benchmark's name.
-    NotMeasured where there are none.
+def _curves(
+    section: Section, bench: Sequence[Row], price: Price, name: str | None
+) -> tuple[Bought, dict[str, list[Bought]]]:
+    """All tokens, and the budgets of every method that have both a score and a measured cost; of Acc without a
+    benchmark's name. NotMeasured where there are none.
     """
     assert section.full is not None
     full_row = next((row for row in bench if row["method"] == FULL), None)
@@ -118,13 +126,17 @@ def _curves(section: Section, bench: Sequence[Row], price: Price, name: str | No
         for line in (line for line in section.reduced if line.label == method):
             score, row = _score(section, line, name), next((row for row in bench if _is_of(row, line)), None)
             if score is not None and whole and row is not None and full_row is not None:
-                share = 100 * row[price.key] / full_row[price.key]
-                found.append(Bought(row[price.key] * price.unit, score, share, 100 * score / whole, line.tokens))
+                found.append(_bought(row, price, score, line.tokens))
         curves[method] = sorted(found)
-    if not any(curves.values()):
+    if full_row is None or whole is None or not any(curves.values()):
         budgets = " ".join(dict.fromkeys(f"{line.tokens:g}" for line in section.reduced if line.label in DRAWN))
         raise NotMeasured(f"no bench*.json at the budgets of the runs ({budgets})")
-    return curves
+    return _bought(full_row, price, whole, 0), curves
+
+
+def _bought(row: Row, price: Price, score: float, tokens: float) -> Bought:
+    low, high = row.get("quartiles", {}).get(price.key, (row[price.key], row[price.key]))
+    return Bought(row[price.key] * price.unit, score, low * price.unit, high * price.unit, tokens)
 
 
 def _is_of(row: Row, line: Line) -> bool:
@@ -141,28 +153,33 @@ def _score(section: Section, line: Line, name: str | None) -> float | None:
     return run.score if run is not None and run.complete else None
 
 
-def _shares(panel: "Axes", curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str) -> None:
+def _shares(
+    panel: "Axes", full: Bought, curves: Mapping[str, Sequence[Bought]], price: Price, column: str, words: str
+) -> None:
     """Shares of the full model's cost and score; in grey the methods as the paper's Table 1 prints them."""
     rows = paper.printed_tables()[paper.PICTURES]
-    full = rows[0]
+    printed = rows[0]
     for number, name in enumerate(DRAWN):
         own = [row for row in rows if row["method"] == name and column in row and row.get(price.printed)]
         points = sorted(
-            (100 * row[price.printed] / full[price.printed], 100 * row[column] / full[column]) for row in own
+            (100 * row[price.printed] / printed[price.printed], 100 * row[column] / printed[column]) for row in own
         )
         if points:
             look: Row = {"color": style.GREY, "marker": style.look(number).marker, "markersize": 3.5, "linewidth": 0.8}
             panel.plot(*zip(*points, strict=True), **look, label=f"{name}, printed (7B)", zorder=1)
-    _lines_of(panel, {label: [(one.cost_share, one.score_share) for one in line] for label, line in curves.items()})
+    _lines_of(panel, {label: [one.of(full) for one in line] for label, line in curves.items()})
     panel.axhline(100, color="black", linestyle=":", linewidth=0.8)
     panel.set(xlabel=f"{price.title.split(' (')[0]} (% of all tokens)", ylabel=words)
 
 
-def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[Bought]]) -> None:
     for number, (method, points) in enumerate(curves.items()):
         colour, marker = style.look(number)
         if points:
-            panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=method)
+            costs, scores = [one.cost for one in points], [one.score for one in points]
+            ends = [[one.cost - one.low for one in points], [one.high - one.cost for one in points]]
+            look: Row = {"color": colour, "marker": marker, "label": method, "elinewidth": 0.7}
+            panel.errorbar(costs, scores, xerr=ends, **look)
     panel.grid(True)
 
 
