@@ -20,6 +20,7 @@ TEXT = dict(
     eos_token_id=None,
     tie_word_embeddings=False,
 )
+KINDS = ["sliding_attention", "full_attention"] * 2  # of its layers, where they are of two
 VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4)
 SQUARE = dict(**VISION, image_size=56, patch_size=14)
 IMAGE, VIDEO, START, END, TAG, BOX = 500, 501, 502, 503, 504, 505
@@ -287,7 +288,7 @@ def _gemma3() -> Any:
 
     config = Gemma3Config(
         vision_config=SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False),
-        text_config=Gemma3TextConfig(**TEXT, head_dim=16, query_pre_attn_scalar=32),
+        text_config=Gemma3TextConfig(**TEXT, head_dim=16, query_pre_attn_scalar=32, layer_types=KINDS),
         image_token_index=IMAGE,
         mm_tokens_per_image=16,
         tie_word_embeddings=False,
@@ -305,7 +306,7 @@ def _aya(kind: str) -> Any:
     vision = transformers.SiglipVisionConfig(**VISION, image_size=112, patch_size=14, vision_use_head=False)
     config = getattr(transformers, f"{kind}Config")(
         vision_config=vision,
-        text_config=transformers.Cohere2Config(**TEXT, head_dim=16, sliding_window=4096),
+        text_config=transformers.Cohere2Config(**TEXT, head_dim=16, sliding_window=4096, layer_types=KINDS),
         image_token_id=IMAGE,
         downsample_factor=2,
         alignment_intermediate_size=48,

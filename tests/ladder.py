@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import copy
 import dataclasses
+import itertools
 import logging
 import random
 import re
@@ -263,9 +264,10 @@ class Trial:
         them.
         """
         entered, visual = self.entered(inputs), (~text_rows(inputs)).nonzero()[:, 0].tolist()
-        size = inputs["input_ids"].shape[1]
+        size, pictures = inputs["input_ids"].shape[1], attached.outcomes
         ahead, behind = range(visual[0]), range(visual[-1] + 1 - size, 0)  # rows of words, these from the end
         keeps, layers = getattr(attached.model, "keeps_positions", False), self.family.twin.get_decoder().layers
+        planes = hasattr(self.family.twin.get_decoder(), "_deepstack_process")  # are added to rows between layers
 
         def of(words: Tensor) -> Tensor:
             count, out = words.shape[1], torch.empty(0)
@@ -279,10 +281,15 @@ class Trial:
                 pairs = zip(angles, plain, strict=True)
                 hold(all(near(a[..., known, :], b[..., places, :]) for a, b in pairs), "positions")
                 hold(not index or near(rows[:, [*ahead, *behind]], out[:, [*ahead, *behind]]), f"words at {index}")
+                if index and not planes and (rows.shape == out.shape or self.method not in MAKE_ROWS):
+                    same = torch.cdist(rows, out)[0].argmin(-1)
+                    hold(near(rows, out[:, same]) and bool((same.diff() > 0).all()), f"rows at {index}")
                 more = (one[..., first : first + count, :] for one in plain)
                 angles = tuple(torch.cat(both, -2) for both in zip(angles, more, strict=True))
                 hidden = torch.cat((rows, (args[0] if args else given["hidden_states"])[:, -count:]), 1)
-                given = {**given, "position_embeddings": angles, "attention_mask": None, "position_ids": None}
+                left = (one.entering[index] for one in pictures)
+                mask = self._mask(hidden, inputs.get("token_type_ids"), left, index)
+                given = {**given, "position_embeddings": angles, "attention_mask": mask, "position_ids": None}
                 return ((hidden, *args[1:]), given) if args else (args, {**given, "hidden_states": hidden})
 
             def leave(layer: Any, args: Any, output: Tensor) -> Tensor:
@@ -295,6 +302,21 @@ class Trial:
             return logits[:, -count - 1 : -1]
 
         return of
+
+
+    def _mask(self, hidden: Tensor, types: Any, left: Iterator[int], layer: int) -> Any:
+        """As transformers masks a layer for rows [1, W, D], given the types of the full prompt's, and how many are left of
+        each picture.
+        """
+        twin = self.family.twin
+        config, more = twin.get_decoder().config, {}
+        if types is not None:  # every run of ones is a picture
+            runs = [list(run) for _, run in itertools.groupby(types[0].tolist())]
+            rows = [one for run in runs for one in (run if run[0] == 0 else [1] * next(left))]
+            more = {"token_type_ids": torch.tensor([rows + [0] * (hidden.shape[1] - len(rows))])}
+        make = getattr(twin, "create_masks_for_generate", transformers.masking_utils.create_masks_for_generate)
+        masks = make(config, inputs_embeds=hidden, attention_mask=None, past_key_values=None, position_ids=None, **more)
+        return masks[config.layer_types[layer]] if isinstance(masks, dict) else masks
 
 
 # ---- the rungs
@@ -396,9 +418,10 @@ def masking(trial: Trial) -> None:
                 mask[0, unit.places[one.kept[0]]] = 1
 
     def enter(index: int, layer: Any, args: Any, given: Any) -> Any:
-        angles, ours = decoder.rotary_emb(embeds, places)[0], entered[index][1][0]
+        angles, ours, seen = given["position_embeddings"][0], entered[index][1][0], given["attention_mask"]
         stays = (angles[..., :, None, :] == ours[..., None, :, :]).all(-1).flatten(0, -3).all(0).any(-1)
-        return args, {**given, "attention_mask": (diagonal | stays.expand(size, -1).tril())[None, None]}
+        seen = torch.ones(1, 1, size, size).bool().tril() if seen is None else seen
+        return args, {**given, "attention_mask": diagonal | (stays & seen)}
 
     with hooked(decoder.layers if entered else [], enter):
         hold(near(found, twin(**{**inputs, "attention_mask": mask}, position_ids=places).logits[:, -1]), "logits")

@@ -139,7 +139,10 @@ class ExpertDecoder(Decoder, Protocol):
 
 
 class CutDecoder(Decoder, Protocol):
-    """A decoder that methods can cut between its layers."""
+    """A decoder that methods can cut between its layers. One whose layers are of several kinds has `at(layer)`, a view
+    for the layers of one `kind`, with their `window`; one whose rows attend in both directions has `blocks` (see
+    `decoders.py` and `hf/gemma3.py`).
+    """
 
     def positions(self, layer_arguments: dict[str, Any], rows: int, outer: Mapping[str, Any]) -> Tensor:
         """Positions [rows, S], or [rows, S, A] of A axes, from the arguments a layer was given and those that the inner

@@ -31,6 +31,7 @@ from llava_consensus.reduction.tokens import Stopwatch
 if TYPE_CHECKING:
     from llava_consensus.hosts.attachment import Attachment
 
+GIVEN = ("attention_mask", "token_type_ids")  # arguments of a model that masks of layers are made of
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
 _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
     "llava_consensus_last_cut", default=_NONE
@@ -106,11 +107,18 @@ class Cuts:
         more = read.shape[1] - armed.layout.real.shape[1]
         _state(call).armed = armed._replace(layout=armed.layout.longer(more), embeds=weakref.ref(read), more=more)
 
+    def given(self, call: Call, inputs: dict[str, Any]) -> None:
+        """Tells the arguments of the model whose forward begins."""
+        _state(call).given = {name: inputs.get(name) for name in GIVEN}
+
     def _begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         call = current_call(self.attachment)
         if call is not None:
             state = _state(call)
-            state.forward, state.mask, state.layer_parts = None, kwargs.get("attention_mask"), {}
+            mask, given = kwargs.get("attention_mask"), state.given
+            state.forward, state.mask, state.layer_parts = None, mask, {}
+            if isinstance(mask, Mapping):  # one for each type of layer, which the model made of what it was given
+                state.mask = given.get("attention_mask")
             state.outer = {"position_ids": kwargs.get("position_ids")}
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ from llava_consensus.hosts.caches import cache_given
 from llava_consensus.hosts.towers import RETURNS_TENSOR, split_heads
 from llava_consensus.reduction.saliency import rotate
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 LENGTHWISE = ("dynamic", "longrope")  # types of rotary embeddings
 # Of the check of a layer: rows, the size of their embeddings, the standard deviation of their logits, and how far from
 # its view a layer may be in float64 and in other formats.
@@ -32,6 +33,7 @@ class LlamaDecoder:
     """
 
     axes = 1  # of positions
+    kind: str  # of the layers that angles, arguments and window are of; "" where all are of one
 
     def __init__(self, module: Any) -> None:
         self.module: Any = module
@@ -39,8 +41,19 @@ class LlamaDecoder:
         self.embedding_scale: float = getattr(module, "embedding_multiplier", 1.0)
         self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
         self.reach: int = getattr(module.config, "max_position_embeddings", 0)
-        self.window: int | None = getattr(module.config, "sliding_window", None)
+        self.kind = _type_of(module.config, 0)
         self.follows_length = _follows_length(module.config)
+
+    def at(self, layer: int) -> "LlamaDecoder":
+        """This view, its angles, arguments and window being those of a layer."""
+        view = copy.copy(self)
+        view.kind = _type_of(self.module.config, layer)
+        return view
+
+    @property
+    def window(self) -> int | None:
+        """How many rows a row of these layers sees, itself among them; None for all before it."""
+        return getattr(self.module.config, "sliding_window", None) if self.kind in ("", SLIDING) else None
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after the last layer."""
@@ -178,7 +191,7 @@ class LlamaDecoder:
 
     def _logits(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
         """In float32 at least: [1, H, S, S]."""
-        angles, wide = self.rotary(states, positions), torch.promote_types(states.dtype, torch.float32)
+        angles, wide = self.at(layer).rotary(states, positions), torch.promote_types(states.dtype, torch.float32)
         query, key = (rotate(one, *angles).to(wide) for one in (self.query(layer, states), self.key(layer, states)))
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
         return query @ key.transpose(-1, -2) * self.scale(layer)
@@ -259,6 +272,12 @@ def _distance(ours: Tensor, own: Tensor) -> float:
     return float((ours.to(wide) - own.to(wide)).norm() / own.to(wide).norm().clamp_min(1e-12))
 
 
+def _type_of(config: Any, layer: int) -> str:
+    """The type of a layer; "" for models whose layers have one."""
+    types = getattr(config, "layer_types", None)
+    return types[layer] if types else ""
+
+
 def _follows_length(config: Any) -> bool:
     """Whether rotary angles depend on how long the sequences are that were read, as with dynamic scaling."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -270,11 +289,15 @@ AXES = 3
 
 
 class NeighbourDecoder(LlamaDecoder):
-    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product."""
+    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product. Layers
+    of Cohere 2 that see everything rotate nothing.
+    """
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [R, S, d] of heads in that order."""
         cos, sin = super().rotary(hidden, positions)
+        if self.kind == FULL:
+            return torch.ones_like(cos), torch.zeros_like(sin)
         return halves(cos), halves(sin)
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 steps on the cache it left; and where every row of a batch stands meanwhile.
 
 Counts are known beforehand and live on the CPU; which tokens stay is known to the device alone, so places are tensors
-and nothing waits for it. Sequences are padded on the right from the first cut on, and put back to their full length
-after the last layer. Letters: R rows of the batch, S full length, W current length, P pictures, v their tokens.
+and nothing waits for it. Sequences are padded on the left from the first cut on, since sliding windows count rows from
+the last one, and put back to their full length after the last layer. Letters: R rows of the batch, S full length, W current length, P pictures, v their tokens.
 """
 
 from collections import defaultdict
@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
+from llava_consensus.hosts.caches import cache_given
 from llava_consensus.hosts.reduce import Source
 from llava_consensus.hosts.sequence import (
     NEVER,
@@ -29,6 +31,7 @@ from llava_consensus.hosts.sequence import (
     Sequence,
     Unit,
     edit,
+    pad_left,
     rows_of,
     wide,
 )
@@ -176,13 +179,15 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
         "place": Channel(place, NEVER),
     }
     together = {name: torch.cat(parts) for name, parts in merged.items()}
-    new, real, _ = edit(channels, place, lengths, Inserts(into, together["place"], together) if into else None)
-    positions = new["positions"]
+    new, real, unpadded = edit(channels, place, lengths, Inserts(into, together["place"], together) if into else None)
     if renumber:
         positions = rows.first + wide(torch.arange(real.shape[1], device=device)[None], rows.first)
-        positions = positions.where(wide(real, positions), 0)
-    shorter = Rows(positions, new["origin"], new["owner"], new["place"], real, tuple(lengths), rows.first, rows.size)
-    return shorter, new["hidden"]
+        new["positions"] = positions.expand(new["positions"].shape)
+    others = {name: channels[name]._replace(values=new[name]) for name in ("origin", "owner", "place")}
+    out = pad_left(Sequence(new["hidden"], real, new["positions"], others, unpadded))
+    origin, owner, place = (channel.values for channel in out.channels.values())
+    shorter = Rows(out.positions, origin, owner, place, out.real, tuple(lengths), rows.first, rows.size)
+    return shorter, out.embeds
 
 
 def note_measures(seen: list[Seen], indices: list[int], measures: Mapping[str, Tensor]) -> None:
@@ -237,8 +242,9 @@ class State:
 
     armed: Armed | None = None  # a sequence that is about to be read and cut
     forward: "CutForward | Step | None" = None  # under way
+    given: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model, where it makes the mask itself
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
-    mask: Tensor | None = None  # [R, columns] of the forward under way
+    mask: Any = None  # [R, columns] of the forward under way
     outer: Mapping[str, Any] = field(default_factory=dict)  # positions among the arguments of that forward
     cache: Any = None  # that a prefill which is cut will fill
 
@@ -276,7 +282,6 @@ class CutForward:
     ) -> None:
         self.state, self.layout, self.embeds, self.more = state, armed.layout, embeds, armed.more
         self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
-        check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
         if self.method.calibrates:
             check_kernel(self.decoder)
@@ -295,9 +300,13 @@ class CutForward:
             self.source = Source(full, armed.layout, armed.tiles, attachment.here.tower, self.method, prompts)
         self.rows: Rows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
+        blocks = self.decoder.blocks(state.given) if hasattr(self.decoder, "blocks") else None
+        self.blocks: Tensor | None = None if blocks is None else pad(blocks, (0, 1))  # [R, S + 1], 0 for padding
         self.columns: dict[int, Columns] = {}
         self.memories: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)  # of pictures cut together
-        self.changes: dict[str, Any] = {}  # to the arguments of the layers since the last cut
+        self.cached: Columns | None = None  # of the layers since the last cut
+        self.sizes: Tensor | None = None  # [R, W] how many tokens each row stands for there
+        self.changes: dict[str, dict[str, Any]] = {}  # to the arguments of those of each kind
 
     def wants(self, layer: int) -> bool:
         """Whether queries and keys of a layer are needed."""
@@ -309,19 +318,31 @@ class CutForward:
             hidden = self._cut(index, hidden)
         calibrates = self.method.calibrates
         if index in self.cuts or (calibrates and index == 1 and 0 in self.columns):  # sizes are others from there on
-            sizes = self._sizes(index) if calibrates else None
-            need = self.rows.padded or self.decoder.kernel == "eager" or calibrates
-            mask = causal(self.rows.real, hidden.shape[1]) if need else None
-            if sizes is not None and mask is not None:
-                far = far_logits(*self.decoder.rotary(hidden, self.rows.positions))
-                mask = seen_logits(mask, sizes, far, hidden.dtype)
-            self.changes = self.decoder.arguments(hidden, self.rows.positions, mask)
-            self.cached = self._cached(index, sizes)
+            self.sizes, self.changes = self._sizes(index) if calibrates else None, {}
+            self.cached = self._cached(index)
         for picture in self.seen:
             picture.entering.append(picture.left)
-        if self.changes:
-            self.columns[index] = self.cached
-        return hidden, self.changes
+        if self.cached is None:
+            return hidden, {}
+        self.columns[index], view = self.cached, at(self.decoder, index)
+        kind = getattr(view, "kind", "")
+        if kind not in self.changes:
+            self.changes[kind] = view.arguments(hidden, self.rows.positions, self._mask(view, hidden))
+        return hidden, self.changes[kind]
+
+    def _mask(self, view: CutDecoder, hidden: Tensor) -> Tensor | None:
+        """Which rows every row [R, W, D] sees in a layer: [R, 1, W, W], or None for all before it; or what is added to
+        the logits there.
+        """
+        rows, width, window = self.rows, hidden.shape[1], getattr(view, "window", None)
+        need = rows.padded or view.kernel == "eager" or self.blocks is not None or self.sizes is not None
+        if not need and (window is None or width <= window):
+            return None
+        blocks = None if self.blocks is None else self.blocks.gather(1, rows.origin)
+        mask = causal(rows.real, width, window, blocks)
+        if self.sizes is None:
+            return mask
+        return seen_logits(mask, self.sizes, far_logits(*view.rotary(hidden, rows.positions)), hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
         """How many tokens each row stands for, [R, W]: itself, and in the first layer each visual token for an equal
@@ -330,12 +351,12 @@ class CutForward:
         parts = [len(one.unit.places) / one.left if layer == 0 else 1.0 for one in self.seen]
         return torch.tensor([*parts, 1.0], device=self.rows.owner.device)[self.rows.owner]  # no picture's is the last
 
-    def _cached(self, layer: int, sizes: Tensor | None) -> Columns:
+    def _cached(self, layer: int) -> Columns:
         """What the cache of the layers from here on will hold."""
         rows, full = self.rows, self.full
         shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._closes(layer) else torch.tensor([0])
         real = rows.real[:, : rows.real.shape[1] - self.more]  # guesses come one prompt at a time, so at the very end
-        sizes = None if sizes is None else sizes[:, : real.shape[1]]
+        sizes = None if self.sizes is None else self.sizes[:, : real.shape[1]]
         return Columns(real.shape[1], rows.padded, real, shift[:, None].to(real.device), sizes)
 
     def _closes(self, layer: int) -> bool:
@@ -377,10 +398,11 @@ class CutForward:
         columns = columns_of(rows, self.seen, indices)
         visual_places = torch.stack([self.seen[index].unit.places for index in indices]).to(hidden.device)
         query, key = self._projected(layer, hidden.detach(), asked_columns, batch)
-        cos, sin = decoder.rotary(hidden, rows.positions)
+        looked = layer if self.method.attention == "own" else max(layer - 1, 0)
+        cos, sin = at(decoder, looked).rotary(hidden, rows.positions)
         all_rows = [self.seen[index].row for index in indices] == list(range(len(hidden)))  # then nothing is copied
         key, cos, sin, real = (tensor if all_rows else tensor[batch] for tensor in (key, cos, sin, rows.real))
-        probe = TextProbe(query, key, cos, sin, decoder.scale(layer), asked_columns, mask, real)
+        probe = TextProbe(query, key, cos, sin, decoder.scale(looked), asked_columns, mask, real)
         embeds = self.embeds.detach()
         inputs = embeds[batch[:, None], visual_places], embeds[batch[:, None], text_places]
         states = hidden[batch[:, None], columns], hidden[batch[:, None], asked_columns]
@@ -417,8 +439,8 @@ class Step:
 
     def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: State) -> None:
         self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, state.outer
-        mask = state.mask
-        self.mask = None if mask is None or mask.ndim != 2 else mask[:, cut_cache.size :].bool()
+        mask = state.mask if isinstance(state.mask, Tensor) and state.mask.ndim == 2 else None
+        self.mask = None if mask is None else mask[:, cut_cache.size :].bool()
         self.reach = 0
         self.layer_arguments: dict[Any, dict[str, Any]] = {}  # arguments of the layers that share their columns
 
@@ -428,12 +450,17 @@ class Step:
         columns = self.cut_cache.columns.get(index)
         if columns is None:
             return hidden, {}
-        if id(columns) not in self.layer_arguments:
+        view = at(self.decoder, index)
+        alike = id(columns), getattr(view, "kind", "")
+        if alike not in self.layer_arguments:
             positions = self.decoder.positions(kwargs, len(hidden), self.outer)
             positions = positions - wide(columns.shift, positions)
-            mask = self._columns_mask(columns, hidden)
-            self.layer_arguments[id(columns)] = self.decoder.arguments(hidden, positions, mask)
-        return hidden, self.layer_arguments[id(columns)]
+            given = columns.width + self.grown + hidden.shape[1]
+            if hasattr(cache := cache_given(kwargs), "get_mask_sizes"):  # a sliding window keeps no more than it needs
+                given = cache.get_mask_sizes(hidden.shape[1], index)[0]
+            mask = self._columns_mask(columns, hidden, getattr(view, "window", None), given)
+            self.layer_arguments[alike] = view.arguments(hidden, positions, mask)
+        return hidden, self.layer_arguments[alike]
 
     def wants(self, layer: int) -> bool:
         """False: no tokens are chosen in a step on a cache."""
@@ -443,33 +470,47 @@ class Step:
         """The states unchanged: a step on a cache is never shortened."""
         return hidden
 
-    def _columns_mask(self, columns: Columns, hidden: Tensor) -> Tensor | None:
-        """Which columns of a layer the new rows see: [R, 1, q, columns], or None for all; or what is added to the
-        logits there.
+    def _columns_mask(self, columns: Columns, hidden: Tensor, window: int | None, given: int) -> Tensor | None:
+        """Which of the last `given` columns of a layer the new rows see: [R, 1, q, given], or None for all; or what is
+        added to the logits there.
         """
         new = hidden.shape[1]
         self.cut_cache.holes |= new > 1 and self.mask is not None
         plain = not (columns.padded or self.cut_cache.holes or self.decoder.kernel == "eager")
+        plain &= window is None or given <= window
         if columns.sizes is None and new == 1 and plain:
             return None
         later = torch.ones(len(hidden), self.grown + new, dtype=torch.bool, device=hidden.device)
         if self.mask is not None and self.mask.shape[1] == later.shape[1]:
             later = self.mask
-        seen = causal(torch.cat((columns.real, later), dim=1), new)
+        seen = causal(torch.cat((columns.real, later), dim=1), new, window)[..., -given:]
         if columns.sizes is None:
             return seen
-        sizes = torch.cat((columns.sizes, columns.sizes.new_ones(later.shape)), dim=1)
+        sizes = torch.cat((columns.sizes, columns.sizes.new_ones(later.shape)), dim=1)[:, -given:]
         return seen_logits(seen, sizes, None, hidden.dtype)
 
 
-def causal(real: Tensor, new: int) -> Tensor:
-    """Mask of the last `new` rows over real columns up to themselves; padding sees itself, so that it stays finite.
+def at(decoder: CutDecoder, layer: int) -> CutDecoder:
+    """The view of a decoder whose angles, arguments and window are those of a layer: the same where all are alike."""
+    view: CutDecoder = decoder.at(layer) if hasattr(decoder, "at") else decoder
+    return view
+
+
+def causal(real: Tensor, new: int, window: int | None = None, blocks: Tensor | None = None) -> Tensor:
+    """Mask of the last `new` rows over real columns up to themselves, `window` of them where that is given, and over
+    those of the same block [R, W] where blocks attend in both directions. Padding sees itself, so that it stays finite.
     [R, W] -> [R, 1, new, W].
     """
     width = real.shape[1]
     place = torch.arange(width, device=real.device)
     row = place[width - new :, None]
-    return (((place <= row) & real[:, None]) | (place == row))[:, None]
+    seen = (place <= row) & real[:, None]
+    if blocks is not None:
+        own = blocks[:, width - new :, None]
+        seen |= (own == blocks[:, None]) & (own > 0)
+    if window is not None:
+        seen &= place > row - window
+    return (seen | (place == row))[:, None]
 
 
 def fits(cut_cache: CutCache, cache: Any) -> bool:
@@ -496,14 +537,4 @@ def check_kernel(decoder: Any) -> None:
         raise OptionError(
             f"attn={decoder.kernel}: attention is calibrated by adding to its logits, which this kernel does not take. "
             "Load the model with attn=sdpa"
-        )
-
-
-def check_window(decoder: Any, size: int) -> None:
-    """Raises OptionError where a sliding window would be narrower than the prompt."""
-    window = getattr(decoder, "window", None)
-    if window and size >= window:
-        raise OptionError(
-            f"sliding_window={window} is narrower than this prompt of {size} rows: "
-            "methods that cut between layers need every row to be seen"
         )

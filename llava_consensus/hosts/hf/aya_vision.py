@@ -1,5 +1,6 @@
 """`AyaVisionForConditionalGeneration` and `Cohere2VisionForConditionalGeneration` (Command A Vision): tiles under a
-SigLIP tower, a shuffle that makes one token of 2 x 2 patches, and a language model that rotates neighbouring channels.
+SigLIP tower, a shuffle that makes one token of 2 x 2 patches, and a language model that rotates neighbouring channels, in
+three of four layers.
 
 Aya's processor puts a tag in front of every tile and the whole view last, as SmolVLM's; Command A's ends each tile with
 a break, so that the tiles of a picture are runs of placeholders with one row between them.
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import NeighbourDecoder
 from llava_consensus.hosts.hf.internvl import InternVL
@@ -18,7 +18,6 @@ from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower
 from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
 from llava_consensus.hosts.hf.smolvlm import tagged
 from llava_consensus.hosts.towers import hidden_state_block
-from llava_consensus.reduction.method import Method, Place
 
 
 class AyaVision(InternVL):
@@ -43,15 +42,6 @@ class AyaVision(InternVL):
     def decoder(self) -> CutDecoder:
         """The language side."""
         return NeighbourDecoder(self.inner.language_model)
-
-    def check(self, method: Method) -> None:
-        """Raises OptionError for methods that would read layers without rotation."""
-        super().check(method)
-        if method.place is Place.DECODER:
-            raise OptionError(
-                f"{type(method).__name__} cuts between decoder layers, and every fourth layer of Cohere 2 rotates "
-                "nothing, which is not adapted: take a method that acts after the tower"
-            )
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A picture is its tiles, the last of which shows the whole of it."""

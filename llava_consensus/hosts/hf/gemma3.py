@@ -2,27 +2,39 @@
 tokens attend in both directions.
 
 The model makes its mask of the token types, which are shortened with the rows: what is left of a picture still is one
-block. Masks for sequences that are cut between decoder layers are not adapted. SCAP reads layer 0 without its sliding
+block, after a cut between decoder layers too. What methods read of a layer's attention they read without its sliding
 window, which is wider than most prompts.
 """
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any
 
-from llava_consensus.errors import OptionError
+from torch import Tensor
+from torch.nn.functional import pad
+
 from llava_consensus.hosts.base import CutDecoder
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
 from llava_consensus.hosts.hf.model import ShuffledTower, squares
-from llava_consensus.reduction.method import Method, Place
 
 
 class GemmaDecoder(LlamaDecoder):
-    """Layers of two kinds, with a rotation each; layer 0's is the one that is asked for."""
+    """Layers of two kinds, with a rotation each."""
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, S, d] of layer 0."""
-        cos, sin = self.module.rotary_emb(hidden, positions, self.layers[0].self_attn.layer_type)
+        """Cosines and sines [R, S, d] of layers of this kind."""
+        cos, sin = self.module.rotary_emb(hidden, positions, self.kind)
         return cos, sin
+
+    def blocks(self, given: Mapping[str, Any]) -> Tensor | None:
+        """Which block of rows that attend in both directions every row belongs to, from 1, else 0: [R, S], given the
+        arguments of the model. Every run of rows of pictures is one.
+        """
+        types = given.get("token_type_ids")
+        if types is None:
+            return None
+        shown = (types == 1).int()
+        return (pad(shown, (1, 0)).diff() == 1).cumsum(1) * shown
 
 
 class Gemma3(Shuffled):
@@ -47,12 +59,3 @@ class Gemma3(Shuffled):
     def decoder(self) -> CutDecoder:
         """The language side."""
         return GemmaDecoder(self.inner.language_model)
-
-    def check(self, method: Method) -> None:
-        """Raises OptionError for methods that would need masks of their own."""
-        super().check(method)
-        if method.place is Place.DECODER:
-            raise OptionError(
-                f"{type(method).__name__} cuts between decoder layers, and the pictures of Gemma 3 attend in both "
-                "directions there, which is not adapted: take a method that acts after the tower"
-            )

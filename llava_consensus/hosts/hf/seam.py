@@ -244,13 +244,16 @@ def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[st
     call, view = attachment.current(fresh=False), cast("HfModel", attachment.here)
     generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
     cached = cached_rows(cache)
+    if generating is None and not cached:
+        call = attachment.current(fresh=True)
+    if attachment.cuts is not None:
+        attachment.cuts.given(call, inputs)
     if cached:
         if generating is None and attachment.method.reduces and view.encoder_inputs(inputs):
             raise OptionError(FILLED)
         return going_on(inputs, cached, counted=generating is not None), None
     if generating is not None:
         return _generated(attachment, call, generating, inputs), None
-    attachment.current(fresh=True)
     _refuse_embeds(attachment, inputs)
     inputs, prompt = _reduced(attachment, inputs)
     remember(cache, prompt)
