@@ -241,7 +241,8 @@ class LlavaTower(ClipBlocks):
         encoder = getattr(module, "vision_model", module).encoder
         super().__init__(module, hidden_state_block(layer, len(encoder.layers)))
         self.classes = 1 if kind == "clip_vision_model" else 0
-        self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
+        if not self.classes:
+            self.offers, self.inside = PATCHES | {Need.PROJECTOR}, frozenset()
         self.drops = config.vision_feature_select_strategy == "default"
         if self.drops != bool(self.classes):
             raise OptionError(

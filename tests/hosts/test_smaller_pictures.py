@@ -1,0 +1,96 @@
+"""`downsample` on models of transformers: the tokens that are left are those that the plain model makes of pixels that
+were made smaller beforehand, and each stands where the first token of its cell stood.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, noise, prompts
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from llava_consensus import attach
+from llava_consensus.hosts.hf import reduce
+from llava_consensus.methods.downsample import smaller
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
+T = 7
+CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of a picture of 4 x 6
+
+
+def resized(image: Tensor, height: int, width: int) -> Tensor:
+    return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True, align_corners=False)[0]
+
+
+def firsts(whole: tuple[int, int], small: tuple[int, int]) -> list[int]:
+    """The first token of the full picture, row by row, in each cell of the smaller one."""
+    found: dict[tuple[int, int], int] = {}
+    for row in range(whole[0]):
+        for column in range(whole[1]):
+            cell = row * small[0] // whole[0], column * small[1] // whole[1]
+            found.setdefault(cell, row * whole[1] + column)
+    return list(found.values())
+
+
+def patches(image: Tensor, patch: int) -> Tensor:
+    """By Qwen's own processor, which changes no number here."""
+    processor = transformers.Qwen2VLImageProcessorPil(patch_size=patch)
+    asked = dict(do_resize=False, do_rescale=False, do_normalize=False, do_convert_rgb=False)
+    found = processor(images=[image.numpy()], input_data_format="channels_first", return_tensors="pt", **asked)
+    return found["pixel_values"]
+
+
+def prepared(frames: list[Tensor], patch: int) -> Tensor:
+    """A temporal patch of two pictures: what the processor makes of both, of each its own half."""
+    both = [patches(frame, patch).unflatten(1, (3, 2, -1)) for frame in frames]
+    return torch.stack((both[0][:, :, 0], both[1][:, :, 1]), 2).flatten(1)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("qwen", "glm"))])
+@torch.no_grad()
+def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
+    case = CASES[name]
+    model, patch, video = case.build(), 16 if "qwen3" in name else 14, "video" in name
+    twin = copy.deepcopy(model)
+    tiles, rows, columns = (2, 4, 4) if video else (1, 4, 6)
+    films = [list(noise(2, 3, 2 * patch * rows, 2 * patch * columns, seed=tile)) for tile in range(tiles)]
+    pixels = "pixel_values_videos" if video else "pixel_values"
+    grid = "video_grid_thw" if video else "image_grid_thw"
+    placeholder = VIDEO if video and "glm" not in name else IMAGE
+    one = [START, *[placeholder] * rows * columns, END]
+    whole = {pixels: torch.cat([prepared(frames, patch) for frames in films])}
+    whole[grid] = torch.tensor([[tiles, 2 * rows, 2 * columns]])
+    apart = "qwen3" in name or "glm" in name
+    ids = one * tiles if apart or not video else [placeholder] * tiles * rows * columns
+    inputs = prompts([1, 5, Picture(ids, whole), 7, 8])
+    with attach(model, "downsample", tokens=T) as attached:
+        reduced = reduce(model, **inputs)
+    (features,) = reduced["mm_encoder_outputs"].values()
+    assert CELLS[tiles] == [smaller(share, rows, columns) for share in ([4, 3] if video else [T])]
+    expected, planes, stays = [], [], [word != placeholder for word in inputs["input_ids"][0].tolist()]
+    at_picture = [place for place, word in enumerate(stays) if not word]
+    for tile, (frames, cells) in enumerate(zip(films, CELLS[tiles], strict=True)):
+        small = [resized(frame, 2 * patch * cells[0], 2 * patch * cells[1]) for frame in frames]
+        size = torch.tensor([[1, 2 * cells[0], 2 * cells[1]]])
+        output = twin.model.get_image_features(prepared(small, patch), size, return_dict=True)
+        expected.append(torch.cat(list(output.pooler_output)))
+        planes.append(getattr(output, "deepstack_features", None) or [])
+        for first in firsts((rows, columns), cells):
+            stays[at_picture[tile * rows * columns + first]] = True
+    (found,) = features.pooler_output
+    assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+    assert attached.outcomes[0].after == len(found) == sum(a * b for a, b in CELLS[tiles])
+    for index, plane in enumerate(getattr(features, "deepstack_features", None) or []):
+        assert torch.allclose(
+            torch.cat(list(plane)), torch.cat([one for own in planes for one in own[index]]), atol=1e-5
+        )
+    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+    seen: dict[str, Any] = {}
+    hook = twin.get_decoder().register_forward_pre_hook(lambda module, _, given: seen.update(given), with_kwargs=True)
+    twin(**inputs)
+    hook.remove()
+    assert torch.equal(reduced["position_ids"][-3:], seen["position_ids"][-3:][..., stays])
