@@ -69,6 +69,24 @@ class Shrunk(NamedTuple):
     grids: list[Grid]
     small: list[list[tuple[int, int]]]  # of each picture, rows and columns of tokens of each smaller tile
 
+    def read(self, pixels: Tensor, size: int, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tokens of all smaller tiles in order: [n', D].
+
+        Args:
+            pixels: of the full tiles, all of one size [T, 3, h, w].
+            size: pixels in a row of a token.
+            read: gives the tokens of tiles of any one size: [t, 3, h, w] -> [t, n, D].
+        """
+        small, whole = [cells for own in self.small for cells in own], self.grids[0][1:]
+        found: dict[int, Tensor] = {}
+        for cells in dict.fromkeys(small):
+            places = [place for place, one in enumerate(small) if one == cells]
+            part = pixels[places]
+            if cells != whole:
+                part = shrink(part, cells[0] * size, cells[1] * size).to(pixels.dtype)
+            found.update(zip(places, read(part), strict=True))
+        return torch.cat([found[place] for place in range(len(small))])
+
     def tiles(self, tokens: Tensor) -> tuple[list[Tiles], Tensor]:
         """The tiles of each picture, given the tokens of all smaller ones [n', D], and what gives each token of the
         full pictures a copy of the one in whose cell it lies: [n].
@@ -129,9 +147,9 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
 def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]]:
     """Shadows and hooks of what a method inside the tower replaces and reads; none for other methods."""
     if attachment.method.place is Place.PICTURE:
-        if getattr(tower, "varies", False):
+        embeddings = getattr(tower, "embeddings", None)
+        if embeddings is None:  # the host gives the model a smaller picture
             return [], []
-        embeddings = tower.embeddings
         return [Shadow(embeddings, "forward", partial(_embed, attachment, embeddings.forward))], []
     if attachment.method.place is not Place.TOWER:
         return [], []
@@ -235,14 +253,16 @@ def _spread(whole: tuple[int, int], small: tuple[int, int]) -> Tensor:
 
 
 def shrunk_picture(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:
-    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP tower: [T, 3, h, w] ->
-    [T, 1 + rows x columns, D_v].
+    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP or SigLIP tower: [T, 3, h, w] ->
+    [T, C + rows x columns, D_v].
     """
     patch = embeddings.patch_size
     small = shrink(pixels, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
     patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)
-    front = embeddings.class_embedding.expand(len(patches), 1, -1)
-    return torch.cat((front, patches), dim=1) + positions(embeddings.position_embedding.weight, rows, columns)
+    front = getattr(embeddings, "class_embedding", None)
+    if front is not None:
+        patches = torch.cat((front.expand(len(patches), 1, -1), patches), dim=1)
+    return patches + positions(embeddings.position_embedding.weight, rows, columns, int(front is not None))
 
 
 def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
@@ -250,9 +270,9 @@ def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
     return interpolate(pixels.float(), size=(height, width), mode="bicubic", antialias=True, align_corners=False)
 
 
-def positions(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """Position embeddings [1 + side^2, D_v] interpolated to another grid: [1 + rows x columns, D_v]."""
-    side = math.isqrt(len(weight) - 1)
-    grid = weight[1:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
+def positions(weight: Tensor, rows: int, columns: int, classes: int = 1) -> Tensor:
+    """Position embeddings [C + side^2, D_v] interpolated to another grid: [C + rows x columns, D_v]."""
+    side = math.isqrt(len(weight) - classes)
+    grid = weight[classes:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
     small = interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)[0]
-    return torch.cat((weight[:1], small.flatten(1).T.to(weight.dtype)))
+    return torch.cat((weight[:classes], small.flatten(1).T.to(weight.dtype)))

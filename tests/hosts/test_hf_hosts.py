@@ -589,9 +589,10 @@ FAMILIES: dict[str, dict[str, str]] = {
     "llava_next_video": {},
     "llava_next_video video": POOLED,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), SQUARES),
-    "gemma3": {**NO_BLOCKS, **CUTS},
-    "aya_vision": {**NO_BLOCKS, **NO_ROTATION},
-    "cohere2_vision": {**NO_BLOCKS, **NO_ROTATION},
+    **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "mistral_3", "pixtral"), SQUARES),
+    "gemma3": {**SQUARES, **CUTS},
+    "aya_vision": {**SQUARES, **NO_ROTATION},
+    "cohere2_vision": {**SQUARES, **NO_ROTATION},
 }
 
 

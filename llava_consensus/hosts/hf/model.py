@@ -23,7 +23,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
@@ -273,6 +273,8 @@ class ShuffledTower:
         classes: class tokens in front of the patches.
         query, key: names of the modules in a block's attention that give queries and keys [T, n, H d].
     """
+
+    inside = frozenset({Place.PICTURE})
 
     def __init__(
         self,
