@@ -260,8 +260,10 @@ class Attachment:
     @property
     def sharing(self) -> Sharing:
         """How the budget of a picture is shared over its tiles."""
-        tower = self.model.tower
-        return Sharing(self.method, self.budget, 0 if tower is None else tower.tokens, self.model.most_tiles)
+        tower, most = self.model.tower, self.model.most_tiles
+        if tower is None:
+            return Sharing(self.method, self.budget, 0, most)
+        return Sharing(self.method, self.budget, tower.tokens, most, getattr(tower, "varies", False))
 
     @property
     def cuts_by_tower(self) -> bool:

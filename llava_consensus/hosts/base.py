@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Reduction
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Offer(NamedTuple):
     """What the vision side of a family's usual checkpoint offers, known without one (`matrix.py`)."""
 
     needs: frozenset[Need]  # as `Tower.offers`, and QUESTION where the tower is one side of a whole CLIP model
-    inside: bool = False  # whether methods can act before the projector
+    inside: frozenset[Place] = frozenset()  # where methods can act before the projector
     blocks: int = 24
     feature_block: int = 22  # the one whose output feeds the projector
 

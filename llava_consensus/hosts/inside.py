@@ -3,7 +3,8 @@
 Tower and projector work on fewer tokens, so they cost only those; then every patch gets a copy of the token it was
 merged into, and `slot` says which. So a host that lays patches out on a grid finds the number of rows it expects, and
 the method's `reduce` picks one row for each token afterwards. `forward` of the blocks (or of the embeddings) is
-shadowed once, when the method is attached, and does what it always did unless a call is at work.
+shadowed once, when the method is attached, and does what it always did unless a call is at work. Where a model's own
+encoder reads pictures of any size it is given a smaller one, and nothing is shadowed (`Shrunk`).
 """
 
 import math
@@ -18,13 +19,12 @@ from torch.nn.functional import interpolate
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Call, Shadow, current_call
-from llava_consensus.hosts.base import Tap, Tower
+from llava_consensus.hosts.base import Tap, Tiles, Tower
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
 
 INSIDE = "inside"  # what the tower is made to do, in the state of a call
-ATTRIBUTES = {Place.TOWER: "attend", Place.PICTURE: "embeddings"}  # what a tower has that a method can act inside
 
 
 class OpenTower(Tower, Protocol):
@@ -55,13 +55,83 @@ class Shrinking(NamedTuple):
     columns: int
 
 
+class Grid(NamedTuple):
+    """The tokens of a picture of its own size."""
+
+    tiles: int
+    rows: int  # of each tile
+    columns: int
+
+
+class Shrunk(NamedTuple):
+    """Pictures of their own sizes whose tiles are made smaller, each one for itself."""
+
+    grids: list[Grid]
+    small: list[list[tuple[int, int]]]  # of each picture, rows and columns of tokens of each smaller tile
+
+    def read(self, pixels: Tensor, size: int, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """The tokens of all smaller tiles in order: [n', D].
+
+        Args:
+            pixels: of the full tiles, all of one size [T, 3, h, w].
+            size: pixels in a row of a token.
+            read: gives the tokens of tiles of any one size: [t, 3, h, w] -> [t, n, D].
+        """
+        small, whole = [cells for own in self.small for cells in own], self.grids[0][1:]
+        found: dict[int, Tensor] = {}
+        for cells in dict.fromkeys(small):
+            places = [place for place, one in enumerate(small) if one == cells]
+            part = pixels[places]
+            if cells != whole:
+                part = shrink(part, cells[0] * size, cells[1] * size).to(pixels.dtype)
+            found.update(zip(places, read(part), strict=True))
+        return torch.cat([found[place] for place in range(len(small))])
+
+    def tiles(self, tokens: Tensor) -> tuple[list[Tiles], Tensor]:
+        """The tiles of each picture, given the tokens of all smaller ones [n', D], and what gives each token of the
+        full pictures a copy of the one in whose cell it lies: [n].
+        """
+        slots = [
+            torch.stack([_spread(grid[1:], small) for small in own])
+            for grid, own in zip(self.grids, self.small, strict=True)
+        ]
+        first, taken = 0, []
+        for slot, own in zip(slots, self.small, strict=True):
+            for tile, (rows, columns) in zip(slot, own, strict=True):
+                taken.append(tile + first)
+                first += rows * columns
+        index = torch.cat(taken).to(tokens.device)
+        split = tokens.detach()[index].split([slot.numel() for slot in slots])
+        return [
+            Tiles(own.unflatten(0, slot.shape), {"slot": slot.to(tokens.device)}, grid.columns)
+            for own, slot, grid in zip(split, slots, self.grids, strict=True)
+        ], index
+
+
+def shrunk(attachment: Any, grids: list[Grid]) -> Shrunk:
+    """The smaller grids of the tiles of these pictures by their budgets; a tile with room for all its tokens keeps its
+    own.
+    """
+    method, sharing, small = attachment.method, attachment.sharing, []
+    for grid in grids:
+        size = grid.rows * grid.columns
+        counts = sharing.of_tiles(grid.tiles, size)
+        small.append([method.picture(count, *grid[1:]) if count < size else grid[1:] for count in counts])
+    return Shrunk(grids, small)
+
+
 def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
-    if not hasattr(tower, ATTRIBUTES[method.place]) or tower.members is not None or not tower.classes:
-        raise OptionError(
-            f"{type(method).__name__} acts before the projector and is adapted to CLIP towers, whose patches are "
-            "the tokens of the language model. Take a method that acts after the tower"
+    inside: frozenset[Place] = getattr(tower, "inside", frozenset())
+    if method.place not in inside:
+        why = (
+            "merges patches inside the tower, and what is left forms no grid, of which this model makes one token of "
+            "each square of patches"
+            if inside
+            else "acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the "
+            "language model"
         )
+        raise OptionError(f"{type(method).__name__} {why}. Take a method that acts after the tower")
     if method.place is not Place.TOWER:
         return
     if method.masks and tower.kernel not in ("eager", "sdpa"):
@@ -77,7 +147,9 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
 def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]]:
     """Shadows and hooks of what a method inside the tower replaces and reads; none for other methods."""
     if attachment.method.place is Place.PICTURE:
-        embeddings = tower.embeddings
+        embeddings = getattr(tower, "embeddings", None)
+        if embeddings is None:  # the host gives the model a smaller picture
+            return [], []
         return [Shadow(embeddings, "forward", partial(_embed, attachment, embeddings.forward))], []
     if attachment.method.place is not Place.TOWER:
         return [], []
@@ -125,7 +197,7 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
     finally:
         call.state.pop(INSIDE, None)
     if isinstance(state, Shrinking):
-        slot = _spread(tower.side, state.rows, state.columns, merged.device).expand(len(merged), -1)
+        slot = _spread((tower.side, tower.side), state).to(merged.device).expand(len(merged), -1)
     elif state.bag is None:
         raise RuntimeError("the vision tower did not run its blocks")
     else:
@@ -174,21 +246,23 @@ def _state(attachment: Any) -> "Merging | Shrinking | None":
     return None if call is None else call.state.get(INSIDE)
 
 
-def _spread(side: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """The cell of a grid of rows x columns that each patch of side x side lies in: [N]."""
-    place = torch.arange(side, device=device)
-    return ((place * rows // side)[:, None] * columns + place * columns // side).flatten()
+def _spread(whole: tuple[int, int], small: tuple[int, int]) -> Tensor:
+    """The cell of a smaller grid, of rows x columns, that each token of the whole one lies in: [N]."""
+    row, column = (torch.arange(size) * less // size for size, less in zip(whole, small, strict=True))
+    return (row[:, None] * small[1] + column).flatten()
 
 
 def shrunk_picture(embeddings: Any, pixels: Tensor, rows: int, columns: int) -> Tensor:
-    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP tower: [T, 3, h, w] ->
-    [T, 1 + rows x columns, D_v].
+    """Embeddings of pictures shrunk to a grid of patches, by the modules of a CLIP or SigLIP tower: [T, 3, h, w] ->
+    [T, C + rows x columns, D_v].
     """
     patch = embeddings.patch_size
     small = shrink(pixels, rows * patch, columns * patch).to(embeddings.patch_embedding.weight.dtype)
     patches = embeddings.patch_embedding(small).flatten(2).transpose(1, 2)
-    front = embeddings.class_embedding.expand(len(patches), 1, -1)
-    return torch.cat((front, patches), dim=1) + positions(embeddings.position_embedding.weight, rows, columns)
+    front = getattr(embeddings, "class_embedding", None)
+    if front is not None:
+        patches = torch.cat((front.expand(len(patches), 1, -1), patches), dim=1)
+    return patches + positions(embeddings.position_embedding.weight, rows, columns, int(front is not None))
 
 
 def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
@@ -196,9 +270,9 @@ def shrink(pixels: Tensor, height: int, width: int) -> Tensor:
     return interpolate(pixels.float(), size=(height, width), mode="bicubic", antialias=True, align_corners=False)
 
 
-def positions(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """Position embeddings [1 + side^2, D_v] interpolated to another grid: [1 + rows x columns, D_v]."""
-    side = math.isqrt(len(weight) - 1)
-    grid = weight[1:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
+def positions(weight: Tensor, rows: int, columns: int, classes: int = 1) -> Tensor:
+    """Position embeddings [C + side^2, D_v] interpolated to another grid: [C + rows x columns, D_v]."""
+    side = math.isqrt(len(weight) - classes)
+    grid = weight[classes:].float().unflatten(0, (side, side)).permute(2, 0, 1)[None]
     small = interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)[0]
-    return torch.cat((weight[:1], small.flatten(1).T.to(weight.dtype)))
+    return torch.cat((weight[:classes], small.flatten(1).T.to(weight.dtype)))

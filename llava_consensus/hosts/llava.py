@@ -93,7 +93,7 @@ class LlavaModel:
         options: of the host: `layout` of the tiles of a picture, see `hosts.LAYOUTS`.
     """
 
-    offer = Offer(ClipBlocks.offers | {Need.QUESTION}, inside=True)
+    offer = Offer(ClipBlocks.offers | {Need.QUESTION}, inside=ClipBlocks.inside)
 
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
         self.module: Any = module

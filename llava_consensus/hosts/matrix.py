@@ -81,9 +81,8 @@ def stand_in(entry: HostEntry) -> Any:
     """A host's view of a model that is not there, with a vision side as the view says."""
     cls = load_place(entry.view)
     offer = cls.offer
-    inside = dict.fromkeys(("attend", "embeddings"), None) if offer.inside else {}
     tower = SimpleNamespace(
-        **inside,
+        inside=offer.inside,
         offers=offer.needs,
         classes=1,
         members=None,

@@ -44,13 +44,14 @@ class Sharing:
     budget: Budget | Share
     tile_tokens: int  # of one tile; the most there can be
     most_tiles: int  # of a picture of this model
+    varies: bool = False  # whether a tile has as many tokens as its picture's size asks for
 
     def of_picture(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
         """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
         picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
         divided over its own tiles. A budget of all its tokens leaves a picture as it is.
         """
-        if self.method.acts_inside and self.tile_tokens:
+        if self.method.acts_inside and self.tile_tokens and not self.varies:
             available = tiles * self.tile_tokens  # known before the sequence is
         budget = self.budget.of(available)
         if not self.method.reduces or budget.tokens >= available:
@@ -60,9 +61,11 @@ class Sharing:
         own_tiles = video or isinstance(self.budget, Share)
         return budget.share(tiles if own_tiles else max(tiles, self.most_tiles))[:tiles]
 
-    def of_tiles(self, tiles: int) -> list[int]:
-        """Tokens left of each tile of a picture, for methods inside the tower."""
-        size = self.tile_tokens or 1
+    def of_tiles(self, tiles: int, size: int = 0) -> list[int]:
+        """Tokens left of each tile of a picture, for methods inside the tower; `size` says how many a tile has where
+        that varies.
+        """
+        size = size or self.tile_tokens or 1
         shares = self.of_picture(tiles, tiles * size)
         return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
 

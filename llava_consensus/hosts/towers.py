@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap, Tiles, Tower
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
 EARLIER = "earlier "  # in front of the names of parts that an earlier block gave
@@ -134,6 +134,7 @@ class ClipBlocks:
     class_is_token = False  # whether the class token is a token, the first one, whose features are read too
     members: Tensor | None = None
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
+    inside = frozenset({Place.PICTURE, Place.TOWER})  # where methods can act before the projector
 
     def __init__(self, module: Any, feature_block: int) -> None:
         self.module, self.feature_block = module, feature_block

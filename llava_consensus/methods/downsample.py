@@ -3,6 +3,11 @@ compression methods. A tower of fixed size takes no small picture, so the pixels
 resized to rows x columns patches, antialiased, and the tower runs on these alone with its position embeddings
 interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or one column more where that fits: 192,
 128, 64 and 32 give 182, 121, 64 and 30, never more than T, and it is these that are counted.
+
+A tower that reads pictures of any size reads the smaller one, as if the processor had made it (`max_pixels`). The grid
+is the picture's own, both sides times one factor and rounded down, with one row or column more where that fits, of
+the side that rounding cost more. A token stands in the place of the first token of the full picture that lies in its
+cell.
 """
 
 import math
@@ -16,13 +21,13 @@ from llava_consensus.reduction.method import AtPicture, Shape
 class Downsample(AtPicture):
     """Shrink the picture until it has at most T patches, and run the vision tower on that."""
 
-    def picture(self, tokens: int) -> tuple[int, int]:
-        """Rows and columns of patches a tile of this budget is shrunk to."""
-        return near_square(tokens)
+    def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
+        """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget."""
+        return smaller(tokens, rows, columns)
 
-    def left(self, budget: Budget, available: int) -> int:
+    def left(self, budget: Budget, available: int, side: int = 0) -> int:
         """Rows times columns, which is at most T."""
-        rows, columns = self.picture(budget.tokens)
+        rows, columns = self.picture(budget.tokens, available // side, side) if side else self.picture(budget.tokens)
         return available if budget.tokens >= available else rows * columns
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
@@ -39,9 +44,14 @@ class Downsample(AtPicture):
         return 0.0
 
 
-def near_square(count: int) -> tuple[int, int]:
-    """Rows and columns of the largest grid of at most `count` cells that is a square or one column more: 64 -> 8 x 8,
-    192 -> 13 x 14.
+def smaller(count: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
+    """Rows and columns of a grid of at most `count` cells of the form of a larger one: 64 of a square are 8 x 8, 192
+    are 13 x 14, and 20 of 4 x 12 are 2 x 8.
     """
-    rows = math.isqrt(count)
-    return rows, rows + (rows * (rows + 1) <= count)
+    height = min(max(1, math.isqrt(count * rows // columns)), count)
+    width = min(max(1, math.isqrt(count * columns // rows)), count // height)
+    if height * columns >= width * rows:  # not too wide
+        wider = height * (width + 1) <= count
+        return height + (not wider and (height + 1) * width <= count), width + wider
+    higher = (height + 1) * width <= count
+    return height + higher, width + (not higher and height * (width + 1) <= count)

@@ -262,16 +262,16 @@ class _Spread(Placed):
 
     order: str = "raster"
 
-    def left(self, budget: Budget, available: int) -> int:
-        """Tokens the tower leaves of a unit of `available`."""
+    def left(self, budget: Budget, available: int, side: int = 0) -> int:
+        """Tokens the tower leaves of a tile of `available`, `side` in a row; 0 of a square."""
         return min(budget.tokens, available)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """One row for each token that the tower has left."""
         if tokens.slot is None:
             raise LookupError(f"{type(self).__name__} acts before the projector: the host did not let it")
-        count = self.left(budget, tokens.projected.shape[1])
-        return regroup(tokens.projected, tokens.of_tiles(tokens.slot), count, self.order)
+        count = self.left(budget, tokens.slot.shape[1], tokens.side)
+        return regroup(tokens.projected, tokens.slot[tokens.tile, tokens.patch], count, self.order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,5 +305,5 @@ class AtPicture(_Spread, ABC):
     place: ClassVar[Place] = Place.PICTURE
 
     @abstractmethod
-    def picture(self, tokens: int) -> tuple[int, int]:
-        """Rows and columns of patches that a tile of this budget is shrunk to."""
+    def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
+        """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget; 1 x 1 is any square."""

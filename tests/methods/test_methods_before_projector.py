@@ -12,7 +12,7 @@ from prompts import ANYRES, CASES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.hosts.llava import LlavaTower
-from llava_consensus.methods.downsample import near_square
+from llava_consensus.methods.downsample import smaller
 from llava_consensus.reduction.budget import Budget
 
 INSIDE = ("tome", "downsample")
@@ -69,7 +69,7 @@ def test_every_branch_holds_the_tokens_of_the_tower_in_raster_order(tower_folder
     limit = getattr(model.config, "tokenizer_model_max_length", None) or 10**6
     for outcome, own in zip(outcomes, spec["ranges"], strict=True):
         shares = Budget(tokens).share(5 if anyres and len(own) > 1 else len(own))[: len(own)]
-        most = [math.prod(near_square(share.tokens)) if name == "downsample" else share.tokens for share in shares]
+        most = [math.prod(smaller(share.tokens)) if name == "downsample" else share.tokens for share in shares]
         counts = [reduction.tokens.shape[1] for _, reduction in outcome.reductions]
         assert counts == most and outcome.after == sum(counts)
     lengths = [

@@ -14,7 +14,7 @@ from units import rectangle
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.methods import make
-from llava_consensus.methods.downsample import near_square
+from llava_consensus.methods.downsample import smaller
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
 from llava_consensus.reduction.grid import divide
@@ -58,11 +58,25 @@ def test_without_a_grid_the_tokens_are_one_row() -> None:
     ("tokens", "grid"), [(192, (13, 14)), (128, (11, 11)), (64, (8, 8)), (32, (5, 6)), (1, (1, 1))]
 )
 def test_small_pictures_never_have_more_than_the_budget(tokens: int, grid: tuple[int, int]) -> None:
-    assert near_square(tokens) == grid
+    assert smaller(tokens) == grid
     count = grid[0] * grid[1]
     assert make("downsample").entering(Budget(tokens), 576, 3) == [count] * 3
     assert make("downsample").vision_tokens(Budget(tokens), LLAVA_7B) == [count] * 24
     assert make("downsample").entering(Budget(600), 576, 2) == [576] * 2
+
+
+@given(rows=st.integers(1, 40), columns=st.integers(1, 40), data=st.data())
+def test_a_smaller_grid_has_the_form_of_the_larger_one(rows: int, columns: int, data: st.DataObject) -> None:
+    """At most the budget, within the grid, and each side at most one from the exact one."""
+    tokens = data.draw(st.integers(1, max(1, rows * columns - 1)))
+    height, width = smaller(tokens, rows, columns)
+    assert 1 <= height <= rows and 1 <= width <= columns and height * width <= tokens < (height + 1) * (width + 1)
+    exact = (tokens * rows / columns) ** 0.5, (tokens * columns / rows) ** 0.5
+    if min(exact) >= 1:
+        assert abs(height - exact[0]) <= 1 and abs(width - exact[1]) <= 1
+    else:
+        assert height * width == tokens
+    assert [smaller(*one) for one in ((2, 19, 10), (40, 10, 30), (40, 30, 10))] == [(2, 1), (4, 10), (10, 4)]
 
 
 @pytest.mark.parametrize("name", ["uniform_grid", "pool", "downsample", "tome"])
@@ -77,7 +91,7 @@ def test_methods_that_rank_nothing_across_tiles_have_no_such_option(name: str) -
 @torch.no_grad()
 def test_downsample_equals_transformers_own_interpolation(llava_model: Any, tokens: int) -> None:
     images, tower = tiles(2), llava_model.get_vision_tower()
-    rows, columns = near_square(tokens)
+    rows, columns = smaller(tokens)
     with attach(llava_model, "downsample", tokens=tokens) as attached:
         tiles_of = attached.encode(images, [1, 1])
     projected, slot = (

@@ -23,7 +23,7 @@ from llava_consensus.hosts.towers import hidden_state_block
 class AyaVision(InternVL):
     """Tiles with tags."""
 
-    offer = Offer(PATCHES)
+    offer = Offer(PATCHES, inside=ShuffledTower.inside)
 
     @property
     def tower(self) -> ShuffledTower:
@@ -37,6 +37,19 @@ class AyaVision(InternVL):
         tower = ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
         tower.feature_block = hidden_state_block(getattr(config, "vision_feature_layer", -1), len(blocks))
         return tower
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """With positions interpolated."""
+        layer = getattr(self.module.config, "vision_feature_layer", None)
+        more = {} if layer is None else {"output_hidden_states": True}
+        output = self.inner.vision_tower(pixels, interpolate_pos_encoding=True, **more)
+        states: Tensor = output.last_hidden_state if layer is None else output.hidden_states[layer]
+        return states
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """The projector."""
+        tokens: Tensor = self.inner.multi_modal_projector(squares)
+        return tokens
 
     @property
     def decoder(self) -> CutDecoder:

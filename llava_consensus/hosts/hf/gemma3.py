@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from llava_consensus.hosts.base import CutDecoder
+from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.model import ShuffledTower, squares
+from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower, squares
 
 
 class GemmaDecoder(LlamaDecoder):
@@ -40,6 +40,7 @@ class GemmaDecoder(LlamaDecoder):
 class Gemma3(Shuffled):
     """Every run of placeholders is a picture, or a crop of one."""
 
+    offer = Offer(PATCHES, inside=ShuffledTower.inside)
     tensors = frozenset({"image"})
 
     @property
@@ -50,6 +51,17 @@ class Gemma3(Shuffled):
         members = squares(side, side // round(config.mm_tokens_per_image**0.5))
         blocks = list(getattr(module, "vision_model", module).encoder.layers)
         return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """With positions interpolated."""
+        states: Tensor = self.inner.vision_tower(pixels, interpolate_pos_encoding=True).last_hidden_state
+        return states
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """The parts of the projector, whose own forward takes whole tiles alone."""
+        projector = self.inner.multi_modal_projector
+        normed: Tensor = projector.mm_soft_emb_norm(squares.mean(1))
+        return (normed @ projector.mm_input_projection_weight).type_as(squares)
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Which rows are tokens of pictures: they attend in both directions."""

@@ -2,6 +2,7 @@
 patches. The tiles of a picture are one run of placeholders; a frame of a video is a picture of its own.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,9 +11,20 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, ShuffledTower, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.model import (
+    PATCHES,
+    Features,
+    HfModel,
+    ShuffledTower,
+    cells,
+    joined,
+    run_encoder,
+    tiles_of,
+)
 from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
+from llava_consensus.hosts.inside import Grid, shrunk
 from llava_consensus.hosts.towers import fingerprint, hidden_state_block
+from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
 
 MOST_PATCHES = 12  # tiles of a picture, where no processor says another number
@@ -48,8 +60,32 @@ class Shuffled(HfModel):
             )
         return pictures
 
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Tiles of any size through the tower: [T, 3, h, w] -> [T, n, D_v], without a class token."""
+        raise NotImplementedError
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """Tokens of the patches that each is made of, row by row, by the model's own projector, which takes each square
+        for a whole tile: [n, m, D_v] -> [n, D] in any number of dimensions.
+        """
+        raise NotImplementedError
+
+    def read(self, pixels: Tensor) -> Tensor:
+        """Tiles of any size through tower and projector: [T, 3, h, w] -> [T, N, D]."""
+        patch, members = patch_size(self.module.config.vision_config), self.tower.members
+        height, width = (size // patch for size in pixels.shape[-2:])
+        squares = self.patches(pixels)[:, cells(height, width, math.isqrt(members.shape[1]))]  # [T, N, m, D_v]
+        return self.joined(squares.flatten(0, 1)).reshape(*squares.shape[:2], -1)
+
     def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder."""
+        if attachment.method.place is Place.PICTURE:
+            tower, pixels = self.tower, self.tiles(inputs)
+            small = shrunk(attachment, [Grid(rows.tiles, tower.side, tower.side) for rows in pictures])
+            size = patch_size(self.module.config.vision_config) * math.isqrt(tower.members.shape[1])
+            tokens = small.read(pixels, size, self.read)
+            tiles, index = small.tiles(tokens)
+            return Features(tiles, tokens[index])
         output, parts = run_encoder(self, attachment, modality, inputs)
         if Need.FINGERPRINT in attachment.method.needs:
             parts["fingerprint"] = fingerprint(self.tiles(inputs))
@@ -57,10 +93,16 @@ class Shuffled(HfModel):
         return Features(tiles_of(tokens, parts, pictures), tokens)
 
 
+def patch_size(vision: Any) -> int:
+    """Height and width of a patch in pixels."""
+    size: int | list[int] = vision.patch_size
+    return size if isinstance(size, int) else size[0]
+
+
 class InternVL(Shuffled):
     """InternViT with a class token."""
 
-    offer = Offer(PATCHES | {Need.CLASS_FEATURE})
+    offer = Offer(PATCHES | {Need.CLASS_FEATURE}, inside=ShuffledTower.inside)
     tensors = frozenset({"image"})
 
     @property
@@ -81,3 +123,18 @@ class InternVL(Shuffled):
         tower = ShuffledTower(blocks, grouped.flatten(0, 2), 1, "attention", ("q_norm", "k_norm"))
         tower.feature_block = hidden_state_block(layer, len(blocks))
         return tower
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """The tower interpolates its positions by itself."""
+        layer = self.module.config.vision_feature_layer
+        more = {} if layer == -1 else {"output_hidden_states": True}
+        output = self.inner.vision_tower(pixel_values=pixels.to(self.inner.dtype), **more)
+        states: Tensor = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+        return states[:, 1:]
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """Shuffle and projector."""
+        side, inner = math.isqrt(squares.shape[1]), self.inner
+        square = inner.pixel_shuffle(squares.unflatten(1, (side, side)), self.module.config.downsample_ratio)
+        tokens: Tensor = inner.multi_modal_projector(square)
+        return tokens

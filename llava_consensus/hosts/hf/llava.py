@@ -16,7 +16,7 @@ from llava_consensus.reduction.tokens import Need
 class Llava(HfModel):
     """One tile for each picture; the other LLaVA-type families build on it."""
 
-    offer = Offer(LlavaTower.offers, inside=True)
+    offer = Offer(LlavaTower.offers, inside=LlavaTower.inside)
 
     @property
     def tower(self) -> LlavaTower:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Tap, Tiles
+from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, cells, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
+from llava_consensus.hosts.inside import Grid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, fingerprint, hidden_state_block
+from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
@@ -31,6 +33,7 @@ class PixtralTower:
 
     classes, side, offers, varies = 0, 0, PATCHES, True
     members: Tensor | None = None
+    inside = frozenset({Place.PICTURE})
 
     def __init__(self, module: Any, layer: int, merged: int, most: int) -> None:
         self.module, self.blocks = module, list(module.transformer.layers)
@@ -65,6 +68,8 @@ class PixtralTower:
 class Mistral3(HfModel):
     """Every picture is one tile."""
 
+    offer = Offer(PATCHES, inside=PixtralTower.inside)
+
     @property
     def tower(self) -> PixtralTower:
         """The vision side. OptionError for a tower of another kind, or features of several layers."""
@@ -96,6 +101,8 @@ class Mistral3(HfModel):
 
     def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder; queries and keys rotated, and split by picture."""
+        if attachment.method.place is Place.PICTURE:
+            return self.smaller(attachment, modality, inputs)
         output, parts = run_encoder(self, attachment, modality, inputs)
         sizes = torch.as_tensor(inputs["image_sizes"]).tolist()
         heads = self.module.config.vision_config.num_attention_heads
@@ -119,3 +126,18 @@ class Mistral3(HfModel):
             members = cells(*grids[index], side)
             tiles.append(Tiles(own[None], found, grids[index][1] // side, members))
         return Features(tiles, tokens)
+
+    def smaller(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
+        """Smaller pictures through the model's own encoder."""
+        sizes, pixels, new = torch.as_tensor(inputs["image_sizes"]).tolist(), inputs["pixel_values"].clone(), []
+        small = shrunk(attachment, [Grid(1, *(length // self._pixels for length in size)) for size in sizes])
+        for picture, (height, width), grid, (less,) in zip(pixels, sizes, small.grids, small.small, strict=True):
+            new.append([height, width] if less == grid[1:] else [self._pixels * length for length in less])
+            if new[-1] != [height, width]:
+                resized = shrink(picture[None, :, :height, :width], *new[-1])[0].to(picture.dtype)
+                picture[:, : new[-1][0], : new[-1][1]] = resized
+        inputs = {**inputs, "pixel_values": pixels, "image_sizes": torch.tensor(new)}
+        output, _ = run_encoder(self, attachment, modality, inputs)
+        tokens = joined(output.pooler_output)
+        tiles, index = small.tiles(tokens)
+        return Features(tiles, tokens[index])

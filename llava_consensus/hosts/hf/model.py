@@ -23,7 +23,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf import seam
 from llava_consensus.hosts.hf.seam import Rows
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block, split_heads
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ class LlavaTower(ClipBlocks):
         encoder = getattr(module, "vision_model", module).encoder
         super().__init__(module, hidden_state_block(layer, len(encoder.layers)))
         self.classes = 1 if kind == "clip_vision_model" else 0
-        self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
+        if not self.classes:
+            self.offers, self.inside = PATCHES | {Need.PROJECTOR}, frozenset()
         self.drops = config.vision_feature_select_strategy == "default"
         if self.drops != bool(self.classes):
             raise OptionError(
@@ -272,6 +273,8 @@ class ShuffledTower:
         classes: class tokens in front of the patches.
         query, key: names of the modules in a block's attention that give queries and keys [T, n, H d].
     """
+
+    inside = frozenset({Place.PICTURE})
 
     def __init__(
         self,

@@ -7,18 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.aya_vision import spaced
 from llava_consensus.hosts.hf.internvl import InternVL
 from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower, squares
 from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.inside import positions
+from llava_consensus.reduction.method import Method, Place
 
 
 class Ovis2(InternVL):
     """Tiles with one row between them, the whole view first."""
 
-    offer = Offer(PATCHES)
+    offer = Offer(PATCHES, inside=ShuffledTower.inside)
     chunks = False  # in one without tokens of a picture, rows around tiles have the embeddings of words
 
     @property
@@ -32,6 +36,33 @@ class Ovis2(InternVL):
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
         """A picture is the tiles that have one row between them."""
         return self.matching(inputs, spaced(ids, self.placeholder(modality), self.tower.tokens))
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for smaller pictures where tokens are drawn of the table."""
+        super().check(method)
+        drawn = self.module.config.vision_config.tokenize_function
+        if method.place is Place.PICTURE and drawn != "softmax":
+            raise OptionError(
+                f"tokenize_function={drawn!r}: {type(method).__name__} is adapted to tokens that are mixtures of "
+                "visual words (softmax). Take a method that acts after the tower"
+            )
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """By the parts of the tower, whose own embeddings take whole tiles alone."""
+        transformer, patch = self.inner.vision_tower.transformer, self.module.config.vision_config.patch_size
+        front, weight = transformer.embeddings, transformer.embeddings.position_embedding.weight
+        rows, columns = (size // patch for size in pixels.shape[-2:])
+        patches = front.rms_norm(front.patch_embedding(pixels.to(weight.dtype)).flatten(2).transpose(1, 2))
+        places = weight if rows * columns == len(weight) else positions(weight, rows, columns, classes=0)
+        states: Tensor = transformer.encoder(inputs_embeds=patches + places).last_hidden_state
+        return transformer.rms_norm(states)
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """The head of the tower, and the table."""
+        tower, inner = self.inner.vision_tower, self.inner
+        words = tower.head_norm(tower.head_linear(squares.flatten(1))).softmax(-1)
+        tokens: Tensor = inner.visual_embeddings_table(pad(words, (0, tower.num_visual_indicator_tokens)))
+        return tokens
 
     def words(self, ids: Tensor) -> Tensor:
         """With those of the rows around tiles."""

@@ -6,6 +6,7 @@ keeps its rows in window order, which is undone here; Qwen3-VL adds features of 
 layers (DeepStack), which are reduced with the same rows.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.base import Tap, Tiles
+from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
+from llava_consensus.hosts.inside import Grid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, fingerprint
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
 
 MERGED = 4  # patches of a token, in a row
+SIDE = 2  # patches in a row of the square that makes a token
 
 
 class QwenTower:
@@ -30,6 +33,7 @@ class QwenTower:
 
     classes, side, offers, merged, varies = 0, 0, PATCHES, MERGED, True
     members: Tensor | None = None
+    inside = frozenset({Place.PICTURE})
 
     def __init__(self, visual: Any, most: int) -> None:
         self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most
@@ -73,6 +77,7 @@ class QwenTower:
 class QwenVL(HfModel):
     """Every one of them."""
 
+    offer = Offer(PATCHES, inside=QwenTower.inside)
     keeps_positions = True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
@@ -102,6 +107,8 @@ class QwenVL(HfModel):
 
     def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder; its rows in the order of the tokens."""
+        if attachment.method.place is Place.PICTURE:
+            return self.smaller(attachment, modality, inputs)
         output, parts = run_encoder(self, attachment, modality, inputs)
         grids = inputs[f"{modality}_grid_thw"]
         parts = self.ordered(parts, grids)
@@ -110,6 +117,30 @@ class QwenVL(HfModel):
         tokens = joined(output.pooler_output)
         planes = tuple(joined(layer) for layer in getattr(output, "deepstack_features", None) or ())
         return Features(picture_tiles(tokens.detach(), parts, grids.tolist()), tokens, planes)
+
+    def smaller(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
+        """Smaller pictures through the model's own encoder, every tile of a video an entry of its own."""
+        name, pixels = next((name, value) for name, value in inputs.items() if name.startswith("pixel_values"))
+        grid_name, patch = f"{modality}_grid_thw", self.inner.visual.config.patch_size
+        sizes = inputs[grid_name].tolist()
+        small = shrunk(attachment, [Grid(frames, height // SIDE, width // SIDE) for frames, height, width in sizes])
+        pieces: list[Tensor] = []
+        for picture, (frames, *size), own in zip(
+            pixels.split([math.prod(one) for one in sizes]), sizes, small.small, strict=True
+        ):
+            for tile, (rows, columns) in zip(picture.chunk(frames), own, strict=True):
+                new = SIDE * rows, SIDE * columns
+                if list(new) != size:
+                    resized = shrink(_image(tile, size, patch), new[0] * patch, new[1] * patch)
+                    tile = _patches(resized, patch).to(tile.dtype)
+                pieces.append(tile)
+        grids = [[1, SIDE * rows, SIDE * columns] for own in small.small for rows, columns in own]
+        inputs = {**inputs, name: torch.cat(pieces), grid_name: inputs[grid_name].new_tensor(grids)}
+        output, _ = run_encoder(self, attachment, modality, inputs)
+        tokens = joined(output.pooler_output)
+        tiles, index = small.tiles(tokens)
+        planes = tuple(joined(layer)[index] for layer in getattr(output, "deepstack_features", None) or ())
+        return Features(tiles, tokens[index], planes)
 
     def ordered(self, parts: dict[str, Tensor], grids: Tensor) -> dict[str, Tensor]:
         """Queries and keys [rows, H, d], rotated, and features [rows, D_v], each token's four rows together."""
@@ -167,6 +198,22 @@ class QwenVL(HfModel):
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
         return BaseModelOutputWithDeepstackFeatures(pooler_output=tokens, deepstack_features=planes)
+
+
+def _image(patches: Tensor, size: list[int], patch: int) -> Tensor:
+    """A tile [rows, values] as the processor gives it, each token's four patches together, as [1, channels, h, w]; the
+    pictures that a temporal patch takes together are channels.
+    """
+    height, width = size
+    tile = patches.view(height // SIDE, width // SIDE, SIDE, SIDE, -1, patch, patch)
+    return tile.permute(4, 0, 2, 5, 1, 3, 6).reshape(1, -1, height * patch, width * patch)
+
+
+def _patches(image: Tensor, patch: int) -> Tensor:
+    """The way back: [1, channels, h, w] -> [rows, values]."""
+    _, channels, height, width = image.shape
+    tile = image.view(channels, height // SIDE // patch, SIDE, patch, width // SIDE // patch, SIDE, patch)
+    return tile.permute(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch**2)
 
 
 def _window_order(visual: Any, grids: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import CutDecoder
+from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.model import ShuffledTower
+from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower
 from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
 
 MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
@@ -23,6 +23,8 @@ MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another num
 
 class SmolVLM(Shuffled):
     """A SigLIP-like tower with a mask of patches."""
+
+    offer = Offer(PATCHES, inside=ShuffledTower.inside)
 
     @property
     def tower(self) -> ShuffledTower:
@@ -33,6 +35,16 @@ class SmolVLM(Shuffled):
         members = inner.connector.pixel_shuffle(place, config.scale_factor)[0]
         blocks = list(inner.vision_model.encoder.layers)
         return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """The tower spreads its positions over fewer patches by itself."""
+        states: Tensor = self.inner.vision_model(pixel_values=pixels.to(self.inner.dtype)).last_hidden_state
+        return states
+
+    def joined(self, squares: Tensor) -> Tensor:
+        """The connector."""
+        tokens: Tensor = self.inner.connector(squares)
+        return tokens
 
     @property
     def most_tiles(self) -> int:

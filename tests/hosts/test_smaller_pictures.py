@@ -1,0 +1,183 @@
+"""`downsample` on models of transformers: the tokens that are left are those that the plain model makes of pixels that
+were made smaller beforehand, and each stands where the first token of its cell stood.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, noise, prompts
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from llava_consensus import attach
+from llava_consensus.hosts.hf import reduce
+from llava_consensus.methods.downsample import smaller
+
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < (5, 19), reason="methods on models of transformers need >= 5.19")
+T = 7
+CELLS = {2: [(2, 2), (1, 2)], 1: [(2, 3)]}  # of a video of two temporal patches of 4 x 4 tokens, of a picture of 4 x 6
+
+
+def resized(image: Tensor, height: int, width: int) -> Tensor:
+    return interpolate(image[None], size=(height, width), mode="bicubic", antialias=True, align_corners=False)[0]
+
+
+def firsts(whole: tuple[int, int], small: tuple[int, int]) -> list[int]:
+    """The first token of the full picture, row by row, in each cell of the smaller one."""
+    found: dict[tuple[int, int], int] = {}
+    for row in range(whole[0]):
+        for column in range(whole[1]):
+            cell = row * small[0] // whole[0], column * small[1] // whole[1]
+            found.setdefault(cell, row * whole[1] + column)
+    return list(found.values())
+
+
+def patches(image: Tensor, patch: int) -> Tensor:
+    """By Qwen's own processor, which changes no number here."""
+    processor = transformers.Qwen2VLImageProcessorPil(patch_size=patch)
+    asked = dict(do_resize=False, do_rescale=False, do_normalize=False, do_convert_rgb=False)
+    found = processor(images=[image.numpy()], input_data_format="channels_first", return_tensors="pt", **asked)
+    return found["pixel_values"]
+
+
+def prepared(frames: list[Tensor], patch: int) -> Tensor:
+    """A temporal patch of two pictures: what the processor makes of both, of each its own half."""
+    both = [patches(frame, patch).unflatten(1, (3, 2, -1)) for frame in frames]
+    return torch.stack((both[0][:, :, 0], both[1][:, :, 1]), 2).flatten(1)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("qwen", "glm"))])
+@torch.no_grad()
+def test_qwen_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
+    case = CASES[name]
+    model, patch, video = case.build(), 16 if "qwen3" in name else 14, "video" in name
+    twin = copy.deepcopy(model)
+    tiles, rows, columns = (2, 4, 4) if video else (1, 4, 6)
+    films = [list(noise(2, 3, 2 * patch * rows, 2 * patch * columns, seed=tile)) for tile in range(tiles)]
+    pixels = "pixel_values_videos" if video else "pixel_values"
+    grid = "video_grid_thw" if video else "image_grid_thw"
+    placeholder = VIDEO if video and "glm" not in name else IMAGE
+    one = [START, *[placeholder] * rows * columns, END]
+    whole = {pixels: torch.cat([prepared(frames, patch) for frames in films])}
+    whole[grid] = torch.tensor([[tiles, 2 * rows, 2 * columns]])
+    apart = "qwen3" in name or "glm" in name
+    ids = one * tiles if apart or not video else [placeholder] * tiles * rows * columns
+    inputs = prompts([1, 5, Picture(ids, whole), 7, 8])
+    with attach(model, "downsample", tokens=T) as attached:
+        reduced = reduce(model, **inputs)
+    (features,) = reduced["mm_encoder_outputs"].values()
+    assert CELLS[tiles] == [smaller(share, rows, columns) for share in ([4, 3] if video else [T])]
+    expected, planes, stays = [], [], [word != placeholder for word in inputs["input_ids"][0].tolist()]
+    at_picture = [place for place, word in enumerate(stays) if not word]
+    for tile, (frames, cells) in enumerate(zip(films, CELLS[tiles], strict=True)):
+        small = [resized(frame, 2 * patch * cells[0], 2 * patch * cells[1]) for frame in frames]
+        size = torch.tensor([[1, 2 * cells[0], 2 * cells[1]]])
+        output = twin.model.get_image_features(prepared(small, patch), size, return_dict=True)
+        expected.append(torch.cat(list(output.pooler_output)))
+        planes.append(getattr(output, "deepstack_features", None) or [])
+        for first in firsts((rows, columns), cells):
+            stays[at_picture[tile * rows * columns + first]] = True
+    (found,) = features.pooler_output
+    assert torch.allclose(found, torch.cat(expected), atol=1e-5)
+    assert attached.outcomes[0].after == len(found) == sum(a * b for a, b in CELLS[tiles])
+    for index, plane in enumerate(getattr(features, "deepstack_features", None) or []):
+        assert torch.allclose(
+            torch.cat(list(plane)), torch.cat([one for own in planes for one in own[index]]), atol=1e-5
+        )
+    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+    seen: dict[str, Any] = {}
+    hook = twin.get_decoder().register_forward_pre_hook(lambda module, _, given: seen.update(given), with_kwargs=True)
+    twin(**inputs)
+    hook.remove()
+    assert torch.equal(reduced["position_ids"][-3:], seen["position_ids"][-3:][..., stays])
+
+
+def own_features(name: str, twin: Any, pixels: Tensor) -> Tensor:
+    """What the plain model makes of tiles [t, 3, h, w] of another size, square ones as its own code has them."""
+    inner, side = twin.model, pixels.shape[-1] // 14
+    if name in ("smolvlm", "idefics3"):
+        return torch.cat(inner.get_image_features(pixels[None], return_dict=True).pooler_output)
+    if name == "internvl" and pixels.shape[-1] != pixels.shape[-2]:  # its own shuffle takes them
+        states = inner.vision_tower(pixel_values=pixels).last_hidden_state[:, 1:]
+        grid = inner.pixel_shuffle(states.unflatten(1, (pixels.shape[-2] // 14, side)), 0.5)
+        return inner.multi_modal_projector(grid.flatten(1, 2)).flatten(0, 1)
+    more = {} if name in ("internvl", "ovis2") else {"interpolate_pos_encoding": True}
+    if name == "gemma3":
+        inner.multi_modal_projector.patches_per_image = side
+    if name == "ovis2" and side != 8:
+        embeddings = inner.vision_tower.transformer.embeddings
+        table = embeddings.position_embedding.weight.view(8, 8, -1).permute(2, 0, 1)[None]
+        table = interpolate(table, size=(side, side), mode="bicubic", align_corners=False)[0].flatten(1).T
+        embeddings.position_embedding = torch.nn.Embedding.from_pretrained(table)
+        embeddings.position_ids = torch.arange(side**2)[None]
+    return inner.get_image_features(pixels, return_dict=True, **more).pooler_output.flatten(0, 1)
+
+
+FIXED = ("internvl", "smolvlm", "idefics3", "gemma3", "aya_vision", "cohere2_vision", "ovis2")
+
+
+@pytest.mark.parametrize("name", FIXED)
+@torch.no_grad()
+def test_a_model_of_equal_tiles_reads_tiles_that_were_made_smaller(name: str) -> None:
+    case = CASES[name]
+    model = case.build()
+    twin = copy.deepcopy(model)
+    inputs = prompts([1, 5, case.picture(2), 7, 8])
+    tiles = inputs["pixel_values"].flatten(0, -4)
+    cells = {"internvl": (2, 3)}.get(name, (2, 2))
+    with attach(model, "downsample", tokens=cells[0] * cells[1] / 16, positions="keep") as attached:
+        reduced = reduce(model, **inputs)
+    (features,) = reduced["mm_encoder_outputs"].values()
+    small = torch.stack([resized(tile, 28 * cells[0], 28 * cells[1]) for tile in tiles])
+    found = torch.cat(list(features.pooler_output))
+    assert torch.allclose(found, own_features(name, twin, small), atol=1e-5)
+    assert attached.outcomes[0].after == len(tiles) * cells[0] * cells[1] == len(found)
+    stays = [word != IMAGE for word in inputs["input_ids"][0].tolist()]
+    at_picture = [place for place, word in enumerate(stays) if not word]
+    for tile in range(len(tiles)):
+        for first in firsts((4, 4), cells):
+            stays[at_picture[16 * tile + first]] = True
+    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+    assert reduced["position_ids"][0].tolist() == [place for place, one in enumerate(stays) if one]
+
+
+@pytest.mark.parametrize("name", FIXED)
+@torch.no_grad()
+def test_a_tile_that_keeps_its_size_is_read_as_by_the_model(name: str) -> None:
+    """As where one picture of a call is made smaller and another has room."""
+    case = CASES[name]
+    model = case.build()
+    tiles = case.picture(1).pixels["pixel_values"].flatten(0, -4)
+    with attach(model, "downsample", tokens=0.5) as attached:
+        found = attached.model.read(tiles).flatten(0, 1)
+    assert torch.allclose(found, own_features(name, model, tiles), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mistral_3", "pixtral"])
+@torch.no_grad()
+def test_pixtral_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
+    """Beside one that has room and keeps its size."""
+    case, size = CASES[name], 28 if name == "mistral_3" else 14
+    model = case.build()
+    twin = copy.deepcopy(model)
+    inputs = prompts([1, 5, case.picture(0), 6, case.picture(2), 7, 8])  # of 3 x 4 and 2 x 4 tokens
+    with attach(model, "downsample", tokens=8, positions="keep") as attached:
+        reduced = reduce(model, **inputs)
+    pixels, sizes = inputs["pixel_values"].clone(), inputs["image_sizes"].clone()
+    small = resized(pixels[0, :, : 3 * size, : 4 * size], 2 * size, 4 * size)
+    sizes[0] = torch.tensor([2 * size, 4 * size])
+    pixels[0] = 9.0  # nobody reads what is beyond the size
+    pixels[0, :, : 2 * size, : 4 * size] = small
+    expected = twin.model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output
+    (features,) = reduced["mm_encoder_outputs"].values()
+    assert [(one.before, one.after) for one in attached.outcomes] == [(12, 8), (8, 8)]
+    assert torch.allclose(torch.cat(list(features.pooler_output)), torch.cat(list(expected)), atol=1e-5)
+    at_picture = (inputs["input_ids"][0] == IMAGE).nonzero()[:12, 0].tolist()
+    gone = set(at_picture) - {at_picture[first] for first in firsts((3, 4), (2, 4))}
+    stays = [place for place in range(inputs["input_ids"].shape[1]) if place not in gone]
+    assert reduced["position_ids"][0].tolist() == stays
+    assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
