@@ -580,16 +580,11 @@ def count_hooks(model: Any) -> int:
 
 NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
 POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
-CUTS = dict.fromkeys(("fastv", "sparsevlm", "pyramiddrop", "dart"), "both directions")
-NO_ROTATION = dict.fromkeys(CUTS, "rotates nothing")
 FAMILIES: dict[str, dict[str, str]] = {
     "llava": {},
     "llava_next": {},
     "llava_next_video": {},
     "llava_next_video video": POOLED,
-    "gemma3": {**NO_BLOCKS, **CUTS},
-    "aya_vision": {**NO_BLOCKS, **NO_ROTATION},
-    "cohere2_vision": {**NO_BLOCKS, **NO_ROTATION},
 }
 
 
