@@ -39,6 +39,8 @@ from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
 
+OLD = int(transformers.__version__.split(".")[0]) < 5
+
 
 @dataclass(eq=False)
 class Seen:
@@ -116,7 +118,7 @@ def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
 
 def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """The asked rows of these pictures, padded at the end: places in the full and in the current sequence, and which
-    are real. Each [P, L].
+    are real. Each [P, L]. In the place of a picture's row that was dropped the last one before it asks.
     """
     device = rows.origin.device
     batch = torch.tensor([seen[index].row for index in indices], device=device)
@@ -125,7 +127,8 @@ def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, T
         [torch.tensor(seen[index].text) for index in indices], batch_first=True, padding_value=0
     ).to(device)
     slots = torch.arange(rows.origin.shape[1], device=device).expand_as(rows.origin)
-    now = torch.zeros(len(slots), rows.size + 1, dtype=torch.long, device=device).scatter(1, rows.origin, slots)
+    now = torch.full((len(slots), rows.size + 1), -1, device=device).scatter(1, rows.origin, slots)
+    now = now.where(now >= 0, now.cummax(1).values).clamp_min(0)
     mask = (torch.arange(places.shape[1]) < count[:, None]).to(device)
     return places, now[batch].gather(1, places), mask
 
@@ -282,6 +285,7 @@ class CutForward:
     ) -> None:
         self.state, self.layout, self.embeds, self.more = state, armed.layout, embeds, armed.more
         self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
+        check_window(self.decoder, armed.layout.real.shape[1])
         check_first_layer(armed.units)
         if self.method.calibrates:
             check_kernel(self.decoder)
@@ -524,10 +528,20 @@ def fits(cut_cache: CutCache, cache: Any) -> bool:
 def check_first_layer(units: list[tuple[Unit, list[Cut]]]) -> None:
     """Raises OptionError where tokens leave before the first layer and `generate` counts the prompt by its cache."""
     shortened = any(cut.layer == 0 and cut.left < len(unit.places) for unit, cuts in units for cut in cuts)
-    if shortened and int(transformers.__version__.split(".")[0]) < 5:
+    if shortened and OLD:
         raise OptionError(
             f"a cut before the first decoder layer needs transformers >= 5: generate() of {transformers.__version__} "
             "takes the length of the prompt from that layer's cache"
+        )
+
+
+def check_window(decoder: CutDecoder, size: int) -> None:
+    """Raises OptionError where a sliding window would be narrower than the prompt, and transformers is old."""
+    window = getattr(decoder, "window", None)
+    if window and size >= window and OLD:
+        raise OptionError(
+            f"sliding_window={window} is narrower than this prompt of {size} rows: methods that cut between layers need "
+            f"every row to be seen on transformers {transformers.__version__}, or transformers >= 5"
         )
 
 

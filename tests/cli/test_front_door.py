@@ -204,7 +204,7 @@ def test_lists_and_ledger_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     everything, hosts, fastv, matrix, ledger = found
     assert list(everything) == ["methods", "hosts", "benchmarks"] and everything["hosts"] == hosts
     assert {one["name"]: one["default"] for one in fastv["options"]}["count"] == "kept" and "GFLOP" in fastv["cost"]
-    assert matrix["refused"]["llava"]["fastv"] == "" and matrix["refused"]["gemma-3"]["fastv"]
+    assert matrix["refused"]["llava"]["fastv"] == "" and matrix["refused"]["gemma-3"]["tome"]
     assert {"method", "model", "tokens", "average", "gqa"} <= set(ledger[0])
 
 

@@ -66,8 +66,6 @@ def users_own(host: Any, content: list[dict[str, Any]], **options: Any) -> str:
 @pytest.mark.parametrize("kind", ["full", "consensusdrop", "fastv"])
 def test_the_harness_answers_as_the_users_own_call(loaded: tuple[str, Any], kind: str) -> None:
     name, host = loaded
-    if (name, kind) == ("gemma3", "fastv"):
-        pytest.skip("refused, see the matrix")
     with host.attach(*method(name, kind)) as attached:
         images = pictures()
         encoded = host.encode(images)

@@ -581,8 +581,6 @@ def count_hooks(model: Any) -> int:
 NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
 SQUARES = {"tome": "forms no grid"}
 POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
-CUTS = dict.fromkeys(("fastv", "sparsevlm", "pyramiddrop", "dart"), "both directions")
-NO_ROTATION = dict.fromkeys(CUTS, "rotates nothing")
 FAMILIES: dict[str, dict[str, str]] = {
     "llava": {},
     "llava_next": {},
@@ -590,9 +588,7 @@ FAMILIES: dict[str, dict[str, str]] = {
     "llava_next_video video": POOLED,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), SQUARES),
     **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "mistral_3", "pixtral"), SQUARES),
-    "gemma3": {**SQUARES, **CUTS},
-    "aya_vision": {**SQUARES, **NO_ROTATION},
-    "cohere2_vision": {**SQUARES, **NO_ROTATION},
+    **dict.fromkeys(("gemma3", "aya_vision", "cohere2_vision"), SQUARES),
 }
 
 

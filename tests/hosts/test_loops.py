@@ -34,8 +34,6 @@ class Tiny:
         self.name, self.case, self.model = name, CASES[name], CASES[name].build()
 
     def attach(self, method: str, **options: Any) -> Any:
-        if method in CUTS and self.name == "gemma3":
-            pytest.skip("refused, see the matrix")
         if "tile_budget" in METHODS[method].__dataclass_fields__:
             options = {"tile_budget": self.case.tile_budget, **options}
         return attach(self.model, method, self.case.tokens, **options)
