@@ -442,7 +442,7 @@ CASES: dict[str, Case] = {
         frames(lambda count: count * 4 + 1),
         lambda model: [model.model.vision_tower.encoder.layers[-1].self_attn],
         12,
-        40,
+        12,
         clips=(0, 1, 2, 3),
     ),
     "llava_next_video": Case(lambda: _next("LlavaNextVideo"), tiled, clip_tower, 10, 20),

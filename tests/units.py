@@ -228,6 +228,6 @@ def work(method: Any, shape: Shape, tokens: int) -> None:
         for count in method.schedule(tokens, shape.patches, shape.feature_blocks):
             key = blank(1, shape.vision_heads, bag.values.shape[1], shape.vision_width // shape.vision_heads)
             method.bias(bag)
-            bag = method.fold(bag, key, count)
+            bag = method.fold(bag, key, count, protected=True)
     if method.place is not Place.DECODER and method.reduces:
         method.reduce(blank_unit(shape), Budget(tokens))

@@ -201,7 +201,7 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
     elif state.bag is None:
         raise RuntimeError("the vision tower did not run its blocks")
     else:
-        slot = state.bag.place[:, 1:].to(merged.device) - 1  # the class token is token 0 throughout
+        slot = state.bag.place[:, tower.classes :].to(merged.device) - tower.classes  # which is token 0 throughout
     return merged.gather(1, slot[..., None].expand(-1, -1, merged.shape[-1])), slot
 
 
@@ -228,7 +228,7 @@ def _merge_inside(
     attended = tower.attend(index, parts.before_attention(hidden), bias)
     bag = bag._replace(values=hidden + attended)
     if merging.counts[index]:
-        bag = attachment.method.fold(bag, merging.key, merging.counts[index])
+        bag = attachment.method.fold(bag, merging.key, merging.counts[index], bool(tower.classes))
     merging.bag, merging.key = bag, None
     return tower.result(bag.values + parts.mlp(parts.before_mlp(bag.values)))
 

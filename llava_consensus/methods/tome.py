@@ -3,7 +3,9 @@ But Faster", ICLR 2023). Between attention and MLP the patches are matched by th
 over heads, and the closest pairs become one, weighted by the patches each stands for; attention then counts a token as
 often as it has patches (proportional attention, here an additive mask, so that the fast kernel stays). The authors
 publish no vision-language version. Here the blocks up to the feature block merge by a schedule that lands on T exactly,
-as even as their halving limit allows, and the T tokens stand in raster order of their first patch.
+as even as their halving limit allows, and the T tokens stand in raster order of their first patch. A SigLIP tower has
+no class token to keep out of it. Where the model makes one token of each square of patches, what is left after merging
+forms no grid, and the method is refused.
 """
 
 from dataclasses import dataclass
@@ -96,9 +98,9 @@ class ToMe(InTower):
         """Logarithm of the sizes, added to the logits of each key: [U, t]."""
         return bag.size.log() if self.proportional else None
 
-    def fold(self, bag: Bag, key: Tensor, count: int) -> Bag:
-        """The bag after the `count` best pairs by the keys [U, H, t, d] became one; the class token stays out of it."""
-        return merge(bag, pair(key.mean(1), count, protected=True))
+    def fold(self, bag: Bag, key: Tensor, count: int, protected: bool) -> Bag:
+        """The bag after the `count` best pairs by the keys [U, H, t, d] became one; a class token stays out of it."""
+        return merge(bag, pair(key.mean(1), count, protected))
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """Patches entering each block: fewer from block to block, T after the feature block."""
@@ -112,8 +114,9 @@ class ToMe(InTower):
         total, width = 0.0, shape.vision_width
         for share, left in self.units(shape, budget):
             for count in self._counts(shape, share):
-                odd = (left + 1) // 2  # of left + 1 tokens, the class token among them
-                total += 2.0 * (left + 1 - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
+                tokens = left + shape.classes
+                odd = tokens // 2
+                total += 2.0 * (tokens - odd) * odd * width / shape.vision_heads + 2.0 * odd * count * width
                 left -= count
         return total
 

@@ -294,8 +294,10 @@ class InTower(_Spread, ABC):
         return None
 
     @abstractmethod
-    def fold(self, bag: Bag, key: Tensor, count: int) -> Bag:
-        """The bag with `count` tokens fewer, given the block's keys [U, H, t, d]; token 0 is the class token."""
+    def fold(self, bag: Bag, key: Tensor, count: int, protected: bool) -> Bag:
+        """The bag with `count` tokens fewer, given the block's keys [U, H, t, d], and whether token 0 is a class token,
+        which stays.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)

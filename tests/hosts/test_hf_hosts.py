@@ -586,6 +586,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "llava_next": {},
     "llava_next_video": {},
     "llava_next_video video": POOLED,
+    "llava_onevision": {},
+    "llava_onevision video": POOLED,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), SQUARES),
     **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "mistral_3", "pixtral"), SQUARES),
     **dict.fromkeys(("gemma3", "aya_vision", "cohere2_vision"), SQUARES),

@@ -181,3 +181,24 @@ def test_pixtral_reads_a_picture_that_was_prepared_smaller(name: str) -> None:
     stays = [place for place in range(inputs["input_ids"].shape[1]) if place not in gone]
     assert reduced["position_ids"][0].tolist() == stays
     assert reduced["input_ids"][0].tolist() == inputs["input_ids"][0][stays].tolist()
+
+
+@pytest.mark.parametrize("number", range(4))
+@torch.no_grad()
+def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number: int) -> None:
+    """The model resizes the maps of the first and the last picture."""
+    case = CASES["llava_onevision"]
+    model = case.build()
+    twin = copy.deepcopy(model).model
+    inputs = prompts([1, 5, case.picture(number), 7, 8])
+    with attach(model, "downsample", tokens=40) as attached:
+        reduced = reduce(model, **inputs)
+    small = torch.stack([resized(tile, 28, 28) for tile in inputs["pixel_values"][0]])
+    states = twin.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-1]
+    tokens = twin.multi_modal_projector(states).flatten(0, 1)
+    found = torch.cat(list(reduced["mm_encoder_outputs"]["image"].pooler_output))
+    newline = (found == twin.image_newline).all(-1)
+    same = (found[~newline, None] - tokens).abs().amax(-1) < 1e-5
+    assert same.any(1).all() and int(newline.sum()) == attached.outcomes[0].structural
+    assert attached.outcomes[0].after == len(same) <= 4 * len(small)
+    assert same.any(0).all() or number in (0, 3)  # where a small map has a place for each of them

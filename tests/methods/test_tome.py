@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny_llava
@@ -159,9 +160,12 @@ def test_budgets_the_tower_cannot_reach_are_refused_when_attaching(tower_folder:
 
 
 def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
-    """Tokens and their patches by explicit loops over one picture, in double precision, with a written-out softmax."""
+    """Tokens and their patches by explicit loops over one picture, in double precision, with a written-out softmax; of
+    a tower without a class token all patches may leave, and those that stay stand by falling similarity.
+    """
     inner = getattr(tower, "vision_model", tower)
-    hidden = inner.pre_layrnorm(inner.embeddings(images))[0]
+    hidden, classes = inner.embeddings(images), hasattr(inner, "pre_layrnorm")
+    hidden = (inner.pre_layrnorm(hidden) if classes else hidden)[0]
     groups = [[index] for index in range(len(hidden))]
     for number, count in enumerate(counts):
         block = inner.encoder.layers[number]
@@ -176,12 +180,14 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
         hidden = hidden + attention.out_proj(mixed)
         metric = torch.nn.functional.normalize(key.mean(0), dim=-1)
         similar = {}
-        for source in range(2, len(groups), 2):
+        for source in range(2 if classes else 0, len(groups), 2):
             cosines = [float(metric[source] @ metric[target]) for target in range(1, len(groups), 2)]
             best = max(range(len(cosines)), key=lambda target: (cosines[target], -target))
             similar[source] = (cosines[best], 2 * best + 1)
         leaving = sorted(similar, key=lambda source: (-similar[source][0], source))[:count]
-        order = [place for place in range(0, len(groups), 2) if place not in leaving] + list(range(1, len(groups), 2))
+        order = [place for place in range(0, len(groups), 2) if place not in leaving]
+        order = order if classes else sorted(order, key=lambda source: (-similar[source][0], source))
+        order += list(range(1, len(groups), 2))
         members = {place: [place, *(source for source in leaving if similar[source][1] == place)] for place in order}
         hidden = torch.stack(
             [sum(hidden[i] * size[i] for i in members[place]) / sum(size[i] for i in members[place]) for place in order]
@@ -207,6 +213,23 @@ def test_tome_equals_a_slow_tower_in_double_precision(tower_folder: Path, propor
             assert torch.allclose(found[index].projected[0, places], expected, atol=1e-10)
     with attach(model, "tome", tokens=5, proportional=not proportional) as attached:
         assert not torch.allclose(found[0].projected, attached.encode(images, [1, 1])[0].projected)
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
+@torch.no_grad()
+def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
+    from hf_models import CASES
+
+    model, images = CASES["llava_onevision"].build().double(), tiles(2).double()
+    with attach(model, "tome", tokens=0.3) as attached:
+        found = attached.encode(images, [1, 1])
+    for index in range(2):
+        values, groups = slow_tome(model.model.vision_tower, images[index : index + 1], [3, 3, 3, 2], True)
+        assert len(groups) == 5
+        for slot, own in enumerate(groups):
+            assert (found[index].parts["slot"][0] == slot).nonzero().flatten().tolist() == sorted(own)
+            expected = model.model.multi_modal_projector(values[slot])
+            assert torch.allclose(found[index].projected[0, sorted(own)], expected, atol=1e-6)  # log sizes are float32
 
 
 def test_decreasing_schedules_by_hand() -> None:

@@ -241,8 +241,7 @@ class LlavaTower(ClipBlocks):
         encoder = getattr(module, "vision_model", module).encoder
         super().__init__(module, hidden_state_block(layer, len(encoder.layers)))
         self.classes = 1 if kind == "clip_vision_model" else 0
-        if not self.classes:
-            self.offers, self.inside = PATCHES | {Need.PROJECTOR}, frozenset()
+        self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
         self.drops = config.vision_feature_select_strategy == "default"
         if self.drops != bool(self.classes):
             raise OptionError(

@@ -18,7 +18,7 @@ from llava_consensus.hosts import STOCK, check_tiles, fixed_grid
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.model import PATCHES, Features, squares
+from llava_consensus.hosts.hf.model import PATCHES, Features, LlavaTower, squares
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.reduction.tokens import Need
 
@@ -182,7 +182,7 @@ class LlavaNextVideo(_WithVideos):
 class LlavaOnevision(_WithVideos):
     """A SigLIP tower; frames are resized to half after the projector, and one newline ends a video."""
 
-    offer = Offer(PATCHES | {Need.PROJECTOR}, blocks=26, feature_block=25)
+    offer = Offer(PATCHES | {Need.PROJECTOR}, LlavaTower.inside, blocks=26, feature_block=25)
     tensors = frozenset({"video"})
     tiled_alone = True
     newlines = 1
@@ -199,6 +199,17 @@ class LlavaOnevision(_WithVideos):
     def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Pictures of more than so many tiles are resized."""
         return {"vision_aspect_ratio": inputs.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
+
+    def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
+        """As the model packs them, but where it resizes the map of a large picture, which would mix the tokens that a
+        method has left, each place has the token of the patch in its middle.
+        """
+        packed = super().pack(modality, inputs, projected)
+        pictures = self.pictures(modality, inputs, torch.empty(0))
+        for rows, tiles, out in zip(pictures, projected, packed, strict=True):
+            tile, token, real = (part.to(out.device) for part in (rows.tile, rows.token, rows.token >= 0))
+            out[real] = tiles[tile[real], token[real]]
+        return packed
 
     def pooled(self) -> tuple[int, Tensor]:
         """The four patches that bilinear resizing looks at."""
