@@ -6,7 +6,8 @@
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
 study the files that `llava-consensus paper study` leaves, and of vLLM what `bench --serve` wrote (docs/efficiency).
 Runs in the folder `large` of the results are of the larger set, those in `positions` of `paper positions`, those in
-`beds` of other embedded models (`beds.py`): tables of their own. No model is loaded. `tests/project/test_pages.py`
+`beds` of other embedded models (`beds.py`), those in `videos` and `composition` of `videos.py` and `composition.py`:
+tables of their own. No model is loaded. `tests/project/test_pages.py`
 fails where a page and the results differ.
 """
 
@@ -23,6 +24,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from eval_scripts.beds import beds_table
+from eval_scripts.compared import composition_table, videos_table
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.cli.report import known
@@ -41,9 +43,12 @@ MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
-LARGE, POLICIES, BEDS = "large", "positions", "beds"  # folders of runs beside those of the grid
+# folders of runs beside those of the grid
+LARGE, POLICIES, BEDS, VIDEOS, COMPOSITION = "large", "positions", "beds", "videos", "composition"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
-OF_BEDS = "<!-- beds:begin -->", "<!-- beds:end -->"
+OF_BEDS, OF_VIDEOS, OF_COMPOSITION = (
+    (f"<!-- {name}:begin -->", f"<!-- {name}:end -->") for name in (BEDS, VIDEOS, COMPOSITION)
+)
 KEPT, CALIBRATED = "None", "calibrated"  # of `closed_from` of the study's method
 WAYS = {"0": "closed up", KEPT: "kept", CALIBRATED: "kept, attention calibrated by distance"}
 SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
@@ -100,6 +105,8 @@ def write(root: Path = ROOT) -> None:
         replace(root / "docs/paper.md", "\n\n".join(map(markdown, tables)))
         replace(root / "docs/results.md", large_table(out / LARGE))
         replace(root / "docs/results.md", beds_table(out, out / BEDS), *OF_BEDS)
+        replace(root / "docs/results.md", videos_table(out / VIDEOS), *OF_VIDEOS)
+        replace(root / "docs/results.md", composition_table(out / COMPOSITION), *OF_COMPOSITION)
         replace(root / "docs/positions.md", policies_table(out / POLICIES))
         replace(root / "docs/serving.md", "\n\n".join(map(served_table, SERVED)))
         replace(root / "README.md", readme_table(out))
