@@ -6,7 +6,8 @@
 What is kept of a run is its configuration, its metrics, and for every question whether it was answered right; of the
 study the files that `llava-consensus paper study` leaves, and of vLLM what `bench --serve` wrote (docs/efficiency).
 Runs in the folder `large` of the results are of the larger set, those in `positions` of `paper positions`, those in
-`beds` of other embedded models (`beds.py`): tables of their own. No model is loaded. `tests/project/test_pages.py`
+`beds` of other embedded models (`beds.py`), those in `videos` and `composition` of `videos.py` and `composition.py`:
+tables of their own. No model is loaded. `tests/project/test_pages.py`
 fails where a page and the results differ.
 """
 
@@ -23,6 +24,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from eval_scripts.beds import beds_table
+from eval_scripts.compared import composition_table, videos_table
 from eval_scripts.policies import ablations_table, budgets_table, layers_table
 from llava_consensus import cli
 from llava_consensus.cli.models import COSTS, comes_to
@@ -42,10 +44,11 @@ MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
 SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
-LARGE, POLICIES, BEDS = "large", "positions", "beds"  # folders of runs beside those of the grid
+# folders of runs beside those of the grid
+LARGE, POLICIES, BEDS, VIDEOS, COMPOSITION = "large", "positions", "beds", "videos", "composition"
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
-OF_BEDS, OF_ABLATIONS, OF_BUDGETS = (
-    (f"<!-- {name}:begin -->", f"<!-- {name}:end -->") for name in ("beds", "ablations", "budgets")
+OF_BEDS, OF_VIDEOS, OF_COMPOSITION, OF_ABLATIONS, OF_BUDGETS = (
+    (f"<!-- {name}:begin -->", f"<!-- {name}:end -->") for name in (BEDS, VIDEOS, COMPOSITION, "ablations", "budgets")
 )
 SHOWN = {  # of README: what stands in the first column, and the labels with positions closed up and kept
     "**ConsensusDrop** → **ConsensusDrop+**": "ConsensusDrop",
@@ -104,6 +107,8 @@ def write(root: Path = ROOT) -> None:
         replace(root / "docs/results.md", ablations_table(out), *OF_ABLATIONS)
         replace(root / "docs/positions.md", layers_table(read_rows(out / POLICIES, known())))
         replace(root / "docs/positions.md", budgets_table(read_rows(out, known())), *OF_BUDGETS)
+        replace(root / "docs/results.md", videos_table(out / VIDEOS), *OF_VIDEOS)
+        replace(root / "docs/results.md", composition_table(out / COMPOSITION), *OF_COMPOSITION)
         replace(root / "docs/serving.md", "\n\n".join(map(served_table, SERVED)))
         replace(root / "README.md", readme_table(out))
         for name in BESIDE:

@@ -3,6 +3,7 @@
     python -m playground.mini.build [--out playground/mini]
     python -m playground.mini.build --split val --out playground/mini-val   # gqa, pope, textvqa, to choose options on
     python -m playground.mini.build --split large --out playground/mini-large   # 250 pictures; TextVQA with OCR words
+    python -m playground.mini.build --split brief --out playground/mini-brief   # clips, most things seen in one frame
 
 Makes `<out>/eval/<folder>` for every builder in `benchmarks/`, with the names that LLaVA's and Video-LLaVA's scripts
 expect. The same files come out every time; when they are complete the command does nothing. Without PyAV, which writes
@@ -35,7 +36,9 @@ def fingerprint() -> str:
 
 def left_out(split: str) -> list[str]:
     """The folders that cannot be made here: those of videos, where PyAV is not installed."""
-    return [VIDEOS] if split == "test" and find_spec("av") is None else []
+    return (
+        [VIDEOS] if VIDEOS in (BUILDERS if split == "test" else WITH_SPLIT[split]) and find_spec("av") is None else []
+    )
 
 
 def build(out: Path = MINI, split: str = "test") -> bool:
@@ -43,7 +46,8 @@ def build(out: Path = MINI, split: str = "test") -> bool:
 
     Args:
         split: `test`, all benchmarks | `val`, some from scenes that are neither trained nor tested on | `large`, GQA,
-            POPE and VQAv2 about 250 other test scenes each, with 3 to 5 questions, and TextVQA's with the words beside.
+            POPE and VQAv2 about 250 other test scenes each, with 3 to 5 questions, and TextVQA's with the words beside
+            | `brief`, MSVD's files about clips of which most things are seen in one frame.
     """
     target = out / "eval"
     stamp = target / ".complete"
@@ -59,7 +63,8 @@ def build(out: Path = MINI, split: str = "test") -> bool:
                 builder(part / name)
     else:
         for name, with_split in WITH_SPLIT[split].items():
-            with_split(part / name, split)
+            if name not in without:
+                with_split(part / name, split)
     (part / ".complete").write_text(state)
     if target.exists():
         shutil.rmtree(target)

@@ -3,7 +3,9 @@
     clip("test", 6000).frames()[0]        # the first frame, a Scene like any other
 
 A clip is seeded like a scene and its first frame is drawn like one, from a range of indices of its own. In no frame do
-objects overlap or leave the picture, so that a question about what is there has one answer from start to end.
+objects overlap or leave the picture, so that a question about what is there has one answer from start to end. In a
+`brief_clip` the sign and the small things are seen in one frame each, among large and moving ones that stay, so that
+few of a clip's patches show what is asked about.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from playground.mini.scenes import SPLITS, Item, Scene, background, draw, sample
+from playground.mini.scenes import SPLITS, Item, Scene, Sign, background, draw, sample
 
 FRAMES, RATE = 8, 4  # frames of a clip, and how many are shown in a second
 SPEEDS = (0, 2, 3, 4)  # units a frame, in each direction
@@ -28,11 +30,16 @@ class Clip:
 
     scene: Scene
     steps: tuple[tuple[int, int], ...]
+    only: tuple[int | None, ...] = ()  # the one frame in which an object, and last the sign, is seen; None is all
 
     def at(self, time: int) -> Scene:
         """The scene of frame `time`."""
-        items = tuple(_moved(item, step, time) for item, step in zip(self.scene.items, self.steps, strict=True))
-        return dataclasses.replace(self.scene, items=items)
+        items = [_moved(item, step, time) for item, step in zip(self.scene.items, self.steps, strict=True)]
+        if not self.only:
+            return dataclasses.replace(self.scene, items=tuple(items))
+        *of_items, of_sign = (frame in (None, time) for frame in self.only)
+        seen = tuple(item for item, shown in zip(items, of_items, strict=True) if shown)
+        return dataclasses.replace(self.scene, items=seen, sign=self.scene.sign if of_sign else None)
 
     def frames(self) -> list[Scene]:
         """The scenes of all frames."""
@@ -43,29 +50,53 @@ def _moved(item: Item, step: tuple[int, int], time: int) -> Item:
     return dataclasses.replace(item, x=item.x + step[0] * time, y=item.y + step[1] * time)
 
 
+def _meet(one: Item, other: Item | Sign) -> bool:
+    """Whether two boxes overlap."""
+    width, height = (other.width, other.height) if isinstance(other, Sign) else (other.size, other.size)
+    return (
+        one.x < other.x + width - TOUCH
+        and other.x < one.x + one.size - TOUCH
+        and one.y < other.y + height - TOUCH
+        and other.y < one.y + one.size - TOUCH
+    )
+
+
 def _free(moving: Item, step: tuple[int, int], others: list[tuple[Item, tuple[int, int]]], scene: Scene) -> bool:
     """Whether an object that moves so stays in the picture and clear of the sign and of the objects placed before."""
-    sign = scene.sign
     for time in range(FRAMES):
         one = _moved(moving, step, time)
-        boxes = [(o.x, o.y, o.size, o.size) for o in (_moved(other, at, time) for other, at in others)]
-        boxes += [(sign.x, sign.y, sign.width, sign.height)] if sign else []
+        there: list[Item | Sign] = [_moved(other, at, time) for other, at in others]
+        there += [scene.sign] if scene.sign else []
         if not (0 <= one.x <= scene.width - one.size and 0 <= one.y <= scene.height - one.size):
             return False
-        if any(
-            one.x < x + w - TOUCH
-            and x < one.x + one.size - TOUCH
-            and one.y < y + h - TOUCH
-            and y < one.y + one.size - TOUCH
-            for x, y, w, h in boxes
-        ):
+        if any(_meet(one, other) for other in there):
             return False
     return True
 
 
 def clip(split: str, index: int) -> Clip:
     """Clip number `index` of a split: three to five objects, most of them moving."""
-    scene = sample(SPLITS[split] + index, least=3, most=5, sign_rate=0.4)
+    return _drifting(sample(SPLITS[split] + index, least=3, most=5, sign_rate=0.4))
+
+
+def brief_clip(split: str, index: int) -> Clip:
+    """Clip number `index` of a split, of five to seven objects: the sign and the small objects of which there is one
+    stand in one frame each, drawn at random, and the others move through all of them.
+    """
+    moving = _drifting(sample(SPLITS[split] + index, least=5, most=7, sign_rate=0.7))
+    items, rng = moving.scene.items, random.Random(moving.scene.seed + 1)
+    names = [item.name for item in items]
+    brief = [not item.large and names.count(item.name) == 1 for item in items]
+    only = tuple(rng.randrange(FRAMES) if one else None for one in (*brief, True))
+    steps = [(0, 0) if one else step for one, step in zip(brief, moving.steps, strict=True)]
+    for number in [number for number, one in enumerate(brief) if not one]:  # none comes over what is seen meanwhile
+        met = [(item, time) for item, time in zip(items, only, strict=False) if time is not None]
+        if any(_meet(_moved(items[number], steps[number], time), item) for item, time in met):
+            steps[number] = (0, 0)
+    return Clip(moving.scene, tuple(steps), only)
+
+
+def _drifting(scene: Scene) -> Clip:
     rng = random.Random(scene.seed)
     others: list[tuple[Item, tuple[int, int]]] = []
     for number, item in enumerate(scene.items):

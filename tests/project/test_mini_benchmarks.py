@@ -13,7 +13,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from playground.mini.benchmarks import BUILDERS, WITH_SPLIT, files
 from playground.mini.benchmarks.choices import WRITERS, choose
 from playground.mini.benchmarks.files import TEST
 from playground.mini.benchmarks.mme import SPLIT_FOLDERS, TASKS
-from playground.mini.clips import FRAMES, clip
+from playground.mini.benchmarks.videos import brief_questions
+from playground.mini.clips import FRAMES, Clip, brief_clip, clip
 from playground.mini.paths import MINI
 from playground.mini.questions import SHORT, View
 from playground.mini.scenes import SPLITS, scene
@@ -335,10 +336,11 @@ def test_video_files(name: str) -> None:
     assert len(frames) == FRAMES and frames[0].tobytes() != frames[-1].tobytes()
 
 
-def test_clips_move_without_touching() -> None:
+@pytest.mark.parametrize("draw", [clip, brief_clip])
+def test_clips_move_without_touching(draw: Callable[[str, int], Clip]) -> None:
     moving = 0
     for index in range(60):
-        shown = clip("val", index)
+        shown = draw("val", index)
         moving += any(step != (0, 0) for step in shown.steps)
         for frame in shown.frames():
             boxes = [(i.x, i.y, i.x + i.size, i.y + i.size) for i in frame.items]
@@ -347,6 +349,25 @@ def test_clips_move_without_touching() -> None:
                 apart = [r <= x + 1 or right <= a + 1 or b <= y + 1 or bottom <= t + 1 for a, t, r, b in boxes[:k]]
                 assert all(apart)
     assert moving > 50
+
+
+def test_what_is_asked_about_a_brief_clip_is_seen_in_one_frame_alone() -> None:
+    kinds = set()
+    for index in TEST["brief"]:
+        shown = brief_clip("test", index)
+        items, sign, frames = shown.scene.items, shown.scene.sign, shown.frames()
+        assert shown.scene.seed == SPLITS["test"] + index and len(shown.only) == len(items) + 1
+        for kind, question, answer in brief_questions(shown, random.Random(index)):
+            kinds.add(kind)
+            if kind == "text":
+                assert sign is not None and sign.text == answer and [f.sign for f in frames].count(sign) == 1
+                continue
+            name = answer if kind == "object" else question.split()[-1].rstrip("?")
+            (item,) = [one for one in items if one.name == name]
+            assert sum(item in frame.items for frame in frames) == 1 and not item.large
+            assert kind == "object" or item.colour == answer
+            assert kind == "color" or [one.category for one in items].count(item.category) == 1
+    assert kinds == {"object", "color", "text"}
 
 
 def files_of(benchmark: Benchmark) -> Iterator[Path]:

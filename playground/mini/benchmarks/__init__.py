@@ -16,7 +16,7 @@ from playground.mini.benchmarks.pope import build_pope
 from playground.mini.benchmarks.seed import build_seed
 from playground.mini.benchmarks.sqa import build_sqa
 from playground.mini.benchmarks.textvqa import build_textvqa
-from playground.mini.benchmarks.videos import build_videos
+from playground.mini.benchmarks.videos import build_brief, build_videos
 from playground.mini.benchmarks.vqav2 import build_vqav2
 
 BUILDERS: dict[str, Callable[[Path], None]] = {
@@ -36,4 +36,5 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
 WITH_SPLIT: dict[str, dict[str, Callable[[Path, str], None]]] = {
     "val": {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa},
     "large": {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa, "vqav2": build_vqav2},
+    "brief": {"GPT_Zero_Shot_QA": build_brief},
 }

@@ -27,6 +27,7 @@ TEST = {  # indices of test scenes; of clips for the videos
     "TGIF": range(6000, 6040),
     "MSVD": range(6100, 6140),
     "MSRVTT": range(6200, 6240),
+    "brief": range(6300, 6340),
     "gqa, large": range(10_000, 10_250),
     "pope, large": range(11_000, 12_000),
     "vqav2, large": range(12_000, 12_300),

@@ -1,24 +1,28 @@
 """Mini TGIF-QA, MSVD-QA and MSRVTT-QA: short questions about clips, in the layout of Video-LLaVA's zero-shot QA files.
 
 Questions are asked bare and answered in a word. They are about what stays the same in a clip (what there is, how many,
-what colour, what a sign says): the embedded model sees eight pictures and knows nothing of motion.
+what colour, what a sign says): the embedded model sees eight pictures and knows nothing of motion. In these sets
+everything is seen in every frame, so that a few random patches of each are enough; the split `brief` asks about what is
+seen in one frame alone (`clips.py`), in MSVD's files.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from playground.mini.benchmarks.choices import choose
 from playground.mini.benchmarks.files import TEST, write_json
-from playground.mini.catalogue import plural
-from playground.mini.clips import clip, write_video
+from playground.mini.catalogue import VARIANTS, plural
+from playground.mini.clips import Clip, brief_clip, clip, write_video
 from playground.mini.questions import View
 from playground.mini.styles import READ
 
 SETS = {"TGIF": "mp4", "MSVD": "videos", "MSRVTT": "videos/all"}  # where the videos of a set lie
 QUESTIONS, PER_CLIP = 150, 5
+BRIEF_PER_CLIP = 2
 TYPES = {"object": 0, "number": 1, "color": 2, "text": 4}  # as TGIF-QA numbers them, less places; text is ours
 
 
@@ -46,17 +50,43 @@ def questions(view: View, rng: random.Random) -> list[tuple[str, str, str]]:
     return unique
 
 
+def brief_questions(shown: Clip, rng: random.Random) -> list[tuple[str, str, str]]:
+    """Type, question and answer of what can be asked about the things that are seen in one frame, in random order."""
+    view = View(shown.scene)
+    brief = [item for item, frame in zip(view.items, shown.only, strict=False) if frame is not None]
+    found = [one for one in object_questions(view) if one[2] in {item.name for item in brief}]
+    found += [("color", f"What color is the {i.name}?", i.colour) for i in brief if i.name in VARIANTS]
+    found += [("text", rng.choice(READ), view.scene.sign.text)] if view.scene.sign else []
+    rng.shuffle(found)
+    return found
+
+
 def build_set(folder: Path, name: str) -> None:
     """One set: `test_q.json`, `test_a.json` and its videos."""
+    shown = ((index, clip("test", index)) for index in TEST[name])
+    made = ((index, one, questions(View(one.scene), random.Random(index))[:PER_CLIP]) for index, one in shown)
+    _write(folder, name, made, QUESTIONS)
+
+
+def build_brief(folder: Path, split: str) -> None:
+    """MSVD's files about the clips of which most things are seen in one frame."""
+    shown = ((index, brief_clip("test", index)) for index in TEST[split])
+    made = ((index, one, brief_questions(one, random.Random(index))[:BRIEF_PER_CLIP]) for index, one in shown)
+    _write(folder / "MSVD_Zero_Shot_QA", "MSVD", made)
+
+
+def _write(
+    folder: Path, name: str, made: Iterable[tuple[int, Clip, list[tuple[str, str, str]]]], most: int | None = None
+) -> None:
+    """Clips with their numbers and questions, until there are so many questions."""
     asked: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
-    for index in TEST[name]:
-        if len(asked) >= QUESTIONS:
+    for index, shown, about in made:
+        if most is not None and len(asked) >= most:
             break
-        shown, rng = clip("test", index), random.Random(index)
         video = f"{name.lower()}_{index}"
         write_video(folder / SETS[name] / f"{video}.mp4", shown)
-        for number, (kind, question, answer) in enumerate(questions(View(shown.scene), rng)[:PER_CLIP]):
+        for number, (kind, question, answer) in enumerate(about):
             question_id = f"v_{video}_{number}"
             asked.append({"video_name": video, "question_id": question_id, "question": question})
             answers.append({"answer": answer, "type": TYPES[kind], "question_id": question_id})
