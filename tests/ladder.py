@@ -303,10 +303,9 @@ class Trial:
 
         return of
 
-
     def _mask(self, hidden: Tensor, types: Any, left: Iterator[int], layer: int) -> Any:
-        """As transformers masks a layer for rows [1, W, D], given the types of the full prompt's, and how many are left of
-        each picture.
+        """As transformers masks a layer for rows [1, W, D], given the types of the full prompt's and how many rows are
+        left of each picture.
         """
         twin = self.family.twin
         config, more = twin.get_decoder().config, {}

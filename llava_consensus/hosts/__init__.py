@@ -185,7 +185,7 @@ HOSTS: dict[str, HostEntry] = {
         f"{OURS}.hf.gemma3:Gemma3",
         "hf",
         ("Gemma3ForConditionalGeneration",),
-        "Gemma 3: methods after the tower",
+        "Gemma 3: crops, pictures that attend both ways",
         types=("gemma3",),
     ),
     "aya-vision": HostEntry(

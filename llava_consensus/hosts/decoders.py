@@ -289,8 +289,8 @@ AXES = 3
 
 
 class NeighbourDecoder(LlamaDecoder):
-    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product. Layers
-    of Cohere 2 that see everything rotate nothing.
+    """Pairs are neighbours in a head: the even channels stand before the odd ones here, which changes no product.
+    Layers of Cohere 2 that see everything rotate nothing.
     """
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

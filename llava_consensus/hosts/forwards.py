@@ -2,8 +2,9 @@
 steps on the cache it left; and where every row of a batch stands meanwhile.
 
 Counts are known beforehand and live on the CPU; which tokens stay is known to the device alone, so places are tensors
-and nothing waits for it. Sequences are padded on the left from the first cut on, since sliding windows count rows from
-the last one, and put back to their full length after the last layer. Letters: R rows of the batch, S full length, W current length, P pictures, v their tokens.
+and nothing waits for it. Sequences are padded on the left from the first cut on, since sliding windows count rows
+from the last one, and put back to their full length after the last layer. Letters: R rows of the batch, S full
+length, W current length, P pictures, v their tokens.
 """
 
 from collections import defaultdict
@@ -540,8 +541,8 @@ def check_window(decoder: CutDecoder, size: int) -> None:
     window = getattr(decoder, "window", None)
     if window and size >= window and OLD:
         raise OptionError(
-            f"sliding_window={window} is narrower than this prompt of {size} rows: methods that cut between layers need "
-            f"every row to be seen on transformers {transformers.__version__}, or transformers >= 5"
+            f"sliding_window={window} is narrower than this prompt of {size} rows: methods that cut between layers "
+            f"need every row to be seen on transformers {transformers.__version__}, or transformers >= 5"
         )
 
 

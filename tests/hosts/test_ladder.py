@@ -1,8 +1,13 @@
 """Some of the ladder (`tests/ladder.py`): no third state, the page says what comes out, and faults show."""
 
+import dataclasses
+from typing import Any
+
+import hf_models
 import ladder
 import pytest
 import transformers
+from transformers.cache_utils import DynamicCache
 
 from llava_consensus.hosts.caches import Shortened
 
@@ -25,6 +30,30 @@ def test_no_third_state_and_the_page_agrees(name: str) -> None:
         states = ladder.climbed(family, method, ladder.RUNGS if (name, method) == COMPILED else ladder.QUICK)
         assert [one for one in states.values() if one.startswith("third")] == []
         assert said[name, method] == ladder.told(states, str)
+
+
+def narrow(name: str, window: int) -> ladder.Family:
+    """A family whose language model has windows of so many rows."""
+    case = ladder.FAMILIES[name]
+
+    def build() -> Any:
+        config = case.build().config
+        if name == "llava":  # all of whose layers are alike
+            config.text_config = transformers.MistralConfig(**hf_models.TEXT, head_dim=16)
+        config.text_config.sliding_window = window
+        return hf_models.ready(type(case.build()), config)
+
+    return ladder.Family(dataclasses.replace(case, build=build))
+
+
+@pytest.mark.parametrize(("name", "window"), [("llava", 8), ("gemma3", 8), ("gemma3", 14), ("cohere2_vision", 20)])
+def test_windows_narrower_than_the_prompt_or_than_what_is_left_of_it(name: str, window: int) -> None:
+    family = narrow(name, window)
+    rungs = ["rows and positions", "own loop", "mixed batch", "second turn", "no cache", "beams", "assisted"]
+    for method in ("fastv", "sparsevlm"):
+        assert set(ladder.climbed(family, method, rungs).values()) == {"works"}
+    trial = ladder.Trial(family, "fastv")
+    ladder.decoding(trial, past_key_values=DynamicCache())  # which holds every row, whatever a layer sees
 
 
 def test_other_configurations() -> None:

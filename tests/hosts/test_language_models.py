@@ -88,6 +88,24 @@ def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
     assert torch.allclose(logits, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("name", ["gemma3", "aya_vision"])
+def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: int) -> None:
+    """Some rotate in another way, or not at all; FastV reads the layer before, PyramidDrop its own."""
+    case = CASES[name]
+    model, inputs = case.build(), prompts([1, 5, 6, case.picture(1), 7, 8, 9])
+    model.set_attn_implementation("eager")
+    shown = (inputs["input_ids"][0] == IMAGE).nonzero()[:, 0]
+    with torch.no_grad():
+        maps = [one[0, :, -1].mean(0)[shown] for one in model(**inputs, output_attentions=True).attentions]
+    ways = ("fastv", layer - 1, {"layer": layer}), ("pyramiddrop", layer, {"layers": str(layer)})
+    for method, own, options in ways:
+        with attach(model, method, tokens=7, **options) as attached, torch.no_grad():
+            model(**inputs)
+            ((_, reduction),) = attached.outcomes[0].reductions
+        assert torch.equal(reduction.kept[0], maps[own].topk(7).indices.sort().values)
+
+
 @pytest.mark.parametrize("kind", READ + REFUSED)
 def test_what_asks_nothing_of_the_language_model_works_on_all(kind: str) -> None:
     model = llava(kind)

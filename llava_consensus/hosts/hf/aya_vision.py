@@ -1,6 +1,6 @@
 """`AyaVisionForConditionalGeneration` and `Cohere2VisionForConditionalGeneration` (Command A Vision): tiles under a
-SigLIP tower, a shuffle that makes one token of 2 x 2 patches, and a language model that rotates neighbouring channels, in
-three of four layers.
+SigLIP tower, a shuffle that makes one token of 2 x 2 patches, and a language model that rotates neighbouring channels,
+in three of four layers.
 
 Aya's processor puts a tag in front of every tile and the whole view last, as SmolVLM's; Command A's ends each tile with
 a break, so that the tiles of a picture are runs of placeholders with one row between them.
