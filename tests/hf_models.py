@@ -478,6 +478,8 @@ CASES: dict[str, Case] = {
         video_llava,
         frames(lambda count: count * 17),
         lambda model: [model.model.video_tower.encoder.layers[-2].self_attn],
+        10,
+        8,
         clips=(0, 1, 2, 3),
     ),
 }

@@ -270,14 +270,14 @@ class Attachment:
         """Whether the method cuts between decoder layers by what the vision tower says."""
         return self.cuts is not None and bool(self.method.needs)
 
-    def encode(self, pixels: Tensor, tiles: list[int]) -> list[Tiles]:
+    def encode(self, pixels: Tensor, tiles: list[int], tower: Tower | None = None) -> list[Tiles]:
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
-        needs: what was encoded before where there is some, one `Tiles` for each picture.
+        needs: what was encoded before where there is some, one `Tiles` for each picture. `tower` is one of several.
         """
         call = self.current(fresh=False)
         if call.given.encoded is not None:
             return call.given.encoded
-        tower = self.here.tower
+        tower = self.here.tower if tower is None else tower
         assert tower is not None
         with self.collecting() as parts:
             if self.method.acts_inside:

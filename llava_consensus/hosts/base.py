@@ -4,6 +4,7 @@ which it assembles a `Sequence` (`sequence.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ class Offer(NamedTuple):
     """What the vision side of a family's usual checkpoint offers, known without one (`matrix.py`)."""
 
     needs: frozenset[Need]  # as `Tower.offers`, and QUESTION where the tower is one side of a whole CLIP model
-    inside: frozenset[Place] = frozenset()  # where methods can act before the projector
+    inside: Mapping[Place, str] = MappingProxyType({})  # as `inside` of towers
     blocks: int = 24
     feature_block: int = 22  # the one whose output feeds the projector
 

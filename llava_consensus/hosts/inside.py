@@ -24,6 +24,9 @@ from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
 
+ELSEWHERE = (
+    "acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the language model"
+)
 INSIDE = "inside"  # what the tower is made to do, in the state of a call
 
 
@@ -122,15 +125,7 @@ def shrunk(attachment: Any, grids: list[Grid]) -> Shrunk:
 
 def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
     """Raises OptionError where this tower cannot be worked on, or a tile cannot be brought to one of these budgets."""
-    inside: frozenset[Place] = getattr(tower, "inside", frozenset())
-    if method.place not in inside:
-        why = (
-            "merges patches inside the tower, and what is left forms no grid, of which this model makes one token of "
-            "each square of patches"
-            if inside
-            else "acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the "
-            "language model"
-        )
+    if why := getattr(tower, "inside", {}).get(method.place, ELSEWHERE):
         raise OptionError(f"{type(method).__name__} {why}. Take a method that acts after the tower")
     if method.place is not Place.TOWER:
         return
@@ -146,19 +141,24 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
 
 def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]]:
     """Shadows and hooks of what a method inside the tower replaces and reads; none for other methods."""
-    if attachment.method.place is Place.PICTURE:
-        embeddings = getattr(tower, "embeddings", None)
-        if embeddings is None:  # the host gives the model a smaller picture
-            return [], []
-        return [Shadow(embeddings, "forward", partial(_embed, attachment, embeddings.forward))], []
-    if attachment.method.place is not Place.TOWER:
-        return [], []
-    blocks = list(enumerate(tower.blocks[: tower.feature_block + 1]))
-    shadows = [
-        Shadow(block, "forward", partial(_merge_inside, attachment, index, block.forward)) for index, block in blocks
-    ]
-    taps = [tower.key_tap(index) for index, _ in blocks]
-    return shadows, [tap.module.register_forward_hook(partial(_keep_key, attachment, tap)) for tap in taps]
+    shadows, handles = [], []
+    for number, one in enumerate(towers_of(tower)):
+        embeddings = getattr(one, "embeddings", None)
+        if attachment.method.place is Place.PICTURE and embeddings is not None:  # else its host makes pictures smaller
+            shadows.append(Shadow(embeddings, "forward", partial(_embed, attachment, number, embeddings.forward)))
+        if attachment.method.place is not Place.TOWER:
+            continue
+        for index, block in enumerate(one.blocks[: one.feature_block + 1]):
+            merging, tap = partial(_merge_inside, attachment, number, index, block.forward), one.key_tap(index)
+            shadows.append(Shadow(block, "forward", merging))
+            handles.append(tap.module.register_forward_hook(partial(_keep_key, attachment, tap)))
+    return shadows, handles
+
+
+def towers_of(tower: Any) -> tuple[Any, ...]:
+    """The towers of a vision side, which may be several."""
+    towers: tuple[Any, ...] = getattr(tower, "towers", (tower,))
+    return towers
 
 
 def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: list[int]) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,8 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
     Args:
         tokens: budget of each tile; tiles of one budget go together, those with room for all patches as without method.
     Returns:
-        projected [T, N, D], and which merged token each patch is in [T, N].
+        projected [T, N, D], class tokens in front where the tower projects them too, and which merged token each patch
+        is in [T, N].
     """
     order, projected, slots = [], [], []
     for count in sorted(set(tokens)):
@@ -187,13 +188,13 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
     """What `run_inside` returns, for tiles that all have the budget `count`."""
     if count >= tower.tokens:
         projected = tower.encode(pixels)
-        return projected, torch.arange(tower.tokens, device=projected.device).expand(projected.shape[:2])
+        return projected, torch.arange(tower.tokens, device=projected.device).expand(len(projected), -1)
     small = method.place is Place.PICTURE
     counts = None if small else method.schedule(count, tower.tokens, tower.feature_block + 1)
     state = Shrinking(*method.picture(count)) if counts is None else Merging(counts)
     call.state[INSIDE] = state
     try:
-        merged = tower.encode(pixels)  # [T, count, D]
+        merged = tower.encode(pixels)  # [T, count, D], class tokens in front where they are projected too
     finally:
         call.state.pop(INSIDE, None)
     if isinstance(state, Shrinking):
@@ -202,25 +203,31 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
         raise RuntimeError("the vision tower did not run its blocks")
     else:
         slot = state.bag.place[:, tower.classes :].to(merged.device) - tower.classes  # which is token 0 throughout
-    return merged.gather(1, slot[..., None].expand(-1, -1, merged.shape[-1])), slot
+    front = merged.shape[1] - (math.prod(state) if isinstance(state, Shrinking) else count)
+    index = slot[..., None].expand(-1, -1, merged.shape[-1])
+    spread = merged[:, front:].gather(1, index)
+    return torch.cat((merged[:, :front], spread), dim=1) if front else spread, slot
 
 
-def _embed(attachment: Any, plain: Callable[..., Any], pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _embed(
+    attachment: Any, number: int, plain: Callable[..., Any], pixel_values: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """Forward of a tower's embeddings: of a smaller picture while a call is at work."""
     small = _state(attachment)
     if not isinstance(small, Shrinking):
         return plain(pixel_values, *args, **kwargs)
-    return shrunk_picture(attachment.here.tower.embeddings, pixel_values, small.rows, small.columns)
+    tower = towers_of(attachment.here.tower)[number]
+    return shrunk_picture(tower.embeddings, pixel_values, small.rows, small.columns)
 
 
 def _merge_inside(
-    attachment: Any, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+    attachment: Any, number: int, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Forward of block `index`: with the merge between attention and MLP while a call is at work."""
     merging = _state(attachment)
     if not isinstance(merging, Merging):
         return plain(hidden, *args, **kwargs)
-    tower: OpenTower = attachment.here.tower
+    tower: OpenTower = towers_of(attachment.here.tower)[number]
     if index == 0 and merging.bag is not None:
         raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
     bag = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)

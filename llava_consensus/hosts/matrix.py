@@ -15,7 +15,7 @@ from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts import HostEntry, known_hosts
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.towers import needs_of
+from llava_consensus.hosts.towers import ClipBlocks, needs_of
 from llava_consensus.methods import known_methods, make
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.tokens import Need
@@ -53,7 +53,11 @@ def otherwise() -> dict[str, list[str]]:
             continue
         method = make(name)
         for host in hosts:
-            if needs_of(towers[host], method) != method.needs or method.needs & {Need.QUESTION} - towers[host].offers:
+            tower = towers[host]
+            other = needs_of(tower, method) != method.needs or method.needs & {Need.QUESTION} - tower.offers
+            # a CLIP tower whose patches are the tokens, as LLaVA's
+            alike = tower.inside == ClipBlocks.inside and Need.CLASS_FEATURE in tower.offers
+            if other or (method.acts_inside and not alike):
                 found.setdefault(name, []).append(host)
     return found
 

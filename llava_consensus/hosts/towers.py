@@ -4,9 +4,10 @@ nobody reads.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -134,7 +135,8 @@ class ClipBlocks:
     class_is_token = False  # whether the class token is a token, the first one, whose features are read too
     members: Tensor | None = None
     offers = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
-    inside = frozenset({Place.PICTURE, Place.TOWER})  # where methods can act before the projector
+    # where methods can act before the projector; where one cannot, why, in the words of `check_inside`
+    inside: Mapping[Place, str] = MappingProxyType({Place.PICTURE: "", Place.TOWER: ""})
 
     def __init__(self, module: Any, feature_block: int) -> None:
         self.module, self.feature_block = module, feature_block
@@ -199,7 +201,7 @@ def hidden_state_block(select_layer: int, blocks: int) -> int:
 
 
 class TwoTowers:
-    """Both towers as one; methods inside a tower are not adapted to two.
+    """Both towers as one; methods act inside the one that runs.
 
     Args:
         clips, pictures: the towers.
@@ -207,17 +209,18 @@ class TwoTowers:
     """
 
     members: Tensor | None = None
+    inside = ClipBlocks.inside
 
     def __init__(self, clips: Any, pictures: Any, class_is_token: bool) -> None:
-        clips.class_is_token = class_is_token
-        self._towers = clips, pictures
+        clips.class_is_token, self.kernel = class_is_token, clips.kernel
+        self.towers = clips, pictures
         self.tokens, self.side, self.classes, self.offers = clips.tokens, clips.side, clips.classes, clips.offers
         self.blocks, self.feature_block = clips.blocks, clips.feature_block
         self.scale, self.project, self.encode = clips.scale, clips.project, clips.encode
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Of both towers, one of which runs at a time."""
-        return [tap for tower in self._towers for tap in tower.taps(needs, features, attention)]
+        return [tap for tower in self.towers for tap in tower.taps(needs, features, attention)]
 
 
 class ClipText:

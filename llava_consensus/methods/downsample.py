@@ -4,10 +4,11 @@ resized to rows x columns patches, antialiased, and the tower runs on these alon
 interpolated bicubically. Tokens are floor(sqrt T) rows of as many columns, or one column more where that fits: 192,
 128, 64 and 32 give 182, 121, 64 and 30, never more than T, and it is these that are counted.
 
-A tower that reads pictures of any size reads the smaller one, as if the processor had made it (`max_pixels`). The grid
-is the picture's own, both sides times one factor and rounded down, with one row or column more where that fits, of
-the side that rounding cost more. A token stands in the place of the first token of the full picture that lies in its
-cell.
+On other models than LLaVA the reading is ours. T counts tokens, and a tile is made smaller in whole ones, however many
+patches make a token. A tower that reads pictures of any size reads the smaller one, as if the processor had made it
+(`max_pixels`). The grid has the picture's own form: both sides times one factor and rounded down, with one row or
+column more where that fits, of the side that rounding cost more. A token stands in the place of the first token of the
+full picture that lies in its cell.
 """
 
 import math

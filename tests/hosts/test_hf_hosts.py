@@ -578,8 +578,8 @@ def count_hooks(model: Any) -> int:
     return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
 
 
-NO_BLOCKS = {"tome": "adapted to CLIP towers", "downsample": "adapted to CLIP towers"}
 SQUARES = {"tome": "forms no grid"}
+TURNED = {"tome": "rotate by the row and column"}
 POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
 FAMILIES: dict[str, dict[str, str]] = {
     "llava": {},
@@ -587,16 +587,17 @@ FAMILIES: dict[str, dict[str, str]] = {
     "llava_next_video": {},
     "llava_next_video video": POOLED,
     "llava_onevision": {},
+    "video_llava": {},
     "llava_onevision video": POOLED,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), SQUARES),
-    **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "mistral_3", "pixtral"), SQUARES),
-    **dict.fromkeys(("gemma3", "aya_vision", "cohere2_vision"), SQUARES),
+    **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "gemma3", "aya_vision", "cohere2_vision"), SQUARES),
+    **dict.fromkeys(("mistral_3", "pixtral"), TURNED),
 }
 
 
 def refused(host: str, method: str) -> str | None:
     """What a refusal of this method says, if it is refused."""
-    return FAMILIES.get(host, FAMILIES.get(host.split()[0], NO_BLOCKS)).get(method)
+    return FAMILIES.get(host, FAMILIES.get(host.split()[0], {})).get(method)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "full"])

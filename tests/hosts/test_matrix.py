@@ -115,10 +115,12 @@ def test_every_refusal_of_a_host_of_remote_code_is_what_its_double_meets(
 @pytest.mark.skipif(not CURRENT, reason="models of transformers need version 5.19 or later")
 def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFixture[str]) -> None:
     found = matrix.otherwise()
-    assert list(found) == ["prumerge", "prumerge_plus", "visionzip", "cdpruner", "mfpruner"]
+    inside = ["downsample", "tome"]
+    assert list(found) == [*inside, "prumerge", "prumerge_plus", "visionzip", "cdpruner", "mfpruner"]
     before = {"llava", "llava-hf", "llava-next", "llava-next-video", "video-llava", "cogvlm", "internvl-chat"}
     assert set(HOSTS) - set(found["visionzip"]) == before  # whose towers have a class token and project it
     assert set(HOSTS) - set(found["cdpruner"]) == {"llava"}
+    assert set(HOSTS) - set(found["downsample"]) == before | {"qwen-vl"} and found["tome"] == ["llava-onevision"]
     assert cli.main(["list", "--hosts"]) == 0
     assert "cdpruner reads other things there than of LLaVA (`list cdpruner`): llava-hf, " in capsys.readouterr().out
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, noise, prompts
+from hf_models import CASES, END, IMAGE, START, VIDEO, Picture, noise, prompts, square
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus import attach
+from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf import reduce
 from llava_consensus.methods.downsample import smaller
 
@@ -202,3 +203,32 @@ def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number:
     assert same.any(1).all() and int(newline.sum()) == attached.outcomes[0].structural
     assert attached.outcomes[0].after == len(same) <= 4 * len(small)
     assert same.any(0).all() or number in (0, 3)  # where a small map has a place for each of them
+
+
+@pytest.mark.parametrize("class_tokens", ["keep", "drop"])
+@torch.no_grad()
+def test_video_llava_reads_smaller_frames_and_smaller_pictures_each_by_its_tower(class_tokens: str) -> None:
+    model, clip, picture = CASES["video_llava"].build(), CASES["video_llava video"].picture(0), square(1)
+    twin = copy.deepcopy(model).model
+    inputs = prompts([1, 5, clip, 6, picture, 7, 8])
+    with attach(model, "downsample", tokens=0.25, host_options={"class_tokens": class_tokens}) as attached:
+        reduced = reduce(model, **inputs)
+    assert [(one.before, one.after) for one in attached.outcomes] == [(16, 4), (4 * 16, 4 * 4)]  # pictures come first
+    frames = torch.stack([resized(frame, 28, 28) for frame in inputs["pixel_values_videos"][0]])
+    found = reduced["mm_encoder_outputs"]
+    whole = resized(picture.pixels["pixel_values"][0], 28, 28)[None]
+    towers = {"video": (twin.video_tower, frames), "image": (twin.image_tower, whole)}
+    for modality, (tower, small) in towers.items():
+        states = tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-2]
+        first = 0 if modality == "video" and class_tokens == "keep" else 1
+        expected = twin.multi_modal_projector(states[:, first:]).flatten(0, 1)
+        tokens = torch.cat([one.reshape(-1, 64) for one in found[modality].pooler_output])
+        assert torch.allclose(tokens, expected, atol=1e-4)
+
+
+@torch.no_grad()
+def test_class_tokens_that_are_candidates_are_no_patches() -> None:
+    model = CASES["video_llava"].build()
+    for method in ("downsample", "tome"):
+        with pytest.raises(OptionError, match=r"class_tokens=candidates: .* acts before the projector, on patches"):
+            attach(model, method, tokens=8, host_options={"class_tokens": "candidates"})

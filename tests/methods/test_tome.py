@@ -232,6 +232,28 @@ def test_tome_on_a_siglip_tower_equals_a_slow_one() -> None:
             assert torch.allclose(found[index].projected[0, sorted(own)], expected, atol=1e-6)  # log sizes are float32
 
 
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
+@torch.no_grad()
+def test_tome_on_frames_keeps_their_class_tokens() -> None:
+    """Which the prompt of Video-LLaVA holds, each in front of its frame."""
+    from hf_models import CASES, prompts
+
+    from llava_consensus.hosts.hf import reduce
+
+    model, clip = CASES["video_llava"].build().double(), CASES["video_llava video"].picture(0)
+    inputs = prompts([1, 5, clip, 7])
+    inputs["pixel_values_videos"] = inputs["pixel_values_videos"].double()
+    with attach(model, "tome", tokens=20) as attached:
+        tokens = torch.cat(list(reduce(model, **inputs)["mm_encoder_outputs"]["video"].pooler_output))
+    assert (attached.outcomes[0].after, attached.outcomes[0].structural) == (20, 4) and len(tokens) == 24
+    for index, frame in enumerate(tokens.split(6)):
+        image = inputs["pixel_values_videos"][0, index : index + 1]
+        values, groups = slow_tome(model.model.video_tower, image, [4, 4, 3], True)
+        order = sorted(range(6), key=lambda slot: min(groups[slot]))
+        expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
+        assert torch.allclose(frame, expected, atol=1e-5)  # log sizes are float32
+
+
 def test_decreasing_schedules_by_hand() -> None:
     """The authors' list of r = 4 in five blocks is 8, 6, 4, 2, 0; what is left over goes to the first blocks."""
     decreasing = make("tome", rate="decreasing")

@@ -4,6 +4,7 @@ makes one token of a square of patches. The processor puts a break after each ro
 words of the prompt here, which stay.
 """
 
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,13 @@ class PixtralTower:
 
     classes, side, offers, varies = 0, 0, PATCHES, True
     members: Tensor | None = None
-    inside = frozenset({Place.PICTURE})
+    inside = MappingProxyType(
+        {
+            Place.PICTURE: "",
+            Place.TOWER: "merges patches inside the tower, whose blocks rotate by the row and column of a patch, and "
+            "none is known for a merged one",
+        }
+    )
 
     def __init__(self, module: Any, layer: int, merged: int, most: int) -> None:
         self.module, self.blocks = module, list(module.transformer.layers)

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
     from llava_consensus.hosts.towers import ClipText
 
 PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
+MERGER = MappingProxyType(  # where methods can act before a projector that takes several patches at a time
+    {
+        Place.PICTURE: "",
+        Place.TOWER: "merges patches inside the tower, and what is left forms no grid, of which this model makes one "
+        "token of each square of patches",
+    }
+)
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
 
 
@@ -231,6 +238,8 @@ class LlavaTower(ClipBlocks):
         OptionError: for a tower of another kind, or features of several layers.
     """
 
+    projects_class = False
+
     def __init__(self, inner: Any, module: Any) -> None:
         config = inner.config
         kind, layer = config.vision_config.model_type, config.vision_feature_layer
@@ -253,9 +262,9 @@ class LlavaTower(ClipBlocks):
         self.tokens: int = self.side**2
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Tiles [T, 3, h, w] through tower and projector: [T, N, D]."""
+        """Tiles [T, 3, h, w] through tower and projector: [T, N, D], with class tokens where these are told to stay."""
         states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
-        return self.project(states[:, self.classes :])
+        return self.project(states if self.projects_class else states[:, self.classes :])
 
     def project(self, features: Tensor) -> Tensor:
         """The projector: [..., D_v] -> [..., D]."""
@@ -273,7 +282,7 @@ class ShuffledTower:
         query, key: names of the modules in a block's attention that give queries and keys [T, n, H d].
     """
 
-    inside = frozenset({Place.PICTURE})
+    inside = MERGER
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Ovis2(InternVL):
     def check(self, method: Method) -> None:
         """Raises OptionError for smaller pictures where tokens are drawn of the table."""
         super().check(method)
-        drawn = self.module.config.vision_config.tokenize_function
+        drawn = getattr(self.module.config.vision_config, "tokenize_function", "softmax")
         if method.place is Place.PICTURE and drawn != "softmax":
             raise OptionError(
                 f"tokenize_function={drawn!r}: {type(method).__name__} is adapted to tokens that are mixtures of "

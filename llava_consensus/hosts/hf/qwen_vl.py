@@ -16,7 +16,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
-from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.model import MERGER, PATCHES, Features, HfModel, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.inside import Grid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, fingerprint
@@ -33,7 +33,7 @@ class QwenTower:
 
     classes, side, offers, merged, varies = 0, 0, PATCHES, MERGED, True
     members: Tensor | None = None
-    inside = frozenset({Place.PICTURE})
+    inside = MERGER
 
     def __init__(self, visual: Any, most: int) -> None:
         self.visual, self.blocks, self.tokens = visual, list(visual.blocks), most

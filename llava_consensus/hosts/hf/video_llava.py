@@ -5,6 +5,7 @@ the budget, `drop` takes them out where a clip is reduced, and with `candidates`
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
@@ -20,13 +21,14 @@ from llava_consensus.reduction.method import Method, Place
 class VideoLlava(Llava):
     """Pictures and clips."""
 
-    offer = Offer(LlavaTower.offers)  # of two towers, which methods cannot act inside of
+    offer = Offer(LlavaTower.offers, inside=TwoTowers.inside)
     tensors = frozenset({"image", "video"})
 
     @property
     def tower(self) -> Any:
         """Both towers."""
         clips, pictures = (LlavaTower(self.inner, tower) for tower in (self.inner.video_tower, self.inner.image_tower))
+        clips.projects_class = True
         return TwoTowers(clips, pictures, self.class_tokens == "candidates")
 
     @property
@@ -41,6 +43,11 @@ class VideoLlava(Llava):
             raise OptionError(
                 f"class_tokens=drop: {type(method).__name__} cuts between decoder layers, which the class tokens of "
                 "frames have entered by then. Take class_tokens=keep or class_tokens=candidates"
+            )
+        if method.acts_inside and self.class_tokens == "candidates":
+            raise OptionError(
+                f"class_tokens=candidates: {type(method).__name__} acts before the projector, on patches, and class "
+                "tokens are none. Take class_tokens=keep or class_tokens=drop"
             )
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -72,6 +79,12 @@ class VideoLlava(Llava):
     def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
         """The model's own encoder, which takes the tower of the modality."""
         inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
+        if attachment.method.acts_inside:
+            vision, counts = self.tower, [rows.tiles for rows in pictures]
+            tower = vision.towers[modality == "image"]
+            tiles = attachment.encode(self.pixels(modality, inputs, pictures), counts, tower)
+            tokens = torch.cat([one.projected.flatten(0, 1) for one in tiles])
+            return Features([one._replace(projected=one.projected[:, -vision.tokens :]) for one in tiles], tokens)
         features = super().encode(attachment, modality, inputs, pictures)
         if modality == "image" or self.class_tokens != "candidates":
             return features
