@@ -84,7 +84,7 @@ class Shrunk(NamedTuple):
         found: dict[int, Tensor] = {}
         for cells in dict.fromkeys(small):
             places = [place for place, one in enumerate(small) if one == cells]
-            part = pixels[places]
+            part = torch.stack([pixels[place] for place in places])
             if cells != whole:
                 part = shrink(part, cells[0] * size, cells[1] * size).to(pixels.dtype)
             found.update(zip(places, read(part), strict=True))
