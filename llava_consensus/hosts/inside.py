@@ -173,8 +173,8 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
     order, projected, slots = [], [], []
     for count in sorted(set(tokens)):
         places = [place for place, budget in enumerate(tokens) if budget == count]
-        all_tiles = len(places) == len(tokens)
-        part_projected, slot = _encode(method, call, tower, pixels if all_tiles else pixels[places], count)
+        part = pixels if len(places) == len(tokens) else torch.stack([pixels[place] for place in places])
+        part_projected, slot = _encode(method, call, tower, part, count)
         order += places
         projected.append(part_projected)
         slots.append(slot)

@@ -204,11 +204,13 @@ class LlavaOnevision(_WithVideos):
         """As the model packs them, but where it resizes the map of a large picture, which would mix the tokens that a
         method has left, each place has the token of the patch in its middle.
         """
+        inputs = {**inputs, "image_sizes": inputs["image_sizes"].cpu()}
         packed = super().pack(modality, inputs, projected)
         pictures = self.pictures(modality, inputs, torch.empty(0))
         for rows, tiles, out in zip(pictures, projected, packed, strict=True):
-            tile, token, real = (part.to(out.device) for part in (rows.tile, rows.token, rows.token >= 0))
-            out[real] = tiles[tile[real], token[real]]
+            real = (rows.token >= 0).nonzero()[:, 0]
+            place, tile, token = (part.to(out.device) for part in (real, rows.tile[real], rows.token[real]))
+            out[place] = tiles[tile, token]
         return packed
 
     def pooled(self) -> tuple[int, Tensor]:
