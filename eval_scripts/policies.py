@@ -141,7 +141,7 @@ def ablations_table(out: Path) -> str:
         groups += [Group(title, tuple(lines))] if lines else []
     note = (
         f"Score, positions closed up → kept; difference to ConsensusDrop under the same policy {HOW} "
-        f"{sum(test is not None for test in tests.values())} differences. MME in points."
+        f"{sum(test is not None for test in tests.values())} differences."
     )
     head = ("at 128 tokens", *(_about(usual[CLOSED][name]) for name in benchmarks))
     return markdown(Table("The paper's ablations", head, tuple(groups), note))
