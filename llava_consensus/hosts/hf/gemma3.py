@@ -42,6 +42,7 @@ class Gemma3(Shuffled):
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
     tensors = frozenset({"image"})
+    chunks = False  # rows of a picture that is split see no rows of the next chunk
 
     @property
     def tower(self) -> ShuffledTower:
