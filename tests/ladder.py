@@ -289,7 +289,8 @@ class Trial:
                 hidden = torch.cat((rows, (args[0] if args else given["hidden_states"])[:, -count:]), 1)
                 left = (one.entering[index] for one in pictures)
                 mask = self._mask(hidden, inputs.get("token_type_ids"), left, index)
-                given = {**given, "position_embeddings": angles, "attention_mask": mask, "position_ids": None}
+                near_by = torch.arange(hidden.shape[1])[None]  # for layers that scale by how far on a row stands
+                given = {**given, "position_embeddings": angles, "attention_mask": mask, "position_ids": near_by}
                 return ((hidden, *args[1:]), given) if args else (args, {**given, "hidden_states": hidden})
 
             def leave(layer: Any, args: Any, output: Tensor) -> Tensor:
