@@ -179,7 +179,7 @@ class Calibrated(InDecoder):
         return Chosen(kept)
 
 
-METHODS.data |= {"composed": Composed, "composed_calibrated": Calibrated}
+OWN: dict[str, Any] = {"composed": Composed, "composed_calibrated": Calibrated}  # known by name while this runs
 
 
 def remembering(load: Callable[..., Host]) -> Callable[..., Host]:
@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=VAL)
     parser.add_argument("--out", type=Path, default=Path("results/composition"), help="folder (%(default)s)")
     given = parser.parse_args()
+    METHODS.data |= OWN
     if given.action == "screen":
         run(screened(), SAMPLES, given.model, given.data, given.out)
     else:

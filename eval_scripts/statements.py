@@ -42,7 +42,8 @@ SOURCES = {  # what a source is, by the words that name it; the first that fits 
     PAGE: re.compile(r"\((?:docs/|\.\./)?[\w/-]+\.md(?:#[\w-]+)?\)"),
 }
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)|((?:tests|llava_consensus)/[\w/]+\.py)")
-BEGIN, END = (re.compile(rf"<!-- (?:numbers|results|videos|composition|beds|ablations|budgets):{edge} -->") for edge in ("begin", "end"))
+MADE = "numbers|results|videos|composition|beds|ablations|budgets"  # markers of what `make pages` writes
+BEGIN, END = (re.compile(rf"<!-- (?:{MADE}):{edge} -->") for edge in ("begin", "end"))
 
 
 class Statement(NamedTuple):

@@ -189,8 +189,9 @@ def test_the_example_family(
         with attach(model, method, tokens=16):
             assert torch.equal(model(**inputs).logits, plain)
     assert torch.equal(model(**inputs).logits, plain)
-    with pytest.raises(OptionError, match="adapted to CLIP towers"):
-        attach(model, "tome", tokens=5)
+    for method in ("tome", "downsample"):
+        with pytest.raises(OptionError, match="adapted to CLIP towers"):
+            attach(model, method, tokens=5)
     assert cli.main(["list", "--hosts"]) == 0
     rows = capsys.readouterr().out.splitlines()
     (row,) = (row for row in rows if row.startswith("consensusdrop "))

@@ -8,11 +8,11 @@ import transformers
 from units import WATCH, of_batch, unit
 
 from eval_scripts.compared import BASE, SALIENCIES, composition
-from eval_scripts.composition import CHOICES, Calibrated, Composed, remembering
+from eval_scripts.composition import CHOICES, OWN, Calibrated, Composed, remembering
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs.configuration import describe_reduction
-from llava_consensus.methods import make
+from llava_consensus.methods import METHODS, make
 from llava_consensus.methods.scope import Scope
 from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction.budget import Budget
@@ -21,6 +21,13 @@ from playground.mini.clips import brief_clip, pictures
 
 MINI = "checkpoints/llava-mini"
 NEW = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 19)
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compositions by name, for one test."""
+    for name, method in OWN.items():
+        monkeypatch.setitem(METHODS.data, name, method)
 
 
 @pytest.mark.parametrize("options", [{}, {"fuser": "recovery"}, {"alpha": 1.0}])
