@@ -198,8 +198,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_older_versions_refuse_to_drop_before_the_first_layer(
     llava_model: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = SimpleNamespace(__version__="4.37.2")
-    monkeypatch.setattr("llava_consensus.hosts.forwards.transformers", older)
+    monkeypatch.setattr("llava_consensus.hosts.forwards.OLD", True)
     refused = pytest.raises(OptionError, match="needs transformers >= 5")
     with Attachment(view_of(llava_model), ClosedFrom(), Budget(TOKENS)), refused:
         logits(llava_model, prompt)
