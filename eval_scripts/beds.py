@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from llava_consensus import cli
 from llava_consensus.cli import arguments, paper
@@ -22,7 +23,7 @@ from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.files import read_json, write_out
 from llava_consensus.evaluation.report.rows import Row, read_rows
 from llava_consensus.evaluation.report.section import half, signed
-from llava_consensus.evaluation.report.stats import Comparison, compare, holm, mark
+from llava_consensus.evaluation.report.stats import Comparison, MeanDifference, compare, holm, mark
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table, markdown
 from llava_consensus.methods import make
 from llava_consensus.paper.study import results
@@ -91,6 +92,13 @@ def runs(grid: Path, beds: Path) -> dict[Key, Row]:
     return found
 
 
+def marks(tests: Mapping[Any, Comparison | MeanDifference | None]) -> dict[Any, str]:
+    """The mark of each difference, corrected over all that can be tested."""
+    judged = {key: test.p for key, test in tests.items() if test is not None and test.p is not None}
+    corrected = dict(zip(judged, holm(list(judged.values())), strict=True))
+    return {key: mark(judged.get(key), corrected.get(key, 1.0)) for key in tests}
+
+
 def beds_table(grid: Path, beds: Path) -> str:
     """Scores, differences, and where SCAP looks, one column for each model."""
     found = runs(grid, beds)
@@ -128,14 +136,13 @@ def _differences(found: Mapping[Key, Row], shown: Sequence[str]) -> Table:
                 test = compare(first, second) if first and second else None
                 if test is not None:
                     tests[bed, benchmark, line] = test
-    judged = {key: test.p for key, test in tests.items() if test.p is not None}
-    corrected = dict(zip(judged, holm(list(judged.values())), strict=True))
+    said = marks(tests)
 
     def cell(bed: str, benchmark: str, line: str) -> str:
         test = tests.get((bed, benchmark, line))
         if test is None:
             return ABSENT
-        return signed(test.difference, test.bounds) + mark(test.p, corrected.get((bed, benchmark, line), 1.0))
+        return signed(test.difference, test.bounds) + said[bed, benchmark, line]
 
     groups = []
     for benchmark in BENCHMARKS:
@@ -143,7 +150,7 @@ def _differences(found: Mapping[Key, Row], shown: Sequence[str]) -> Table:
         groups.append(Group(about, tuple((line, *(cell(bed, benchmark, line) for bed in shown)) for line in lines)))
     note = (
         "Points, with the 95 % interval, paired by question, pictures drawn together; † p < 0.05, ‡ also after Holm's "
-        f"correction over the {len(judged)} differences of this table."
+        f"correction over the {sum(test.p is not None for test in tests.values())} differences of this table."
     )
     return Table("Differences at 64 tokens", ("first less second", *(BEDS[bed] for bed in shown)), tuple(groups), note)
 

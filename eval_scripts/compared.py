@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval_scripts.beds import BEDS
+from eval_scripts.beds import BEDS, marks
+from eval_scripts.policies import about
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.report.rows import Row, over_seeds, read_rows
 from llava_consensus.evaluation.report.section import half, signed
-from llava_consensus.evaluation.report.stats import MeanDifference, compare, holm, mark, mean_difference
+from llava_consensus.evaluation.report.stats import MeanDifference, compare, mean_difference
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table, markdown
 
 FULL = "all tokens"
@@ -42,11 +43,9 @@ Setting = tuple[float, str]  # tokens and policy
 
 def marked(tests: Mapping[Any, MeanDifference | None]) -> dict[Any, str]:
     """The cells of differences, marked where they are real."""
-    judged = {key: test.p for key, test in tests.items() if test is not None and test.p is not None}
-    corrected = dict(zip(judged, holm(list(judged.values())), strict=True))
+    said = marks(tests)
     return {
-        key: ABSENT if test is None else signed(test.difference, test.bounds) + mark(test.p, corrected.get(key, 1.0))
-        for key, test in tests.items()
+        key: ABSENT if test is None else signed(test.difference, test.bounds) + said[key] for key, test in tests.items()
     }
 
 
@@ -88,9 +87,9 @@ def videos_table(out: Path) -> str:
     for words in LINES:
         cells = (runs.get((words, setting)) for setting in settings)
         lines.append((words, *(ABSENT if row is None else f"{row.score:.1f}{half(row.bounds)}" for row in cells)))
-    about = f"{full.metrics['questions']} questions about {full.pictures} clips"
+    asked = f"{full.metrics['questions']} questions about {full.pictures} clips"
     scores = Table(
-        "What is seen in one frame", head, (Group(about, tuple(lines)),),
+        "What is seen in one frame", head, (Group(asked, tuple(lines)),),
         "Answers that contain the right word, in percent, ± half of the 95 % interval, clips drawn; of random the mean "
         "of its seeds. Tokens of all eight frames together.",
     )  # fmt: skip
@@ -142,12 +141,6 @@ def _named(row: Row) -> str:
     return FULL if row.config["method"] == "full" else composition(row.config)
 
 
-def _about(row: Row | None) -> str:
-    if row is None or row.metrics is None:
-        return ABSENT
-    return f"{row.facts.title} ({row.metrics['questions']} questions, {row.pictures} pictures)"
-
-
 def _screening(rows: Sequence[Row]) -> Table:
     """Every composition at one budget, the best mean first."""
     runs = {(_named(row), row.benchmark): row for row in rows}
@@ -165,7 +158,7 @@ def _screening(rows: Sequence[Row]) -> Table:
     ]
     model = BEDS[Path(rows[0].config["model"]).name]
     return Table(
-        "Screening", ("choice, saliency, merging", *(_about(runs[BASE, name]) for name in names), "mean",
+        "Screening", ("choice, saliency, merging", *(about(runs[BASE, name]) for name in names), "mean",
                       f"less {BASE}"),
         (Group(f"{model}; 32 tokens, positions kept, validation scenes", tuple(shown)),),
         f"`{BASE}` is ConsensusDrop+. Differences of the mean, with the "
@@ -205,7 +198,7 @@ def _best(rows: Sequence[Row]) -> Table:
     first = {name: next(row for key, row in runs.items() if key[3] == name) for name in names}
     return Table(
         "The best, less ConsensusDrop+",
-        ("choice, saliency, merging", *(_about(first[name]) for name in names), "mean"),
+        ("choice, saliency, merging", *(about(first[name]) for name in names), "mean"),
         tuple(groups),
         "Scores of ConsensusDrop+, and below each what a composition differs by at as many tokens, in "
         "points, with the " + NOTE.format(drawn="pictures", count=sum(test is not None for test in tests.values())),

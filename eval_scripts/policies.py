@@ -6,15 +6,14 @@ pictures drawn together, and Holm's correction is over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from eval_scripts.beds import BEDS
+from eval_scripts.beds import BEDS, marks
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.report.rows import Row
 from llava_consensus.evaluation.report.section import half, signed
-from llava_consensus.evaluation.report.stats import Comparison, compare, holm, mark
+from llava_consensus.evaluation.report.stats import Comparison, compare
 from llava_consensus.evaluation.report.table import ABSENT, Group, Table, markdown
 from llava_consensus.paper.ablations import TITLES, Setting, ablation, settings
 from llava_consensus.paper.material import Material, NotMeasured, read
@@ -25,16 +24,6 @@ BUDGETS = (192, 128, 64, 32)
 DEFAULT = ("alpha", (0.7,))  # the ablation and setting that is ConsensusDrop as it is
 CALIBRATED = "calibrated"  # of `closed_from` of the study's method
 HOW = "paired by question, pictures drawn together; † p < 0.05, ‡ also after Holm's correction over the"
-
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-def marks(tests: Mapping[Key, Comparison | None]) -> dict[Key, str]:
-    """The mark of each difference, corrected over all that can be tested."""
-    judged = {key: test.p for key, test in tests.items() if test is not None and test.p is not None}
-    corrected = dict(zip(judged, holm(list(judged.values())), strict=True))
-    return {key: mark(judged.get(key), corrected.get(key, 1.0)) for key in tests}
 
 
 def budgets_table(rows: Iterable[Row]) -> str:
@@ -65,7 +54,7 @@ def budgets_table(rows: Iterable[Row]) -> str:
                 lines.append((label, *shown))
         if lines:
             runs = next(runs for (name, _), runs in whole.items() if name == benchmark)
-            groups.append(Group(_about(runs[64, KEPT]), tuple(lines)))
+            groups.append(Group(about(runs[64, KEPT]), tuple(lines)))
     note = f"Score, closed up → kept, and the 95 % interval of kept less closed up: {HOW} {len(tests)} differences."
     head = ("method", *(f"{tokens} tokens" for tokens in BUDGETS))
     return markdown(Table("Positions closed up and kept", head, tuple(groups), note))
@@ -99,7 +88,7 @@ def layers_table(rows: Iterable[Row]) -> str:
                 cells += [score, signed(test.difference, test.bounds) + said[bed, way, name] if test else ABSENT]
             lines.append((_way(way), *cells))
         groups.append(Group(BEDS[bed], tuple(lines)))
-    titles = [_about(next(run for (_, one), run in kept.items() if one == name)) for name in benchmarks]
+    titles = [about(next(run for (_, one), run in kept.items() if one == name)) for name in benchmarks]
     head = ("positions, 64 tokens", *(part for title in titles for part in (title, "less kept")))
     note = (
         "The 64 patches that the class token looks at most stay, before the first layer; only positions differ. Score "
@@ -143,7 +132,7 @@ def ablations_table(out: Path) -> str:
         f"Score, positions closed up → kept; difference to ConsensusDrop under the same policy {HOW} "
         f"{sum(test is not None for test in tests.values())} differences."
     )
-    head = ("at 128 tokens", *(_about(usual[CLOSED][name]) for name in benchmarks))
+    head = ("at 128 tokens", *(about(usual[CLOSED][name]) for name in benchmarks))
     return markdown(Table("The paper's ablations", head, tuple(groups), note))
 
 
@@ -155,7 +144,8 @@ def _runs(material: Material, name: str, policy: str) -> dict[Setting, dict[str,
     return {setting: {one: cell.row for one, cell in cells.items()} for setting, cells in found.cells.items()}
 
 
-def _about(row: Row) -> str:
+def about(row: Row) -> str:
+    """The benchmark of a run, and how many questions about how many pictures it asked."""
     assert row.metrics is not None
     return f"{row.facts.title} ({row.metrics['questions']} questions, {row.pictures} pictures)"
 
