@@ -21,6 +21,7 @@ from playground.mini.clips import brief_clip, pictures
 
 MINI = "checkpoints/llava-mini"
 NEW = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 19)
+needs_5 = pytest.mark.skipif(not NEW, reason="generate() of transformers 4 does not advance given positions")
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,7 @@ def test_a_composition_is_named(method: Method, budget: Budget, words: str) -> N
     assert composition(describe_reduction(method, budget)) == words and words.split(", ")[1] in SALIENCIES
 
 
+@needs_5
 def test_calibration_keeps_what_the_composition_keeps() -> None:
     host = models.load(MINI, models.Loading("cpu", "float32"))
     image, prompt = pictures(brief_clip("test", 6300))[0], models.Prompt("What does the sign say?", max_new_tokens=1)
@@ -107,12 +109,12 @@ def test_a_picture_goes_through_the_tower_once() -> None:
     image = pictures(brief_clip("test", 6300))[0]
     prompt = models.Prompt("What does the sign say?", max_new_tokens=4)
     texts = []
-    for method in (make("consensusdrop+"), make("scope"), make("random")):
+    for method in (make("consensusdrop"), make("scope"), make("random")):
         with host.attach(method, Budget(24)):
             texts.append(host.ask([image], prompt)[1].text)
     handle.remove()
     assert len(seen) == 2, "random needs the picture's fingerprint, which the others do not"
     plain = models.load(MINI, models.Loading("cpu", "float32"))
-    for method, text in zip((make("consensusdrop+"), make("scope"), make("random")), texts, strict=True):
+    for method, text in zip((make("consensusdrop"), make("scope"), make("random")), texts, strict=True):
         with plain.attach(method, Budget(24)):
             assert plain.ask([image], prompt)[1].text == text
