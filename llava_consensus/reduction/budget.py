@@ -53,7 +53,7 @@ class Budget:
         if min(tokens) < 1:
             raise OptionError(
                 f"tokens={self.tokens} is less than one token for each of {parts} tiles: "
-                f"give at least {parts}, or tile_budget=global"
+                f"give at least {parts}, or tile_budget=global where the method has that option"
             )
         merged = [
             None if self.merged is None else self.merged // parts + (tile < self.merged % parts)
