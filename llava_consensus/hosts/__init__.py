@@ -217,7 +217,7 @@ HOSTS: dict[str, HostEntry] = {
         types=("mistral3",),
     ),
     "pixtral": HostEntry(
-        f"{OURS}.hf.mistral3:Mistral3",
+        f"{OURS}.hf.mistral3:Pixtral",
         "hf",
         ("LlavaForConditionalGeneration",),
         "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",

@@ -272,7 +272,8 @@ class Attachment:
 
     def encode(self, pixels: Tensor, tiles: list[int], tower: Tower | None = None) -> list[Tiles]:
         """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
-        needs: what was encoded before where there is some, one `Tiles` for each picture. `tower` is one of several.
+        needs: what was encoded before where there is some, one `Tiles` for each picture. `tower` is one of several, or
+        the one for pictures of this size.
         """
         call = self.current(fresh=False)
         if call.given.encoded is not None:
@@ -284,7 +285,7 @@ class Attachment:
                 from llava_consensus.hosts.inside import run_inside
 
                 sharing = self.sharing
-                tokens = [count for number in tiles for count in sharing.of_tiles(number)]
+                tokens = [count for number in tiles for count in sharing.of_tiles(number, tower.tokens)]
                 projected, parts["slot"] = run_inside(self.method, call, tower, pixels, tokens)
             else:
                 projected = tower.encode(pixels)

@@ -23,6 +23,7 @@ from llava_consensus.hosts.base import Tap, Tiles, Tower
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.saliency import rotate
 
 ELSEWHERE = (
     "acts before the projector and is adapted to CLIP towers, whose patches are the tokens of the language model"
@@ -38,7 +39,7 @@ class OpenTower(Tower, Protocol):
 
     def parts(self, block: int) -> BlockParts: ...
     def key_tap(self, block: int) -> Tap: ...
-    def attend(self, block: int, hidden: Tensor, bias: Tensor | None) -> Tensor: ...
+    def angles(self, hidden: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None: ...
     def result(self, states: Tensor) -> Any: ...
 
 
@@ -46,6 +47,7 @@ class OpenTower(Tower, Protocol):
 class Merging:
     """The state of a pass of tiles through blocks that merge."""
 
+    tower: OpenTower  # the one that runs
     counts: list[int]  # patches to merge away in each block
     bag: Bag | None = None  # the tokens so far
     key: Tensor | None = None  # [T, H, t, d] of the block under way
@@ -134,7 +136,7 @@ def check_inside(tower: Any, method: Any, tokens: list[int]) -> None:
             f"attention {tower.kernel!r} of the vision tower takes no additive mask: load it with sdpa, or "
             "proportional=false"
         )
-    for count in tokens:
+    for count in [] if getattr(tower, "varies", False) else tokens:  # there each picture has a schedule of its own
         if count < tower.tokens:
             method.schedule(count, tower.tokens, tower.feature_block + 1)
 
@@ -149,7 +151,7 @@ def install_inside(attachment: Any, tower: Any) -> tuple[list[Shadow], list[Any]
         if attachment.method.place is not Place.TOWER:
             continue
         for index, block in enumerate(one.blocks[: one.feature_block + 1]):
-            merging, tap = partial(_merge_inside, attachment, number, index, block.forward), one.key_tap(index)
+            merging, tap = partial(_merge_inside, attachment, index, block.forward), one.key_tap(index)
             shadows.append(Shadow(block, "forward", merging))
             handles.append(tap.module.register_forward_hook(partial(_keep_key, attachment, tap)))
     return shadows, handles
@@ -191,7 +193,7 @@ def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> 
         return projected, torch.arange(tower.tokens, device=projected.device).expand(len(projected), -1)
     small = method.place is Place.PICTURE
     counts = None if small else method.schedule(count, tower.tokens, tower.feature_block + 1)
-    state = Shrinking(*method.picture(count)) if counts is None else Merging(counts)
+    state = Shrinking(*method.picture(count)) if counts is None else Merging(tower, counts)
     call.state[INSIDE] = state
     try:
         merged = tower.encode(pixels)  # [T, count, D], class tokens in front where they are projected too
@@ -221,21 +223,25 @@ def _embed(
 
 
 def _merge_inside(
-    attachment: Any, number: int, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
+    attachment: Any, index: int, plain: Callable[..., Any], hidden: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Forward of block `index`: with the merge between attention and MLP while a call is at work."""
     merging = _state(attachment)
     if not isinstance(merging, Merging):
         return plain(hidden, *args, **kwargs)
-    tower: OpenTower = towers_of(attachment.here.tower)[number]
     if index == 0 and merging.bag is not None:
         raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
-    bag = fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)
+    tower, bag = merging.tower, fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)
     parts, bias = tower.parts(index), attachment.method.bias(bag) if index else None
-    attended = tower.attend(index, parts.before_attention(hidden), bias)
+    mask = None if bias is None else bias.to(hidden.dtype)[:, None, None].expand(-1, 1, hidden.shape[1], -1)
+    angles = tower.angles(hidden, bag.place)
+    turned = {} if angles is None else {"position_embeddings": angles}
+    attended = parts.attention(parts.before_attention(hidden), attention_mask=mask, **turned)[0]
     bag = bag._replace(values=hidden + attended)
     if merging.counts[index]:
-        bag = attachment.method.fold(bag, merging.key, merging.counts[index], bool(tower.classes))
+        key: Any = merging.key
+        key = key if angles is None else rotate(key, *angles)  # as attention compares them
+        bag = attachment.method.fold(bag, key, merging.counts[index], bool(tower.classes))
     merging.bag, merging.key = bag, None
     return tower.result(bag.values + parts.mlp(parts.before_mlp(bag.values)))
 

@@ -176,13 +176,8 @@ class ClipBlocks:
         heads = module.self_attn.num_heads
         return Tap(module.self_attn.k_proj, lambda output: {"key": split_heads(output, heads)})
 
-    def attend(self, block: int, hidden: Tensor, bias: Tensor | None) -> Tensor:
-        """Output of a block's own attention on normed states [T, t, D_v], with `bias` [T, t] added to the logits of
-        each key.
-        """
-        mask = None if bias is None else bias.to(hidden.dtype)[:, None, None].expand(-1, 1, hidden.shape[1], -1)
-        attended: Tensor = self.parts(block).attention(hidden, attention_mask=mask)[0]
-        return attended
+    def angles(self, hidden: Tensor, place: Tensor) -> None:
+        """Positions are in the embeddings: attention rotates nothing."""
 
     def result(self, states: Tensor) -> Any:
         """States in the form a block returns them."""

@@ -582,7 +582,6 @@ def count_hooks(model: Any) -> int:
 
 
 SQUARES = {"tome": "forms no grid"}
-TURNED = {"tome": "rotate by the row and column"}
 POOLED = {"tome": "pools the patches", "downsample": "pools the patches"}
 FAMILIES: dict[str, dict[str, str]] = {
     "llava": {},
@@ -594,7 +593,8 @@ FAMILIES: dict[str, dict[str, str]] = {
     "llava_onevision video": POOLED,
     **dict.fromkeys(("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe"), SQUARES),
     **dict.fromkeys(("internvl", "smolvlm", "idefics3", "ovis2", "gemma3", "aya_vision", "cohere2_vision"), SQUARES),
-    **dict.fromkeys(("mistral_3", "pixtral"), TURNED),
+    "mistral_3": SQUARES,
+    "pixtral": {},
 }
 
 

@@ -120,7 +120,8 @@ def test_which_methods_read_other_things_than_of_llava(capsys: pytest.CaptureFix
     before = {"llava", "llava-hf", "llava-next", "llava-next-video", "video-llava", "cogvlm", "internvl-chat"}
     assert set(HOSTS) - set(found["visionzip"]) == before  # whose towers have a class token and project it
     assert set(HOSTS) - set(found["cdpruner"]) == {"llava"}
-    assert set(HOSTS) - set(found["downsample"]) == before | {"qwen-vl"} and found["tome"] == ["llava-onevision"]
+    assert set(HOSTS) - set(found["downsample"]) == before | {"qwen-vl"}
+    assert found["tome"] == ["llava-onevision", "pixtral"]
     assert cli.main(["list", "--hosts"]) == 0
     assert "cdpruner reads other things there than of LLaVA (`list cdpruner`): llava-hf, " in capsys.readouterr().out
 

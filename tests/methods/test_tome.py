@@ -2,6 +2,7 @@
 double precision.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -166,18 +167,59 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
     inner = getattr(tower, "vision_model", tower)
     hidden, classes = inner.embeddings(images), hasattr(inner, "pre_layrnorm")
     hidden = (inner.pre_layrnorm(hidden) if classes else hidden)[0]
+    blocks = [
+        (one.layer_norm1, one.self_attn, one.self_attn.out_proj, one.layer_norm2, one.mlp)
+        for one in inner.encoder.layers
+    ]
+    return slow_blocks(blocks, hidden, counts, proportional, classes)
+
+
+def slow_pixtral(tower: Any, image: torch.Tensor, counts: list[int], proportional: bool) -> tuple[list[Any], list[Any]]:
+    """The same of a picture [1, 3, h, w] in Pixtral's tower, queries and keys turned pair of channels by pair, by the
+    mean row and column of a token's patches.
+    """
+    patches = tower.patch_conv(image)
+    columns, theta = patches.shape[-1], tower.config.rope_parameters["rope_theta"]
+
+    def turned(states: torch.Tensor, groups: list[list[int]]) -> torch.Tensor:
+        out, half = states.clone(), states.shape[-1] // 2
+        for place, own in enumerate(groups):
+            row, column = (sum(where) / len(own) for where in zip(*(divmod(one, columns) for one in own), strict=True))
+            for channel in range(half):
+                by_row = channel < half // 2
+                number = 2 * channel if by_row else 2 * (channel - half // 2) + 1
+                angle = (row if by_row else column) * theta ** (-number / half)
+                a, b = states[:, place, channel], states[:, place, channel + half]
+                out[:, place, channel] = a * math.cos(angle) - b * math.sin(angle)
+                out[:, place, channel + half] = b * math.cos(angle) + a * math.sin(angle)
+        return out
+
+    blocks = [
+        (one.attention_norm, one.attention, one.attention.o_proj, one.ffn_norm, one.feed_forward)
+        for one in tower.transformer.layers
+    ]
+    hidden = tower.ln_pre(patches.flatten(2).transpose(1, 2))[0]
+    return slow_blocks(blocks, hidden, counts, proportional, False, turned)
+
+
+def slow_blocks(
+    blocks: list[Any], hidden: torch.Tensor, counts: list[int], proportional: bool, classes: bool, turned: Any = None
+) -> tuple[list[Any], list[Any]]:
+    """What both make of the patches [n, D] of a picture."""
     groups = [[index] for index in range(len(hidden))]
     for number, count in enumerate(counts):
-        block = inner.encoder.layers[number]
-        normed, attention = block.layer_norm1(hidden), block.self_attn
+        first_norm, attention, out, second_norm, mlp = blocks[number]
+        normed = first_norm(hidden)
         query, key, value = (
             layer(normed).unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
+        if turned is not None:
+            query, key = turned(query, groups), turned(key, groups)
         size = torch.tensor([float(len(own)) for own in groups], dtype=hidden.dtype)
-        logits = query @ key.transpose(1, 2) * attention.scale + (size.log() if proportional else 0)
+        logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5 + (size.log() if proportional else 0)
         mixed = (logits.softmax(-1) @ value).transpose(0, 1).flatten(1)
-        hidden = hidden + attention.out_proj(mixed)
+        hidden = hidden + out(mixed)
         metric = torch.nn.functional.normalize(key.mean(0), dim=-1)
         similar = {}
         for source in range(2 if classes else 0, len(groups), 2):
@@ -193,7 +235,7 @@ def slow_tome(tower: Any, images: torch.Tensor, counts: list[int], proportional:
             [sum(hidden[i] * size[i] for i in members[place]) / sum(size[i] for i in members[place]) for place in order]
         )
         groups = [[patch for i in members[place] for patch in groups[i]] for place in order]
-        hidden = hidden + block.mlp(block.layer_norm2(hidden))
+        hidden = hidden + mlp(second_norm(hidden))
     return list(hidden), groups
 
 
@@ -252,6 +294,71 @@ def test_tome_on_frames_keeps_their_class_tokens() -> None:
         order = sorted(range(6), key=lambda slot: min(groups[slot]))
         expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
         assert torch.allclose(frame, expected, atol=1e-5)  # log sizes are float32
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
+@pytest.mark.parametrize(
+    ("layer", "proportional", "tokens", "schedules"),  # of pictures of 4 x 4, 2 x 4 and 3 x 4 patches
+    [
+        (-1, True, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),  # the second has room for all of its own
+        (-1, False, 8, ([2, 2, 2, 2], [0, 0, 0, 0], [1, 1, 1, 1])),
+        (-2, True, 0.5, ([3, 3, 2], [2, 1, 1], [2, 2, 2])),  # a block follows the one whose features are taken
+    ],
+)
+@torch.no_grad()
+def test_tome_on_pixtral_turns_a_merged_token_by_the_mean_place_of_its_patches(
+    layer: int, proportional: bool, tokens: float, schedules: tuple[list[int], ...]
+) -> None:
+    """Pictures of several sizes, two in each of two prompts."""
+    from hf_models import CASES, prompts
+
+    from llava_consensus.hosts.hf import reduce
+
+    case = CASES["pixtral"]
+    model = case.build().double()
+    model.config.vision_feature_layer = layer
+    sizes, schedules = ((4, 4), (2, 4), (3, 4), (4, 3)), (*schedules, schedules[2])
+    left = [height * width - sum(counts) for (height, width), counts in zip(sizes, schedules, strict=True)]
+    rows = [[1, 5, case.picture(3), 6, case.picture(2), 7], [1, case.picture(0), case.picture(1), 9]]
+    inputs = prompts(*rows)
+    pixels = inputs["pixel_values"] = inputs["pixel_values"].double()
+    with attach(model, "tome", tokens=tokens, proportional=proportional) as attached:
+        found = reduce(model, **inputs)["mm_encoder_outputs"]["image"].pooler_output
+        assert [(one.before, one.after) for one in attached.outcomes] == list(zip((16, 8, 12, 12), left, strict=True))
+        alone = [
+            reduce(model, **{**prompts(row), "pixel_values": own})
+            for row, own in zip(rows, pixels.split(2), strict=True)
+        ]
+    together = torch.cat(list(found))
+    singles = torch.cat([one for row in alone for one in row["mm_encoder_outputs"]["image"].pooler_output])
+    assert torch.allclose(together, singles, atol=1e-10)
+    each = zip(sizes, schedules, pixels, together.split(left), strict=True)
+    for (height, width), counts, picture, own in each:
+        picture = picture[None, :, : 14 * height, : 14 * width]
+        values, groups = slow_pixtral(model.model.vision_tower, picture, counts, proportional)
+        order = sorted(range(len(own)), key=lambda slot: min(groups[slot]))
+        expected = model.model.multi_modal_projector(torch.stack([values[slot] for slot in order]))
+        assert torch.allclose(own, expected, atol=1e-5)  # norms, angles and log sizes are float32
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="models of transformers need 5.19 or later")
+@torch.no_grad()
+def test_a_picture_that_pixtrals_blocks_cannot_merge_so_far_is_refused_when_it_comes() -> None:
+    """How many patches it has is not known before."""
+    from hf_models import CASES, IMAGE, Picture, noise, prompts
+
+    model = CASES["pixtral"].build()
+
+    def asked(rows: int) -> dict[str, Any]:
+        size = torch.tensor([[14 * rows, 56]])
+        pixels = {"pixel_values": noise(1, 3, 14 * rows, 56, seed=rows), "image_sizes": size}
+        return prompts([1, Picture([IMAGE] * 4 * rows, pixels), 7])
+
+    with attach(model, "tome", tokens=1) as attached:
+        with pytest.raises(OptionError, match="tokens=1: merging in 4 vision blocks halves 20 patches 4 times at most"):
+            model(**asked(5))
+        model(**asked(4))
+        assert [(one.before, one.after) for one in attached.outcomes] == [(16, 1)]
 
 
 def test_decreasing_schedules_by_hand() -> None:

@@ -4,7 +4,8 @@ makes one token of a square of patches. The processor puts a break after each ro
 words of the prompt here, which stay.
 """
 
-from types import MappingProxyType
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.hf.model import PATCHES, Features, HfModel, cells, joined, run_encoder
+from llava_consensus.hosts.hf.model import MERGER, PATCHES, Features, HfModel, cells, joined, run_encoder
 from llava_consensus.hosts.hf.seam import Rows, whole_tiles
 from llava_consensus.hosts.inside import Grid, shrink, shrunk
-from llava_consensus.hosts.towers import FRONTS, fingerprint, hidden_state_block
+from llava_consensus.hosts.towers import FRONTS, BlockParts, ClipBlocks, fingerprint, hidden_state_block, split_heads
+from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.tokens import Need
@@ -26,38 +28,65 @@ class PixtralTower:
     """The blocks of the tower; where the patches of a picture stand is known picture by picture.
 
     Args:
-        module: the vision tower.
-        layer: `vision_feature_layer`.
+        inner: the model without its head.
         merged: patches of a token.
         most: the most tokens a picture can have.
+        inside: where methods can act before the projector.
     """
 
     classes, side, offers, varies = 0, 0, PATCHES, True
     members: Tensor | None = None
-    inside = MappingProxyType(
-        {
-            Place.PICTURE: "",
-            Place.TOWER: "merges patches inside the tower, whose blocks rotate by the row and column of a patch, and "
-            "none is known for a merged one",
-        }
-    )
+    embeddings = None  # the host makes pictures smaller
 
-    def __init__(self, module: Any, layer: int, merged: int, most: int) -> None:
-        self.module, self.blocks = module, list(module.transformer.layers)
-        self.feature_block, self.merged, self.tokens = hidden_state_block(layer, len(self.blocks)), merged, most
+    def __init__(self, inner: Any, merged: int, most: int, inside: Mapping[Place, str]) -> None:
+        self.module, self.project = inner.vision_tower, inner.multi_modal_projector
+        self.layer: int = inner.config.vision_feature_layer
+        self.blocks: Sequence[Any] = list(self.module.transformer.layers)
+        self.merged, self.tokens, self.inside = merged, most, inside
+        self.feature_block = hidden_state_block(self.layer, len(self.blocks))
+        self.kernel: str = getattr(self.module.config, "_attn_implementation", "eager")
+
+    def of_picture(self, rows: int, columns: int) -> "PixtralTower":
+        """The same for pictures of so many patches."""
+        tower = copy.copy(self)
+        tower.tokens, tower.side = rows * columns, columns
+        return tower
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Never asked for: the model's own encoder runs, and hooks collect."""
-        raise NotImplementedError
-
-    def project(self, features: Tensor) -> Tensor:
-        """Not offered: the merger takes several patches at a time."""
-        raise NotImplementedError
+        """A picture [1, 3, h, w] through tower and projector, where each patch is a token: [1, N, D]."""
+        states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
+        projected: Tensor = self.project(states)
+        return projected
 
     def scale(self, block: int) -> float:
         """What the products of queries and keys of a block are multiplied with."""
         scale: float = self.blocks[block].attention.scaling
         return scale
+
+    def parts(self, block: int) -> BlockParts:
+        """The parts of a block."""
+        one = self.blocks[block]
+        return BlockParts(one.attention_norm, one.attention, one.ffn_norm, one.feed_forward)
+
+    def key_tap(self, block: int) -> Tap:
+        """Where the keys [1, H, t, d] of a block are read, before they are rotated."""
+        attention = self.blocks[block].attention
+        return Tap(attention.k_proj, lambda output: {"key": split_heads(output, attention.num_heads)})
+
+    def angles(self, hidden: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [1, t, d] of the tokens [1, t, D_v] of a picture, given which of them each patch is in
+        [1, N]: by the tower's own frequencies, at the mean row and column of a token's patches.
+        """
+        patch = torch.arange(self.tokens, device=hidden.device)
+        grid = torch.stack((patch // self.side, patch % self.side), -1)[None].float()
+        with torch.autocast(hidden.device.type, enabled=False):  # positions in half precision would be others
+            means = group_means(grid, place, hidden.shape[1])[0]
+        cos, sin = self.module.patch_positional_embedding(hidden, means)
+        return cos[None], sin[None]
+
+    def result(self, states: Tensor) -> Tensor:
+        """States as a block returns them."""
+        return states
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Projections of one block, the rotation, and the output of another block: a row for each patch."""
@@ -75,7 +104,7 @@ class PixtralTower:
 class Mistral3(HfModel):
     """Every picture is one tile."""
 
-    offer = Offer(PATCHES, inside=PixtralTower.inside)
+    offer = Offer(PATCHES, inside=MERGER)
 
     @property
     def tower(self) -> PixtralTower:
@@ -87,7 +116,7 @@ class Mistral3(HfModel):
                 f"vision tower {kind!r}, vision_feature_layer={layer}: adapted is Pixtral with features of one layer"
             )
         most = (config.vision_config.image_size // self._pixels) ** 2
-        return PixtralTower(self.inner.vision_tower, layer, self._side**2, most)
+        return PixtralTower(self.inner, self._side**2, most, self.offer.inside)
 
     @property
     def _side(self) -> int:
@@ -148,3 +177,20 @@ class Mistral3(HfModel):
         tokens = joined(output.pooler_output)
         tiles, index = small.tiles(tokens)
         return Features(tiles, tokens[index])
+
+
+class Pixtral(Mistral3):
+    """Each patch is a token, so that methods can merge them inside the tower, picture by picture."""
+
+    offer = Offer(PATCHES, inside=ClipBlocks.inside)
+
+    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+        """As Mistral 3; pictures that are merged go through tower and projector one by one."""
+        if attachment.method.place is not Place.TOWER:
+            return super().encode(attachment, modality, inputs, pictures)
+        sizes, tiles = torch.as_tensor(inputs["image_sizes"]).tolist(), []
+        for picture, (height, width) in zip(inputs["pixel_values"], sizes, strict=True):
+            tower = self.tower.of_picture(height // self._pixels, width // self._pixels)
+            (one,) = attachment.encode(picture[None, :, :height, :width], [1], tower)
+            tiles.append(one._replace(side=tower.side))
+        return Features(tiles, joined(one.projected for one in tiles))
