@@ -35,7 +35,9 @@ BENCHMARKS = ("textvqa", "gqa", "pope", "vqav2")
 BEDS = {  # the folder of a checkpoint, and the head of its column
     "llava-mini": "committed: 4 layers, matchers",
     "llava-mini-seed-1": "4 layers, seed 1, matchers",
+    "llava-mini-seed-2": "4 layers, seed 2, matchers",
     "llava-mini-seed-1-no-matchers": "4 layers, seed 1, no matchers",
+    "llava-mini-theta-1e4": "4 layers, trained on with rope theta 1e4",
     "llava-mini-12-layers": "12 layers, grown from the committed one",
 }
 METHODS = (

@@ -49,7 +49,7 @@ class Contrast(NamedTuple):
     pictures: int
 
     def __str__(self) -> str:
-        few = "" if self.bounds else f" ({self.pictures} pictures)"
+        few = "" if self.bounds else f" ({self.pictures} picture{'s' * (self.pictures != 1)})"
         return f"{self.words}: {signed(self.difference, self.bounds)}{few}"
 
 

@@ -5,9 +5,12 @@ results are not there is named with the command that makes them, and nothing is 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llava_consensus.evaluation.report.rows import Row
+from llava_consensus.paper.ablations import TITLES, settings
 from llava_consensus.paper.figures import ablations, costs, diagrams, study, style
 from llava_consensus.paper.material import Material, NotMeasured, read
 
@@ -58,11 +61,21 @@ def of_scap(material: Material) -> str:
 
 
 def of_runs(material: Material) -> str:
-    """What the runs of the largest section are of, whose ablations and budgets are drawn."""
-    section = max(material.sections, key=lambda one: len(one.rows))
-    runs = {section.title(row.benchmark): row for row in section.rows if row.metrics}
-    counts = {name: {"questions": row.metrics["questions"], "pictures": row.pictures} for name, row in runs.items()}  # type: ignore[index]
-    return f"{_setting(section.rows[0].config)}: {_counts(counts)}"
+    """What the runs of the largest section are of, whose budgets are drawn."""
+    return _asked(max(material.sections, key=lambda one: len(one.rows)).rows)
+
+
+def of_ablation(*names: str) -> Callable[[Material], str]:
+    """What the runs of these ablations are of; one without runs is left out."""
+
+    def about(material: Material) -> str:
+        rows = []
+        for name in names:
+            with suppress(NotMeasured):
+                rows += [one.row for cells in settings(material, name).cells.values() for one in cells.values()]
+        return _asked(rows)
+
+    return about
 
 
 def of_bench(material: Material) -> str:
@@ -84,6 +97,12 @@ def _setting(config: Mapping[str, Any]) -> str:
     return f"{config.get('model')} on {config.get('data')}, {config.get('device')}"
 
 
+def _asked(rows: Sequence[Row]) -> str:
+    runs = {row.facts.title: row for row in rows if row.metrics}
+    counts = {name: {"questions": row.metrics["questions"], "pictures": row.pictures} for name, row in runs.items()}  # type: ignore[index]
+    return f"{_setting(rows[0].config)}: {_counts(counts)}"
+
+
 def _counts(found: Mapping[str, Mapping[str, Any]]) -> str:
     """How many questions about how many pictures, by the benchmark's title."""
     return ", ".join(
@@ -99,13 +118,31 @@ FIGURES = (
     Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED, of_both),
     Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED, of_both),
     Figure("f08-fusers", "the two fusers", diagrams.fusers),
-    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha", of_runs),
-    Figure("f10-temperature", "temperatures of both sides", ablations.temperature, f"{ABLATION} temperature", of_runs),
-    Figure("f11-recovery", "student and rate of recovery", ablations.recovery, f"{ABLATION} recovery", of_runs),
-    Figure("f12-anchors", "how many tokens are merged ones", ablations.anchors, f"{ABLATION} anchors", of_runs),
-    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score", of_runs),
-    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE, of_runs),
-    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE, of_runs),
+    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha", of_ablation("alpha")),
+    Figure(
+        "f10-temperature",
+        "temperatures of both sides",
+        ablations.temperature,
+        f"{ABLATION} temperature",
+        of_ablation("temperature"),
+    ),
+    Figure(
+        "f11-recovery",
+        "student and rate of recovery",
+        ablations.recovery,
+        f"{ABLATION} recovery",
+        of_ablation("recovery"),
+    ),
+    Figure(
+        "f12-anchors",
+        "how many tokens are merged ones",
+        ablations.anchors,
+        f"{ABLATION} anchors",
+        of_ablation("anchors"),
+    ),
+    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score", of_ablation("score")),
+    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE, of_ablation(*TITLES)),
+    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE, of_ablation(*TITLES)),
     Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH, of_bench),
     Figure("f17-time-and-cache", "time and cache over the same", costs.time_and_cache, BENCH, of_bench),
     Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH, of_bench),

@@ -137,8 +137,11 @@ def test_an_ablation_prefers_the_papers_settings(tmp_path: Path) -> None:
             run(tmp_path, name, 5, tokens=64, alpha=alpha)
     for alpha in (0.3, 0.5):
         run(tmp_path, "pope", 5, alpha=alpha)
-    found = settings(figures.read(tmp_path), "alpha")
+    material = figures.read(tmp_path)
+    found = settings(material, "alpha")
     assert list(found.cells) == [(0.3,), (0.5,)] and found.tokens == 128
+    said = next(figure.about(material) for figure in figures.FIGURES if figure.name == "f09-alpha")
+    assert said.endswith("cpu: POPE 10 questions / 10 pictures"), "the runs that are drawn, and no others"
 
 
 def test_other_settings_take_no_benchmark_away(tmp_path: Path) -> None:
