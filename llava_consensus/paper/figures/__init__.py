@@ -110,6 +110,11 @@ def _counts(found: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
+def _ablation(file: str, title: str, draw: Callable[[Material], Any], name: str) -> Figure:
+    """The figure of one ablation, by the name of its preset."""
+    return Figure(file, title, draw, f"{ABLATION} {name}", of_ablation(name))
+
+
 FIGURES = (
     Figure("f02-recovery-helps", "both signals alone and together", study.recovery_helps, STUDY, of_study),
     Figure("f03-three-way", "disagreement, correction and gain", study.three_way, STUDY, of_study),
@@ -118,29 +123,11 @@ FIGURES = (
     Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED, of_both),
     Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED, of_both),
     Figure("f08-fusers", "the two fusers", diagrams.fusers),
-    Figure("f09-alpha", "weight of the vision side", ablations.alpha, f"{ABLATION} alpha", of_ablation("alpha")),
-    Figure(
-        "f10-temperature",
-        "temperatures of both sides",
-        ablations.temperature,
-        f"{ABLATION} temperature",
-        of_ablation("temperature"),
-    ),
-    Figure(
-        "f11-recovery",
-        "student and rate of recovery",
-        ablations.recovery,
-        f"{ABLATION} recovery",
-        of_ablation("recovery"),
-    ),
-    Figure(
-        "f12-anchors",
-        "how many tokens are merged ones",
-        ablations.anchors,
-        f"{ABLATION} anchors",
-        of_ablation("anchors"),
-    ),
-    Figure("f13-score", "how saliencies are scored", ablations.score, f"{ABLATION} score", of_ablation("score")),
+    _ablation("f09-alpha", "weight of the vision side", ablations.alpha, "alpha"),
+    _ablation("f10-temperature", "temperatures of both sides", ablations.temperature, "temperature"),
+    _ablation("f11-recovery", "student and rate of recovery", ablations.recovery, "recovery"),
+    _ablation("f12-anchors", "how many tokens are merged ones", ablations.anchors, "anchors"),
+    _ablation("f13-score", "how saliencies are scored", ablations.score, "score"),
     Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE, of_ablation(*TITLES)),
     Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE, of_ablation(*TITLES)),
     Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH, of_bench),
