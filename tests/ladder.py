@@ -33,7 +33,7 @@ from torch import Tensor
 from llava_consensus import attach
 from llava_consensus.errors import ConsensusError
 from llava_consensus.hosts.hf import reduce
-from llava_consensus.hosts.hf.seam import contained
+from llava_consensus.hosts.hf.generate import contained
 from llava_consensus.methods import METHODS
 from llava_consensus.reduction.method import Place
 

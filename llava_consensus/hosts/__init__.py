@@ -3,72 +3,14 @@ installed package adds its own under the entry point `llava_consensus.hosts` (do
 imported when it is used.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llava_consensus.entry_points import load_place, load_registered, registered
 from llava_consensus.errors import OptionError
-
-# How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
-# says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
-# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
-# newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
-STOCK, FIXED = LAYOUTS = ("stock", "2880")
-REMEDY = "Type: pip install 'transformers>=5.19,<{}'"  # for a version of transformers that is not adapted
-ACROSS = 2  # tiles in a row of the fixed grid
-
-
-def fixed_grid(image_size: int) -> list[list[int]]:
-    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of so many pixels."""
-    return [[ACROSS * image_size, ACROSS * image_size]]
-
-
-def check_tiles(counts: Iterable[int]) -> None:
-    """Raises OptionError unless every picture has as many tiles as the fixed grid, with the base view."""
-    wanted = 1 + ACROSS**2
-    for count in counts:
-        if count != wanted:
-            raise OptionError(
-                f"layout={FIXED}: every picture must be {wanted} tiles, and one is {count}: cut it with "
-                f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
-            )
-
-
-def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
-    """Raises OptionError for a layout of tiles where pictures are one square each."""
-    if layout != STOCK and image_aspect_ratio != "anyres":
-        raise OptionError(
-            f"layout={layout} lays out the tiles of a picture, and this model cuts none (image_aspect_ratio="
-            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
-        )
-
-
-def check_version(transformers: str) -> None:
-    """Raises OptionError for a version of transformers on whose own models methods were not seen to work."""
-    if not (5, 19) <= _numbers(transformers) < (5, 25):
-        raise OptionError(
-            f"transformers {transformers}: methods on models of transformers run on 5.19 to 5.24. {REMEDY.format(5.25)}"
-        )
-
-
-def check_llava_version() -> None:
-    """Raises OptionError for a version of transformers on which official LLaVA does not run: the metadata of this
-    project can only say what models of transformers need. From 5.24 on generate() hands models a `cache`, and LLaVA's
-    own code takes `past_key_values`.
-    """
-    installed = version("transformers")
-    if _numbers(installed) != (4, 37) and not (5, 19) <= _numbers(installed) < (5, 24):
-        raise OptionError(
-            f"transformers {installed}: official LLaVA runs here on 4.37.2, its own pin, and on 5.19 to 5.23. "
-            f"{REMEDY.format(5.24)}, or model convert for a checkpoint of transformers' own LLaVA"
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2])
-
+from llava_consensus.hosts.environment import keep_freed_memory
+from llava_consensus.hosts.next_grid import LAYOUTS
 
 INNER = ("get_base_model", "module")  # where PEFT, and what spreads a model over devices, have the model itself
 
@@ -331,14 +273,3 @@ def tower_named(config: Mapping[str, object]) -> object:
     vision = config.get("vision_config") or {}
     kind = vision.get("model_type") if isinstance(vision, dict) else getattr(vision, "model_type", None)
     return config.get("mm_video_tower") or config.get("mm_vision_tower") or kind
-
-
-def keep_freed_memory() -> None:
-    """Lets glibc see one large block come and go. From then on it takes smaller blocks from its heap, and gives the
-    heap back to the system only from twice that size on (mallopt(3), M_MMAP_THRESHOLD). Otherwise the attention maps of
-    a vision tower are mapped anew and filled with zeros page by page in every layer: on LLaVA's own pins that was a
-    third to a half of the time to the first token (docs/efficiency.md). Other C libraries ignore it.
-    """
-    import torch
-
-    torch.empty(31 << 20, dtype=torch.uint8)  # bytes, freed at once; blocks above 32 MiB never raise the threshold

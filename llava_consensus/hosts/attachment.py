@@ -3,76 +3,46 @@
     host -> attachment -> reduction -> attachment -> host
 
 The host says how its model is entered and assembles sequences; the attachment lets the tower give what the method
-reads, has the sequences reduced (`reduce.py`, or between decoder layers `cuts.py`), and reports. Hooks are installed
-when a method is attached and removed by `detach`; they look for the call under way and do nothing where there is none.
-The class of the model is never touched.
-
-A call (`Call`: what was given, what became of it) lives in a context variable: every thread, and every asynchronous
-task, sees its own, so that calls never meet.
+reads, has the sequences reduced (`reduce.py`, or between decoder layers `layer_hooks.py`), and reports. Hooks are
+installed when a method is attached and removed by `detach`; they look for the call under way (`call.py`) and do nothing
+where there is none. The class of the model is never touched.
 """
 
 import copy
-import functools
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.base import Model, PictureOutcome, Tap, Tiles, Tower
+from llava_consensus.hosts.base import Model, PictureOutcome, Tiles, Tower
 from llava_consensus.hosts.caches import cache_given, cached_layers
-from llava_consensus.hosts.reduce import NO_TEXT, Report, reduce, untouched
+from llava_consensus.hosts.call import (
+    Call,
+    Given,
+    Report,
+    Shadow,
+    begin,
+    called,
+    collecting,
+    current_call,
+    enter_model,
+    install_taps,
+    latest_call,
+    leave_model,
+    scope,
+    skip_unread,
+)
+from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sequence, Sharing, read_layout
-from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking, taps_read
+from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.cuts import Cuts
-
-COLLECTED = "collected"  # parts, in the state of a call
-
-
-@dataclass(frozen=True)
-class Given:
-    """What is known of a call before the model runs.
-
-    Args:
-        encoded: of each picture that went through the tower before, what its host reads.
-        questions: text asked in each row of the batch, for methods that read it.
-        settings: entries of the model's configuration that are others in this call.
-        begin_alike: whether all prompts have the same words, and no padding, in front of their pictures, so that what
-            they begin with is probed once.
-    """
-
-    encoded: list[Any] | None = None
-    questions: list[str] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    begin_alike: bool = False
-
-
-@dataclass(eq=False)
-class Call:
-    """One call, from its first forward to its last."""
-
-    owner: Any  # the attachment
-    given: Given = field(default_factory=Given)
-    scoped: bool = False  # whether somebody ends this call; else the next one does
-    active: bool = True
-    report: Report = field(default_factory=Report)
-    state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by subject
-
-    def tell(self, report: Report) -> None:
-        """Takes in what became of the pictures; the sizes of the cache are those of the first forward."""
-        self.report = replace(report, cache=self.report.cache)
 
 
 class Attachment:
@@ -96,7 +66,7 @@ class Attachment:
         self._latest: Call | None = None
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
-        self.cuts: Cuts | None = None
+        self.cuts: Any = None  # hooks between decoder layers
         try:
             self._install()
         except BaseException:
@@ -108,7 +78,7 @@ class Attachment:
         """Hooks and shadows, silent until a call is under way."""
         module, tower = self.model.module, self.model.tower
         if self.method.place is Place.DECODER:
-            from llava_consensus.hosts.cuts import Cuts
+            from llava_consensus.hosts.layer_hooks import Cuts
 
             self.cuts = Cuts(self)
         if self.cuts is not None or Need.PROBE in self.method.needs:
@@ -121,7 +91,7 @@ class Attachment:
         if tower is not None:
             self._handles += install_taps(self, tower)
             if self.method.acts_inside:
-                from llava_consensus.hosts.inside import install_inside
+                from llava_consensus.hosts.tower_hooks import install_inside
 
                 shadows, handles = install_inside(self, tower)
                 self._shadows += shadows
@@ -151,7 +121,7 @@ class Attachment:
         blocks_read(tower, self.method)
         earlier_block(tower, self.method)
         if self.method.acts_inside:
-            from llava_consensus.hosts.inside import check_inside
+            from llava_consensus.hosts.tower_hooks import check_inside
 
             sharing = self.sharing
             check_inside(tower, self.method, [*sharing.of_tiles(1), *sharing.of_tiles(self.model.most_tiles)])
@@ -282,7 +252,7 @@ class Attachment:
         assert tower is not None
         with self.collecting() as parts:
             if self.method.acts_inside:
-                from llava_consensus.hosts.inside import run_inside
+                from llava_consensus.hosts.tower_hooks import run_inside
 
                 sharing = self.sharing
                 tokens = [count for number in tiles for count in sharing.of_tiles(number, tower.tokens)]
@@ -365,155 +335,7 @@ class Attachment:
 # The call under way
 
 
-_NONE: Mapping[int, Call] = {}
-# Not attributes of the attachment: several threads may use one model at a time, each within a call of its own.
-_CALLS: ContextVar[Mapping[int, Call]] = ContextVar("llava_consensus_calls", default=_NONE)  # by attachment
-_CALLED: ContextVar[nn.Module | None] = ContextVar("llava_consensus_called", default=None)  # model whose forward runs
-
-
-def latest_call(owner: Any) -> Call | None:
-    """The call of an attachment that began last in this context."""
-    # An id is given again when its object is gone, so the owner itself is compared too.
-    call = _CALLS.get().get(id(owner))
-    return call if call is not None and call.owner is owner else None
-
-
-def current_call(owner: Any) -> Call | None:
-    """The call of an attachment that is under way in this context."""
-    call = latest_call(owner)
-    return call if call is not None and call.active else None
-
-
-def begin(call: Call) -> Call:
-    """Makes a call the current one of its attachment in this context."""
-    other_calls = {key: other_call for key, other_call in _CALLS.get().items() if other_call.owner.active}
-    _CALLS.set({**other_calls, id(call.owner): call})
-    return call
-
-
-@contextmanager
-def scope(call: Call) -> Iterator[Call]:
-    """The call is under way while the body runs; afterwards it can be read, and hooks are silent."""
-    call.scoped = True
-    begin(call)
-    try:
-        yield call
-    finally:
-        call.active = False
-        call.state.clear()
-
-
-def called(model: nn.Module) -> nn.Module:
-    """The model whose forward runs: `model`, or the copy of it that `DataParallel` made for this thread."""
-    module = _CALLED.get()
-    return module if module is not None and getattr(module, "_is_replica", False) else model
-
-
-def enter_model(module: nn.Module, *args: Any) -> None:
-    """Forward pre-hook of a model: notes which module runs in this context."""
-    _CALLED.set(module)
-
-
-def leave_model(module: nn.Module, *args: Any) -> None:
-    """Forward hook of a model: notes that its module has run."""
-    _CALLED.set(None)
-
-
 # How functions of a model lead here
-
-Result = TypeVar("Result")
-
-_ABSENT = ...  # survives a deep copy as the same object
-
-
-class Shadow:
-    """`name` of `target` is `value` until `restore`."""
-
-    def __init__(self, target: Any, name: str, value: Any) -> None:
-        self.target, self.name = target, name
-        self.before = vars(target).get(name, _ABSENT)
-        # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
-        object.__setattr__(target, name, value)
-
-    def restore(self) -> None:
-        """Puts back what stood there. A second time does nothing."""
-        if self.name in vars(self.target):
-            if self.before is _ABSENT:
-                object.__delattr__(self.target, self.name)
-            else:
-                object.__setattr__(self.target, self.name, self.before)
-
-
-def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """As `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there is
-    nothing to leave alone. The compiler is not imported here, since that takes seconds.
-    """
-    made: list[Callable[..., Result]] = []
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Result:
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if not made:
-            made.append(torch.compiler.disable(function))
-        return made[0](*args, **kwargs)
-
-    return run
 
 
 # What the tower gives while a call collects it
-
-
-def install_taps(attachment: Any, tower: Tower) -> list[Any]:
-    """Hooks for what the attachment's method reads of the tower; they collect while a call wants it."""
-    taps = taps_read(tower, attachment.method)
-    return [tap.module.register_forward_hook(partial(_collect, attachment, tap)) for tap in taps]
-
-
-@contextmanager
-def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
-    """The parts that hooks take from the tower while the body runs."""
-    parts: dict[str, Tensor] = {}
-    call.state[COLLECTED] = parts
-    try:
-        yield parts
-    finally:
-        call.state.pop(COLLECTED, None)
-
-
-def _collected(attachment: Any) -> dict[str, Tensor] | None:
-    """What has been collected so far; None where nobody collects."""
-    call = current_call(attachment)
-    return None if call is None else call.state.get(COLLECTED)
-
-
-def _collect(attachment: Any, tap: Tap, module: nn.Module, inputs: Any, output: Any) -> None:
-    collected = _collected(attachment)
-    if collected is None:
-        return
-    parts = tap.read(output)
-    if parts.keys() & collected.keys():
-        raise RuntimeError(
-            "the vision tower ran twice for one set of pictures: multi-scale (S2) towers are not adapted"
-        )
-    collected |= {name: value.detach() for name, value in parts.items()}
-
-
-def skip_unread(attachment: Any, tower: Any) -> list[Shadow]:
-    """Shadows of the blocks after the last one that projector or method reads: while an attachment encodes pictures
-    they hand their input on, which changes no bit of what is read; elsewhere they run. None where a tower does not say
-    in which form its blocks return states.
-    """
-    if not hasattr(tower, "result"):
-        return []
-    last = max(tower.feature_block, earlier_block(tower, attachment.method), *blocks_read(tower, attachment.method))
-    return [
-        Shadow(block, "forward", partial(_pass_on, attachment, block.forward)) for block in tower.blocks[last + 1 :]
-    ]
-
-
-def _pass_on(attachment: Any, plain: Callable[..., Any], hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """Forward of an unread block."""
-    if _collected(attachment) is None:
-        return plain(hidden, *args, **kwargs)
-    return attachment.here.tower.result(hidden)

@@ -5,16 +5,12 @@ which it assembles a `Sequence` (`sequence.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Reduction
-
-if TYPE_CHECKING:
-    pass
-
 
 EXPERTS = "experts"  # channel of sequences for an `ExpertDecoder`
 IGNORE = -100  # label of rows without a target

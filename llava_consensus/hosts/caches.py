@@ -6,33 +6,19 @@ goes on from there need not know it: `generate`, a loop of one's own, a later tu
 rows are written, where a cache of transformers copies all rows for each new one.
 """
 
-import functools
-import inspect
 from collections.abc import Mapping
-from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import cache_utils
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts.call import CachedLayer
 from llava_consensus.hosts.sequence import Sequence
 
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
-
 KNOWN = "_llava_consensus"  # attribute of a cache
-UNDER_WAY = "generate"  # in the state of a call: the `generate` that forwards belong to
-MORE = (
-    "more rows"  # in the state of a call: rows by which the prompt that `generate` counts is longer than the full one
-)
-COUNTING = "_prepare_generated_length"  # function of transformers 5 that settles how long an answer may be
 CACHE = ("past_key_values", "cache", "past_key_value")  # in transformers up to 5.23, from 5.24 on, in layers of 4.37
-# of transformers 5; 4.37 has none, and nobody asks for room there
-DynamicLayer: Any = getattr(cache_utils, "DynamicLayer", object)
-ROOM = 64  # rows that are free when a room is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,31 +129,6 @@ def going_on(inputs: dict[str, Any], cached: int, counted: bool) -> dict[str, An
     }
 
 
-def recounting(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of the function by which `generate` settles its lengths: those that count the prompt, wherever
-    the user has set them, are about the full prompt, and `generate` counts the reduced one.
-    """
-    module = attachment.here.module
-    function = getattr(type(module), COUNTING)
-    kwargs = named(function, args, kwargs)
-    config, more = kwargs["generation_config"], attachment.current(fresh=False).state.get(MORE, 0)
-    if config.max_new_tokens is None and not kwargs["has_default_max_length"]:
-        config.max_length = max(config.max_length + more, 1)
-    if config.min_new_tokens is None and config.min_length and not kwargs["has_default_min_length"]:
-        config.min_length = max(config.min_length + more, 0)
-    return (plain or functools.partial(function, module))(**kwargs)
-
-
-@functools.cache
-def _names(function: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)[1:]
-
-
-def named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of a method by name, positional ones among them."""
-    return {**dict(zip(_names(function), args, strict=False)), **kwargs}
-
-
 def _repeated(values: Tensor, rows: int, axis: int = 0) -> Tensor:
     """Values of R prompts for `rows` rows, the beams of a prompt together. OptionError where they do not go up."""
     beams, rest = divmod(rows, values.shape[axis])
@@ -177,14 +138,6 @@ def _repeated(values: Tensor, rows: int, axis: int = 0) -> Tensor:
             "attention_mask and position_ids of your own, or pass the whole prompts"
         )
     return values if beams == 1 else values.repeat_interleave(beams, axis)
-
-
-class CachedLayer(NamedTuple):
-    """The cache of one layer, all rows of the batch together."""
-
-    bytes: int  # of keys and values
-    rows: int  # R
-    length: int  # positions of each row, padding among them
 
 
 def cache_given(arguments: Mapping[str, Any]) -> Any:
@@ -204,61 +157,3 @@ def cached_layers(cache: Any, axis: int = -2) -> list[CachedLayer]:
     else:
         pairs = [(layer[0], layer[1]) for layer in cache]
     return [CachedLayer(key.nbytes + value.nbytes, key.shape[0], key.shape[axis]) for key, value in pairs]
-
-
-def spread(cache: Any, owners: List[int]) -> None:
-    """Makes the cache of P sequences one of R: row r goes on from sequence `owners[r]`."""
-    if all(type(layer) is DynamicLayer for layer in cache.layers):
-        cache.layers = [RoomyLayer(layer.keys, layer.values, owners) for layer in cache.layers]
-    else:  # sliding windows hold their rows in other ways
-        cache.batch_select_indices(torch.tensor(owners))
-
-
-class RoomyLayer(DynamicLayer):
-    """The cache of one layer. `keys` and `values` are the part of their room that is filled.
-
-    Args:
-        keys, values: [P, H, L, D] of sequences.
-        owners: of each row r the sequence that it goes on from.
-    """
-
-    keys: Tensor
-    values: Tensor
-    _rooms: list[Tensor]  # [R, H, at least L, D] of keys and values
-    _shown: Tensor  # the keys as this class has left them
-
-    def __init__(self, keys: Tensor, values: Tensor, owners: List[int]) -> None:
-        super().__init__()
-        self.lazy_initialization(keys, values)
-        self._take([_roomy(one, owners) for one in (keys, values)], keys.shape[-2])
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes new rows [R, H, n, D] after the others, and returns all of them."""
-        if not self.is_initialized:  # it was reset; the next rows get a room
-            return super().update(key_states, value_states)
-        start = self.keys.shape[-2]
-        end = start + key_states.shape[-2]
-        if self.keys is not self._shown or end > self._rooms[0].shape[-2]:  # cropped, reordered; or full
-            rows = range(len(self.keys))
-            self._rooms = [_roomy(one, rows, end) for one in (self.keys, self.values)]
-        for room, new in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:, :, start:end] = new
-        self._take(self._rooms, end)
-        return self.keys, self.values
-
-    def _take(self, rooms: list[Tensor], length: int) -> None:
-        self._rooms = rooms
-        self.keys, self.values = (room[:, :, :length] for room in rooms)
-        self._shown = self.keys
-
-
-def _roomy(rows: Tensor, owners: List[int], least: int = 0) -> Tensor:
-    """Rows [P, H, L, D] as their owners have them [R, H, at least `least` and L, with room, D]."""
-    _, heads, length, width = rows.shape
-    room = rows.new_empty(len(owners), heads, max(length, least) + ROOM, width)
-    if len(rows) == 1:
-        room[:, :, :length] = rows
-    else:
-        for row, owner in enumerate(owners):  # without a copy of all of them in between
-            room[row, :, :length] = rows[owner]
-    return room

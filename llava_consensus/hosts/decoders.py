@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import current_call
 from llava_consensus.hosts.base import Tap
 from llava_consensus.hosts.caches import cache_given
+from llava_consensus.hosts.call import current_call
 from llava_consensus.hosts.towers import RETURNS_TENSOR, split_heads
 from llava_consensus.reduction.saliency import rotate
 

@@ -13,37 +13,25 @@ import copy
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts import STOCK, check_layout, check_llava_version, check_tiles, fixed_grid
-from llava_consensus.hosts.attachment import Attachment, Call, uncompiled
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, Offer, Tiles
-from llava_consensus.hosts.caches import (
-    COUNTING,
-    MORE,
-    UNDER_WAY,
-    cache_given,
-    cache_of,
-    cached_rows,
-    going_on,
-    named,
-    recounting,
-    remember,
-    shortened,
-)
+from llava_consensus.hosts.caches import cache_given, cache_of, cached_rows, going_on, remember, shortened
+from llava_consensus.hosts.call import Call, named, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
+from llava_consensus.hosts.environment import check_llava_version
+from llava_consensus.hosts.lengths import COUNTING, MORE, UNDER_WAY, recounting
+from llava_consensus.hosts.next_grid import STOCK, check_layout, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.towers import ClipText
 
 PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
@@ -132,7 +120,7 @@ class LlavaModel:
         points, size = ast.literal_eval(points) if isinstance(points, str) else points, tower.config.image_size
         return 1 + max((width // size) * (height // size) for width, height in points)
 
-    def clip_text(self) -> "ClipText":
+    def clip_text(self) -> Any:
         """The text side of the CLIP model that the vision tower is of."""
         from llava_consensus.hosts.towers import load_clip_text
 

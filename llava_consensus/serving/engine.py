@@ -14,7 +14,8 @@ from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
 
 from llava_consensus.hosts.base import Tiles
-from llava_consensus.hosts.hf.seam import Rows, once
+from llava_consensus.hosts.hf.generate import once
+from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.hosts.reduce import reduce
 from llava_consensus.hosts.sequence import Channel, Rule, fingerprints
 from llava_consensus.hosts.sequence import Sequence as Assembled

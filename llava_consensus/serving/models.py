@@ -43,7 +43,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
-from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method

@@ -19,7 +19,7 @@ from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.hf.rows import Rows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.setting import ASKED, TOKENS, asked

@@ -26,7 +26,8 @@ from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, match_budget, run_costs
 from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.base import PictureOutcome
-from llava_consensus.hosts.caches import CachedLayer, cached_layers
+from llava_consensus.hosts.caches import cached_layers
+from llava_consensus.hosts.call import CachedLayer
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 from llava_consensus.reduction import costs as account
 from llava_consensus.reduction.budget import Budget

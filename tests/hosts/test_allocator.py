@@ -15,7 +15,7 @@ MINI = Path(__file__).parents[2] / "checkpoints" / "llava-mini"
 
 FAULTS = """
 import resource, torch
-from llava_consensus.hosts import keep_freed_memory
+from llava_consensus.hosts.environment import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

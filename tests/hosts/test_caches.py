@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from llava_consensus.hosts.caches import ROOM, spread
+from llava_consensus.evaluation.models.room import ROOM, spread
 
 DynamicCache = pytest.importorskip("transformers").DynamicCache
 if not hasattr(DynamicCache, "batch_repeat_interleave"):

@@ -19,7 +19,7 @@ from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.evaluation.models.remote import CogVLMHost
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.remote import cogvlm, seam
+from llava_consensus.hosts.remote import cogvlm, entrances
 from llava_consensus.hosts.sequence import Sharing
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -129,7 +129,7 @@ def cog(tmp_path: Path) -> Iterator[Any]:
 
 
 def broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seam, "following", lambda attachment, inputs, cached: inputs)
+    monkeypatch.setattr(entrances, "following", lambda attachment, inputs, cached: inputs)
 
 
 def broken_positions(monkeypatch: pytest.MonkeyPatch) -> None:

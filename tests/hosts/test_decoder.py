@@ -15,7 +15,7 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.forwards import Rows, text_of
+from llava_consensus.hosts.cut_forward import Rows, text_of
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.reduction.budget import Budget

@@ -18,8 +18,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.llava import PREPARE
-from llava_consensus.hosts.reduce import probe_text
 from llava_consensus.hosts.sequence import Layout, Picture, RowKinds, Sequence
+from llava_consensus.hosts.source import probe_text
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
 

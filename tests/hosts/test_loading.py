@@ -21,7 +21,7 @@ from llava_consensus.evaluation.models import loading as room
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.hosts import check_version
+from llava_consensus.hosts.environment import check_version
 from llava_consensus.methods import METHODS
 
 main_stack = pytest.mark.skipif(

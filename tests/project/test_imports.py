@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,12 @@ MAY_IMPORT = {  # layer of the package -> layers it may import, beside itself
 }
 FREE = {"cli", "__init__"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+# circles that stood when this test began to read all imports, and go with the moves of `evaluation/`
+KNOWN_CIRCLES = [
+    {"evaluation.benchmarks.mmvet", "evaluation.judge.mmvet"},
+    {"evaluation.report.rows", "evaluation.report.stats"},
+    {"evaluation.runs.configuration", "evaluation.runs.pictures"},
+]
 
 
 def part(path: Path) -> str:
@@ -35,58 +41,82 @@ def part(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Full names of everything a file imports, inside functions too."""
+    """Full names of everything a file imports: inside functions and under TYPE_CHECKING too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative imports are not read here"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
-    own = part(path)
-    if own in FREE:
-        return
-    assert own in MAY_IMPORT, f"{own} is new: say in this test and in docs/design.md what it may import"
-    used = {name.split(".")[1] for name in imported(path) if name.startswith("llava_consensus.")} - {own}
-    assert used <= MAY_IMPORT[own], f"{own} must not import {sorted(used - MAY_IMPORT[own])}"
+def imports(package: Path) -> dict[str, set[str]]:
+    """Modules of a package, each with those that it imports anywhere in its code."""
+    paths = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in package.rglob("*.py")
+    }
+    return {
+        module: {name if name in paths else name.rpartition(".")[0] for name in imported(path)}
+        & paths.keys() - {module}
+        for module, path in paths.items()
+    }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_alone(path: Path) -> None:
-    outside = {name.split(".")[0] for name in imported(path)}
-    if part(path) not in {"hosts", "training", "serving"} and path.parent.name != "models":
-        assert not outside & {"llava", "transformers"}
-    assert part(path) == "serving" or path.name in {"vllm.py", "serving.py"} or "vllm" not in outside
-    if part(path) in {"reduction", "methods"}:
-        assert outside - set(sys.stdlib_module_names) <= {"torch", "llava_consensus"}
-    if part(path) == "report":
-        assert "torch" not in outside
+def circles(edges: dict[str, set[str]]) -> Iterator[set[str]]:
+    """Sets of modules that reach each other."""
+
+    def reached(module: str) -> set[str]:
+        found, todo = set[str](), [module]
+        while todo:
+            new = edges[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    reach = {module: reached(module) for module in edges}
+    return (set(one) for one in {frozenset(b for b in reach[a] if a in reach[b]) for a in edges} if len(one) > 1)
 
 
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in MODULES:
+        own = part(path)
+        if own not in FREE:
+            assert own in MAY_IMPORT, f"{own} is new: say in this test and in docs/design.md what it may import"
+            used = {name.split(".")[1] for name in imported(path) if name.startswith("llava_consensus.")}
+            wrong += [f"{path} imports {name}" for name in used - MAY_IMPORT[own] - {own}]
+    assert wrong == []
 
 
-def at_once(path: Path, names: set[str]) -> set[str]:
-    """Modules of the package that a file imports when it is imported, not later and not for types alone."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            whole = f"{node.module}.{alias.name}"
-            found.add(whole if whole in names else str(node.module))
-    return found & names
+def test_only_hosts_and_training_import_a_model_library_and_maths_import_torch_alone() -> None:
+    for path in MODULES:
+        outside = {name.split(".")[0] for name in imported(path)}
+        if part(path) not in {"hosts", "training", "serving"} and path.parent.name != "models":
+            assert not outside & {"llava", "transformers"}, path
+        assert part(path) == "serving" or path.name in {"vllm.py", "serving.py"} or "vllm" not in outside, path
+        if part(path) in {"reduction", "methods"}:
+            assert outside - set(sys.stdlib_module_names) <= {"torch", "llava_consensus"}, path
+        if part(path) == "report":
+            assert "torch" not in outside, path
 
 
 def test_no_imports_go_in_a_circle() -> None:
-    names = {module_name(path) for path in MODULES}
-    needs = {module_name(path): at_once(path, names) for path in MODULES}
-    while free := {name for name, needed in needs.items() if not needed & needs.keys() - {name}}:
-        needs = {name: needed for name, needed in needs.items() if name not in free}
-    assert not needs, f"these import each other: {sorted(needs)}"
+    known = [{f"llava_consensus.{name}" for name in one} for one in KNOWN_CIRCLES]
+    assert [sorted(one) for one in circles(imports(PACKAGE)) if one not in known] == []
+
+
+def test_a_circle_within_functions_or_types_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "made"
+    (package / "deep").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "deep" / "__init__.py").write_text("def f():\n    from made import a\n")
+    (package / "a.py").write_text("import typing\nif typing.TYPE_CHECKING:\n    from made.b import thing\n")
+    (package / "b.py").write_text("import made.deep\nthing = 1\n")
+    (package / "c.py").write_text("from made.a import typing\n")
+    assert [sorted(one) for one in circles(imports(package))] == [["made.a", "made.b", "made.deep"]]
 
 
 def test_every_module_says_what_it_is() -> None:

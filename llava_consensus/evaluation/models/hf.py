@@ -35,11 +35,11 @@ from llava_consensus.evaluation.models.base import (
     text_rows,
 )
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
-from llava_consensus.hosts import check_version
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.model import Features, HfModel
-from llava_consensus.hosts.hf.seam import Rows
+from llava_consensus.hosts.hf.model import HfModel
+from llava_consensus.hosts.hf.rows import Features, Rows
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"

@@ -45,10 +45,11 @@ from llava_consensus.evaluation.models.loading import (
     incomplete_refused,
     refuse_not_finite,
 )
-from llava_consensus.hosts import STOCK, check_layout, check_llava_version
+from llava_consensus.evaluation.models.room import spread
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.hosts.caches import spread
+from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
+from llava_consensus.hosts.next_grid import STOCK, check_layout
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Place, Shape
 

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 
 from llava_consensus.errors import DataError, OptionError, choose, missing_extra, unknown_name
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, keep_freed_memory, known_hosts, tower_named
+from llava_consensus.hosts import HOSTS, HostEntry, adapting, chosen, known_hosts, tower_named
+from llava_consensus.hosts.environment import keep_freed_memory
 from llava_consensus.methods import truth
 
 if TYPE_CHECKING:

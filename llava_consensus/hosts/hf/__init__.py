@@ -1,5 +1,5 @@
 """Models of transformers as hosts: one small file for each family, and what they share, which is how a model is viewed
-(`model.py`) and how prompts enter it (`seam.py`).
+(`model.py`) and how prompts enter it (`generate.py`).
 
 from llava_consensus import attach
 with attach(model, "consensusdrop", tokens=64):
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> Any:
     """`reduce`, imported when it is asked for."""
     if name != "reduce":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from llava_consensus.hosts.hf.seam import reduce
+    from llava_consensus.hosts.hf.generate import reduce
 
     return reduce
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import NeighbourDecoder
 from llava_consensus.hosts.hf.internvl import InternVL
-from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower
-from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
 from llava_consensus.hosts.hf.smolvlm import tagged
+from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
 from llava_consensus.hosts.towers import hidden_state_block
 
 

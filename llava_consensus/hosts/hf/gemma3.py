@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower, squares
+from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
 
 
 class GemmaDecoder(LlamaDecoder):

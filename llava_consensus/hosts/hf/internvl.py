@@ -11,18 +11,10 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.hf.model import (
-    PATCHES,
-    Features,
-    HfModel,
-    ShuffledTower,
-    cells,
-    joined,
-    run_encoder,
-    tiles_of,
-)
-from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
-from llava_consensus.hosts.inside import Grid, shrunk
+from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.rows import Features, Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, cells
+from llava_consensus.hosts.tower_hooks import Grid, shrunk
 from llava_consensus.hosts.towers import fingerprint, hidden_state_block
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
-from llava_consensus.hosts.hf.model import Features, HfModel, LlavaTower, joined, run_encoder, tiles_of
-from llava_consensus.hosts.hf.seam import Rows, whole_tiles
+from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
+from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import LlavaTower
 from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.tokens import Need
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.hf.model import MERGER, PATCHES, Features, HfModel, cells, joined, run_encoder
-from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.inside import Grid, shrink, shrunk
+from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES, cells
+from llava_consensus.hosts.tower_hooks import Grid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, BlockParts, ClipBlocks, fingerprint, hidden_state_block, split_heads
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Place

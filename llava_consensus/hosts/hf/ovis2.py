@@ -13,9 +13,9 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.aya_vision import spaced
 from llava_consensus.hosts.hf.internvl import InternVL
-from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower, squares
-from llava_consensus.hosts.hf.seam import Rows
-from llava_consensus.hosts.inside import positions
+from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
+from llava_consensus.hosts.tower_hooks import positions
 from llava_consensus.reduction.method import Method, Place
 
 

@@ -16,9 +16,10 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
-from llava_consensus.hosts.hf.model import MERGER, PATCHES, Features, HfModel, joined, run_encoder
-from llava_consensus.hosts.hf.seam import Rows, whole_tiles
-from llava_consensus.hosts.inside import Grid, shrink, shrunk
+from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
+from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import MERGER, PATCHES
+from llava_consensus.hosts.tower_hooks import Grid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, fingerprint
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.saliency import rotate

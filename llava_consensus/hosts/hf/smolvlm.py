@@ -15,8 +15,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.model import PATCHES, ShuffledTower
-from llava_consensus.hosts.hf.seam import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
 
 MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
 

@@ -12,8 +12,8 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.model import Features, LlavaTower
-from llava_consensus.hosts.hf.seam import DROPPED, STRUCTURAL, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.towers import LlavaTower
 from llava_consensus.hosts.towers import TwoTowers
 from llava_consensus.reduction.method import Method, Place
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import EXPERTS, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
-from llava_consensus.hosts.remote import seam
-from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
+from llava_consensus.hosts.remote import entrances
+from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import Channel, RowKinds, Rule, Sequence
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.tokens import Need
@@ -133,7 +133,7 @@ class CogVLM(RemoteModel):
     def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduced features in place of those of the pictures."""
         inner = attachment.here.module.model
-        features = seam.taken(attachment)
+        features = entrances.taken(attachment)
         return (plain or type(inner).encode_images.__get__(inner))(*args, **kwargs) if features is None else features
 
     def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
@@ -150,7 +150,7 @@ class CogVLM(RemoteModel):
         token = visual.cumsum(1) - ENDS
         token = token.where(visual & (token >= 0) & (token < size), -1)
         picture = ((counts > 0).cumsum(0) - 1).expand_as(token).where(visual, -1)
-        return RowKinds(real, picture, torch.where(token >= 0, 0, -1), token, seam.answer_rows(inputs))
+        return RowKinds(real, picture, torch.where(token >= 0, 0, -1), token, entrances.answer_rows(inputs))
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
         """One picture of every prompt that has some."""
@@ -169,7 +169,7 @@ class CogVLM(RemoteModel):
         visual = types == VISION
         embeds = rows_with(kinds.picture >= 0, pictures, inner.embed_tokens(inputs["input_ids"]))
         experts = visual & torch.nn.functional.pad(visual, (0, 1))[:, 1:]  # the last row of a picture counts as a word
-        channels = seam.word_channels(inputs, self.module.config.pad_token_id or 0)
+        channels = entrances.word_channels(inputs, self.module.config.pad_token_id or 0)
         channels["token_type_ids"] = Channel(types, 0, Rule.SOURCE)
         channels[EXPERTS] = Channel(experts.long(), 0, Rule.SOURCE)
         return Sequence(embeds, kinds.real.to(embeds.device), self._positions(inputs), channels)
@@ -190,4 +190,4 @@ class CogVLM(RemoteModel):
     def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
         """Types and positions of the rows that are left."""
         types = {"token_type_ids": out.channels["token_type_ids"].values, "position_ids": out.positions}
-        return {**seam.word_arguments(out), **types}
+        return {**entrances.word_arguments(out), **types}

@@ -17,8 +17,8 @@ from torch import Tensor
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.llava import StandIn
-from llava_consensus.hosts.remote import seam
-from llava_consensus.hosts.remote.seam import RemoteModel, real_rows, rows_with
+from llava_consensus.hosts.remote import entrances
+from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
 from llava_consensus.hosts.sequence import RowKinds, Sequence
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.method import Method
@@ -148,7 +148,7 @@ class QwenVL(RemoteModel):
     def give(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
         """The assembled prompts in place of the embeddings of their ids."""
         words = attachment.here.module.transformer.wte
-        features = seam.taken(attachment)
+        features = entrances.taken(attachment)
         return (plain or type(words).forward.__get__(words))(*args, **kwargs) if features is None else features
 
     def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
@@ -168,7 +168,7 @@ class QwenVL(RemoteModel):
         picture[rows[:, None], places] = torch.arange(len(rows))[:, None].expand_as(places)
         token[rows[:, None], places] = torch.arange(size).expand_as(places)
         tile = torch.where(picture >= 0, 0, -1)
-        return RowKinds(real_rows(inputs).cpu(), picture, tile, token, seam.answer_rows(inputs))
+        return RowKinds(real_rows(inputs).cpu(), picture, tile, token, entrances.answer_rows(inputs))
 
     def pixels(self, inputs: dict[str, Any]) -> Tensor:
         """The pictures that the spans name by path or address, read by the model's own `visual.encode`."""
@@ -187,7 +187,7 @@ class QwenVL(RemoteModel):
         embeds = rows_with(kinds.picture >= 0, torch.cat([tile.projected.flatten(0, 1) for tile in tiles]), embeds)
         real = kinds.real.to(embeds.device)
         positions = torch.arange(real.shape[1], device=embeds.device).expand(real.shape)
-        return Sequence(embeds, real, positions, seam.word_channels(inputs, self.marks[2]))
+        return Sequence(embeds, real, positions, entrances.word_channels(inputs, self.marks[2]))
 
     def features(self, out: Sequence) -> Tensor:
         """The whole prompts."""
@@ -195,7 +195,7 @@ class QwenVL(RemoteModel):
 
     def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
         """Ids without the mark at which the model would read pictures itself."""
-        arguments, (start, end, _) = seam.word_arguments(out), self.marks
+        arguments, (start, end, _) = entrances.word_arguments(out), self.marks
         ids = arguments["input_ids"]
         return {**arguments, "input_ids": ids.masked_fill(ids == start, end), "position_ids": None}
 

@@ -198,7 +198,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_older_versions_refuse_to_drop_before_the_first_layer(
     llava_model: Any, prompt: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llava_consensus.hosts.forwards.OLD", True)
+    monkeypatch.setattr("llava_consensus.hosts.cut_forward.OLD", True)
     refused = pytest.raises(OptionError, match="needs transformers >= 5")
     with Attachment(view_of(llava_model), ClosedFrom(), Budget(TOKENS)), refused:
         logits(llava_model, prompt)

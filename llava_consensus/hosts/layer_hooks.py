@@ -14,22 +14,18 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Call, Shadow, current_call, uncompiled
 from llava_consensus.hosts.base import CutDecoder, Tiles
 from llava_consensus.hosts.caches import cache_given, known, remember
-from llava_consensus.hosts.forwards import Armed, CutCache, CutForward, State, Step, fits
-from llava_consensus.hosts.reduce import Report
+from llava_consensus.hosts.call import Call, Report, Shadow, current_call, uncompiled
+from llava_consensus.hosts.cut_forward import Armed, CutCache, CutForward, State, Step, fits
 from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment
 
 GIVEN = ("attention_mask", "token_type_ids")  # arguments of a model that masks of layers are made of
 _NONE: Mapping[int, tuple[Any, CutCache]] = {}
@@ -39,7 +35,7 @@ _LAST: ContextVar[Mapping[int, tuple[Any, CutCache]]] = ContextVar(
 
 
 @uncompiled
-def _forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+def _forward(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """The inner model's own forward, of the replica that runs where it is one."""
     if plain is not None:
         return plain(*args, **kwargs)
@@ -54,7 +50,7 @@ class Cuts:
         OptionError: for an attention kernel other than sdpa and eager.
     """
 
-    def __init__(self, attachment: "Attachment") -> None:
+    def __init__(self, attachment: Any) -> None:
         decoder = attachment.model.decoder
         if decoder.kernel not in ("sdpa", "eager"):
             raise OptionError(f"attn_implementation={decoder.kernel!r}: cutting between layers needs sdpa or eager")

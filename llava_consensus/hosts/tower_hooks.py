@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import Call, Shadow, current_call
 from llava_consensus.hosts.base import Tap, Tiles, Tower
+from llava_consensus.hosts.call import Call, Shadow, current_call
 from llava_consensus.hosts.towers import BlockParts
 from llava_consensus.reduction.merging import Bag, fresh
 from llava_consensus.reduction.method import Method, Place

@@ -9,35 +9,30 @@ not a matter of pictures goes through as it is given.
 
 import functools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.attachment import uncompiled
+from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE
 from llava_consensus.hosts.caches import (
-    MORE,
-    UNDER_WAY,
     Shortened,
     cache_given,
     cache_of,
     cached_rows,
     going_on,
     known,
-    named,
     remember,
     shortened,
 )
-from llava_consensus.hosts.reduce import Report
-from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
+from llava_consensus.hosts.call import Call, Report, named, uncompiled
+from llava_consensus.hosts.hf.rows import Features, Placed, row_kinds, without_dropped
+from llava_consensus.hosts.lengths import MORE, UNDER_WAY
+from llava_consensus.hosts.sequence import Channel, Layout, Rule, Sequence, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
-
-if TYPE_CHECKING:
-    from llava_consensus.hosts.attachment import Attachment, Call
-    from llava_consensus.hosts.hf.model import Features, HfModel
 
 WITHOUT_IDS = (
     "inputs_embeds: an attached model needs input_ids, which say where the pictures stand. Pass them, or detach"
@@ -48,71 +43,6 @@ FILLED = (
 )
 GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions that `generate` asks for them
 TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
-STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
-
-
-class Rows(NamedTuple):
-    """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
-
-    tile: Tensor  # [n] of the picture
-    token: Tensor  # [n] of the tile; STRUCTURAL or DROPPED for rows that are never candidates
-    tiles: int
-
-
-def whole_tiles(tiles: int, tokens: int) -> Rows:
-    """The rows of a picture whose tiles stand one after the other."""
-    place = torch.arange(tiles * tokens)
-    return Rows(place // tokens, place % tokens, tiles)
-
-
-class Placed(NamedTuple):
-    """The pictures of one modality, and the id of their placeholders."""
-
-    modality: str
-    placeholder: int
-    pictures: list[Rows]
-
-
-def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | None) -> RowKinds:
-    """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
-
-    Raises:
-        OptionError: where placeholders and pictures do not match.
-    """
-    picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
-    first, videos = 0, set[int]()
-    for modality, placeholder, pictures in placed:
-        at_placeholder = ids == placeholder
-        count = sum(len(rows.token) for rows in pictures)
-        if int(at_placeholder.sum()) != count:
-            raise OptionError(
-                f"the prompts hold {int(at_placeholder.sum())} placeholders (id {placeholder}) and {len(pictures)} "
-                f"{modality}s make {count} tokens: pass input_ids and pixels of one call of the model's own processor, "
-                "and truncate nothing"
-            )
-        if count:
-            number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
-            picture[at_placeholder] = number
-            tile[at_placeholder], token[at_placeholder] = (
-                torch.cat(part) for part in list(zip(*pictures, strict=True))[:2]
-            )
-        if modality == "video":
-            videos |= set(range(first, first + len(pictures)))
-        first += len(pictures)
-    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
-
-
-def without_dropped(kinds: RowKinds) -> RowKinds:
-    """The kinds of rows without those that go where a picture is reduced."""
-    gone = kinds.token == DROPPED
-    return kinds._replace(real=kinds.real & ~gone, picture=kinds.picture.masked_fill(gone, -1))
-
-
-def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
-    """Row, start and length of every unbroken run of placeholders in prompts [R, S], in order."""
-    edges = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
-    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
-    return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
 
 
 class Reduced(dict[str, Any]):
@@ -191,7 +121,7 @@ class Streamed:
         self._inner.end()
 
 
-def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `generate`: same arguments, same results, the original prompt in front of the answer."""
     module = attachment.here.module
     kwargs = named(type(module).generate, args, kwargs)
@@ -206,7 +136,7 @@ def generate(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) ->
         return _generate(attachment, run, kwargs)
 
 
-def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> Any:
+def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     inputs, prompt = _entering(attachment, named(type(view.module).forward, args, kwargs))
@@ -216,7 +146,7 @@ def forward(attachment: "Attachment", plain: Any, *args: Any, **kwargs: Any) -> 
     return output
 
 
-def gathered(attachment: "Attachment", name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
+def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
     """Takes the place of a function by which `generate` gathers processors or criteria: those of the user are shown the
     prompt as it was given, those that `generate` makes itself the ids that it counts.
     """
@@ -237,11 +167,12 @@ def gathered(attachment: "Attachment", name: str, plain: Any, *args: Any, **kwar
 
 
 @uncompiled
-def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
     """The arguments of a forward in the words of reduced prompts, and what is known of prompts that it reads, for the
     cache it leaves.
     """
-    call, view = attachment.current(fresh=False), cast("HfModel", attachment.here)
+    view: Any = attachment.here
+    call = attachment.current(fresh=False)
     generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
     cached = cached_rows(cache)
     if generating is None and not cached:
@@ -260,14 +191,12 @@ def _entering(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[st
     return inputs, prompt
 
 
-def _generated(
-    attachment: "Attachment", call: "Call", generating: Generating, inputs: dict[str, Any]
-) -> dict[str, Any]:
+def _generated(attachment: Attachment, call: Call, generating: Generating, inputs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a forward of `generate` without rows in a cache: it reads the prompt, alone or with ids after it
     where there is no cache or where they are only guessed; or it is one of a processor, such as that of guidance.
     """
     first, generating.started = not generating.started, True
-    view = cast("HfModel", attachment.here)
+    view: Any = attachment.here
     if not (first or inputs.get("mm_encoder_outputs") or view.encoder_inputs(inputs)):
         return inputs
     ids = inputs.get("input_ids")
@@ -283,13 +212,13 @@ def _generated(
     return {**inputs, "position_ids": prompt.counted(positions, 0)}
 
 
-def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any:
+def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("inputs") is not None:
         kwargs["input_ids"] = kwargs.pop("inputs")
     if _setting(attachment, kwargs, "prefill_chunk_size"):
         if attachment.method.place is Place.DECODER:
             raise OptionError("prefill_chunk_size: a method between decoder layers must see the whole prompt at once")
-        view = cast("HfModel", attachment.here)
+        view: Any = attachment.here
         if not view.chunks:
             name = type(view.module).__name__
             raise OptionError(f"prefill_chunk_size: {name} reads chunks otherwise than the whole prompt. Leave it out")
@@ -319,13 +248,13 @@ def _generate(attachment: "Attachment", run: Any, kwargs: dict[str, Any]) -> Any
     return result
 
 
-def _later_turn(attachment: "Attachment", kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
+def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
     """The arguments of a `generate` that goes on from the cache of a reduced prompt, given all ids so far or, with a
     mask of all, the new ones alone: the new ones, and the mask of the rows that are left.
     """
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
     cached = cached_rows(cache_given(kwargs))
-    mask = unpadded(cast("HfModel", attachment.here), ids).long() if mask is None else mask
+    mask = unpadded(attachment.here, ids).long() if mask is None else mask
     new = ids.shape[1]
     if mask.shape[1] == new:
         new -= prompt.size - prompt.left + cached
@@ -340,7 +269,7 @@ def _later_turn(attachment: "Attachment", kwargs: dict[str, Any], prompt: Shorte
 
 
 @uncompiled
-def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
+def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
     """The arguments with the pictures reduced, and what is known of the prompts: the same object, and None, where there
     is nothing to reduce.
     """
@@ -390,13 +319,13 @@ def _reduced(attachment: "Attachment", inputs: dict[str, Any]) -> tuple[dict[str
     )
 
 
-def _refuse_embeds(attachment: "Attachment", inputs: dict[str, Any]) -> None:
+def _refuse_embeds(attachment: Attachment, inputs: dict[str, Any]) -> None:
     """Raises OptionError for prompts that come as embeddings: which rows are pictures cannot be seen in them."""
     if inputs.get("inputs_embeds") is not None and attachment.method.reduces:
         raise OptionError(WITHOUT_IDS)
 
 
-def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
+def _placed(view: Any, call: Call, encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
     """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
     if call.given.encoded is not None:
         return [
@@ -409,7 +338,7 @@ def _placed(view: "HfModel", call: "Call", encoder_inputs: dict[str, dict[str, A
     ]
 
 
-def _held(call: "Call", layout: Layout, placed: list[Placed]) -> dict[str, list[int]]:
+def _held(call: Call, layout: Layout, placed: list[Placed]) -> dict[str, list[int]]:
     """Rows of pictures of each modality that are left in each prompt: known without a look at the device."""
     modality = [group.modality for group in placed for _ in group.pictures]
     held = {group.modality: [0] * len(layout.real) for group in placed}
@@ -419,8 +348,8 @@ def _held(call: "Call", layout: Layout, placed: list[Placed]) -> dict[str, list[
 
 
 def _encoded(
-    attachment: "Attachment", call: "Call", encoder_inputs: dict[str, dict[str, Any]], placed: list[Placed]
-) -> dict[str, "Features"]:
+    attachment: Attachment, call: Call, encoder_inputs: dict[str, dict[str, Any]], placed: list[Placed]
+) -> dict[str, Features]:
     """Features of every modality, encoded now or before."""
     view: Any = attachment.here
     if call.given.encoded is not None:
@@ -448,7 +377,7 @@ def once(ids: Tensor, real: Tensor, picture: Tensor) -> tuple[Tensor, Tensor]:
     return ids.where(picture < 0, PLACE_OF_PICTURE), real & ((picture < 0) | first)
 
 
-def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _prompts(view: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Ids and mask [R, S] of prompts with pictures."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if ids is None or inputs.get("inputs_embeds") is not None:
@@ -464,7 +393,7 @@ def _prompts(view: "HfModel", inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return ids, mask.bool()
 
 
-def unpadded(view: "HfModel", ids: Tensor) -> Tensor:
+def unpadded(view: Any, ids: Tensor) -> Tensor:
     """The mask `generate` takes where none is given: all but padding, where padding ends nothing."""
     config = getattr(view.module, "generation_config", None)
     pad, ends = getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)
@@ -473,12 +402,12 @@ def unpadded(view: "HfModel", ids: Tensor) -> Tensor:
 
 
 def assembled(
-    view: "HfModel",
+    view: Any,
     inputs: dict[str, Any],
     ids: Tensor,
     real: Tensor,
     positions: Tensor,
-    features: dict[str, "Features"],
+    features: dict[str, Features],
 ) -> Sequence:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
     words = ids
@@ -502,19 +431,19 @@ def assembled(
     return Sequence(embeds, real, positions, channels)
 
 
-def _padding(view: "HfModel") -> int:
+def _padding(view: Any) -> int:
     token_id = view.module.config.get_text_config().pad_token_id
     return 0 if token_id is None else int(token_id)
 
 
-def _setting(attachment: "Attachment", kwargs: dict[str, Any], name: str) -> Any:
+def _setting(attachment: Attachment, kwargs: dict[str, Any], name: str) -> Any:
     """A setting of `generate`, from its arguments or from the configuration."""
     config = kwargs.get("generation_config") or getattr(attachment.here.module, "generation_config", None)
     return kwargs.get(name, getattr(config, name, None))
 
 
 def reduced_arguments(
-    attachment: "Attachment", inputs: dict[str, Any], out: Sequence, held: dict[str, list[int]], used_names: set[str]
+    attachment: Attachment, inputs: dict[str, Any], out: Sequence, held: dict[str, list[int]], used_names: set[str]
 ) -> dict[str, Any]:
     """The arguments for the reduced prompts, without those the encoders have used; `held` says how many rows of each
     modality a prompt has.
@@ -542,7 +471,7 @@ def reduced_arguments(
     return {**arguments, "mm_encoder_outputs": encoded}
 
 
-def contained(view: "HfModel", kwargs: dict[str, Any]) -> dict[str, Any]:
+def contained(view: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with features in the container this model takes."""
     encoded = kwargs.get("mm_encoder_outputs") or {}
     lists = [name for name in view.tensors if encoded.get(name) is not None]

@@ -1,5 +1,5 @@
-"""The two kinds of forward that hooks between decoder layers (`cuts.py`) take part in: the prefill that is cut, and the
-steps on the cache it left; and where every row of a batch stands meanwhile.
+"""Forwards that hooks between decoder layers (`layer_hooks.py`) take part in: the prefill that is cut, and decode steps
+on the cache it left; and where every row of a batch stands meanwhile.
 
 Counts are known beforehand and live on the CPU; which tokens stay is known to the device alone, so places are tensors
 and nothing waits for it. Sequences are padded on the left from the first cut on, since sliding windows count rows
@@ -20,7 +20,6 @@ from torch.nn.functional import pad
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, PictureOutcome, Tiles
 from llava_consensus.hosts.caches import cache_given
-from llava_consensus.hosts.reduce import Source
 from llava_consensus.hosts.sequence import (
     NEVER,
     PART,
@@ -36,6 +35,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
+from llava_consensus.hosts.source import Source
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe

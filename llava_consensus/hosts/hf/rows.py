@@ -1,0 +1,84 @@
+"""Where the tokens of pictures stand in the prompts of a model of transformers, and their features."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.sequence import RowKinds
+
+STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
+
+
+class Rows(NamedTuple):
+    """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
+
+    tile: Tensor  # [n] of the picture
+    token: Tensor  # [n] of the tile; STRUCTURAL or DROPPED for rows that are never candidates
+    tiles: int
+
+
+def whole_tiles(tiles: int, tokens: int) -> Rows:
+    """The rows of a picture whose tiles stand one after the other."""
+    place = torch.arange(tiles * tokens)
+    return Rows(place // tokens, place % tokens, tiles)
+
+
+class Placed(NamedTuple):
+    """The pictures of one modality, and the id of their placeholders."""
+
+    modality: str
+    placeholder: int
+    pictures: list[Rows]
+
+
+def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | None) -> RowKinds:
+    """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
+
+    Raises:
+        OptionError: where placeholders and pictures do not match.
+    """
+    picture, tile, token = (torch.full(ids.shape, -1) for _ in range(3))
+    first, videos = 0, set[int]()
+    for modality, placeholder, pictures in placed:
+        at_placeholder = ids == placeholder
+        count = sum(len(rows.token) for rows in pictures)
+        if int(at_placeholder.sum()) != count:
+            raise OptionError(
+                f"the prompts hold {int(at_placeholder.sum())} placeholders (id {placeholder}) and {len(pictures)} "
+                f"{modality}s make {count} tokens: pass input_ids and pixels of one call of the model's own processor, "
+                "and truncate nothing"
+            )
+        if count:
+            number = torch.cat([torch.full_like(rows.token, first + i) for i, rows in enumerate(pictures)])
+            picture[at_placeholder] = number
+            tile[at_placeholder], token[at_placeholder] = (
+                torch.cat(part) for part in list(zip(*pictures, strict=True))[:2]
+            )
+        if modality == "video":
+            videos |= set(range(first, first + len(pictures)))
+        first += len(pictures)
+    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
+
+
+def without_dropped(kinds: RowKinds) -> RowKinds:
+    """The kinds of rows without those that go where a picture is reduced."""
+    gone = kinds.token == DROPPED
+    return kinds._replace(real=kinds.real & ~gone, picture=kinds.picture.masked_fill(gone, -1))
+
+
+def runs(ids: Tensor, placeholder: int) -> list[tuple[int, int, int]]:
+    """Row, start and length of every unbroken run of placeholders in prompts [R, S], in order."""
+    edges = torch.nn.functional.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
+    starts, stops = (edges == 1).nonzero().tolist(), (edges == -1).nonzero().tolist()
+    return [(row, start, stop - start) for (row, start), (_, stop) in zip(starts, stops, strict=True)]
+
+
+class Features(NamedTuple):
+    """Pictures of one modality after the tower."""
+
+    tiles: list[Tiles]  # of each picture
+    tokens: Tensor  # [all tokens, D] in the order of the placeholders
+    planes: tuple[Tensor, ...] = ()  # [all tokens, D] each: what some models add between decoder layers

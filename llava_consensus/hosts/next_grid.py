@@ -1,0 +1,37 @@
+"""How LLaVA-NeXT lays out the tiles of a picture: a base view and a grid of tiles (host option `layout`)."""
+
+from collections.abc import Iterable
+
+from llava_consensus.errors import OptionError
+
+# How LLaVA-NeXT lays out the tiles of a picture, a base view and then a grid of tiles. `stock` is what the checkpoint
+# says: the grid that fits the picture best, rows and columns of padding cut away, a newline after each row. `2880` is
+# what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
+# newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
+STOCK, FIXED = LAYOUTS = ("stock", "2880")
+ACROSS = 2  # tiles in a row of the fixed grid
+
+
+def fixed_grid(image_size: int) -> list[list[int]]:
+    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of so many pixels."""
+    return [[ACROSS * image_size, ACROSS * image_size]]
+
+
+def check_tiles(counts: Iterable[int]) -> None:
+    """Raises OptionError unless every picture has as many tiles as the fixed grid, with the base view."""
+    wanted = 1 + ACROSS**2
+    for count in counts:
+        if count != wanted:
+            raise OptionError(
+                f"layout={FIXED}: every picture must be {wanted} tiles, and one is {count}: cut it with "
+                f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
+            )
+
+
+def check_layout(layout: str, image_aspect_ratio: str | None) -> None:
+    """Raises OptionError for a layout of tiles where pictures are one square each."""
+    if layout != STOCK and image_aspect_ratio != "anyres":
+        raise OptionError(
+            f"layout={layout} lays out the tiles of a picture, and this model cuts none (image_aspect_ratio="
+            f"{image_aspect_ratio!r}): take a checkpoint of LLaVA 1.6, or layout={STOCK}"
+        )

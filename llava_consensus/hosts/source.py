@@ -1,0 +1,254 @@
+"""Inputs of a method (`Source`): parts collected from the vision tower, and the first layer of the language model as
+the words after a picture see it (`probe_text`).
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, Tower
+from llava_consensus.hosts.sequence import Layout, Picture, Sequence, Unit
+from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
+from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.tokens import (
+    ClipSides,
+    FrontKeys,
+    Need,
+    TextProbe,
+    VisionAttention,
+    VisualTokens,
+    WholePictures,
+)
+
+MOST_TILES = 1 << 20  # of a picture
+
+
+class Fronts(NamedTuple):
+    """Rows that several prompts of a batch begin with alike: their words and their picture."""
+
+    rows: list[int]  # one prompt for each front
+    which: list[int]  # [R] front of each prompt
+    size: int  # rows of a front
+
+
+def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
+    """The fronts of prompts that begin with the same words and show one picture each; None where they end at different
+    places, or none is that of two prompts.
+
+    Args:
+        layout: of sequences without padding in front of the pictures.
+        tiles: of each picture of the call.
+    """
+    pictures = {picture.row: picture for picture in layout.pictures}
+    ends = {picture.end for picture in layout.pictures}
+    if len(pictures) != len(layout.pictures) or len(pictures) != len(layout.real) or len(ends) != 1:
+        return None
+    same, first = same_pictures(tiles), dict[int, int]()
+    shown = [same[pictures[row].source] for row in range(len(pictures))]
+    which = [first.setdefault(source, len(first)) for source in shown]
+    if len(first) == len(shown):
+        return None
+    return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
+
+
+def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
+    """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
+    text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
+    projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
+    """
+    device, asking = full.embeds.device, layout.probes[0]
+    texts, row_mask = text_rows(asking)
+    padded = not bool(row_mask.all())
+    rows = [picture.row for picture in asking]
+    every = rows == list(range(len(layout.real)))  # then nothing is copied
+    row, texts, row_mask = torch.tensor(rows, device=device), texts.to(device), row_mask.to(device)
+    if EXPERTS in full.channels:
+        decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
+    start = 0 if fronts is None else fronts.size
+    texts = (texts - start).clamp_min(0) if start else texts  # padding among the text rows has place 0
+    front = None
+    with torch.no_grad():
+        embeds = full.embeds if decoder.embedding_scale == 1 else full.embeds * decoder.embedding_scale
+        normed = decoder.normed(0, embeds[:, start:] if start else embeds)
+        query, key = decoder.query(0, normed[row[:, None], texts]), decoder.key(0, normed)
+        cos, sin = decoder.rotary(normed, full.positions[:, start:])
+        real = full.real[:, start:]
+        if fronts is not None:
+            shared = decoder.normed(0, embeds[fronts.rows, :start])
+            angles = decoder.rotary(shared, full.positions[fronts.rows, :start])
+            front = FrontKeys(decoder.key(0, shared), *angles, torch.tensor(fronts.which, device=device)[row])
+        key, cos, sin, real = (value if every else value[row] for value in (key, cos, sin, real))
+    return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
+
+
+def text_rows(asking: List[Picture]) -> tuple[Tensor, Tensor]:
+    """Places of the text rows after each of these pictures, padded with 0, and which of them are real: [I, L] each."""
+    texts = [picture.text for picture in asking]
+    padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    return padded, torch.arange(padded.shape[1]) < torch.tensor([[len(text)] for text in texts])
+
+
+def words_after(full: Sequence, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Embeddings [I, L, D] of the text rows after each picture, once where several have the same text, and which of
+    them are real [I, L].
+    """
+    asking, device = layout.probes[0], full.embeds.device
+    texts, real = text_rows(asking)
+    rows = torch.tensor([[picture.row] for picture in asking], device=device)
+    return full.embeds[rows, texts.to(device)], real.to(device)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a method's inputs come from: what it reads of the units of assembled sequences."""
+
+    full: Sequence
+    layout: Layout
+    tiles: list[Tiles]  # of each picture of the call
+    tower: Tower
+    method: Method
+    prompts: Tensor | None = None  # [R] int64 fingerprint of each row's prompt, where the method asks for it
+    probe: TextProbe | None = None
+    clip: ClipSides | None = None  # patches of all tiles of the call; text of each row
+    words: tuple[Tensor, Tensor] | None = None  # `words_after`, in place of CLIP
+
+    def groups(self) -> list[list[Unit]]:
+        """Reduced units that go through the method together; one by one where their lengths are not known before."""
+        if self.method.adaptive:
+            return [[unit] for unit in self.layout.reduced()]
+        probing = Need.PROBE in self.method.needs
+        return self.layout.groups(lambda unit: (self._sizes(unit), probing and self.layout.has_text(unit)))
+
+    def _sizes(self, unit: Unit) -> tuple[int, ...]:
+        """Numbers of tokens and block rows of a tile of the unit's picture, and of tokens in a row of it."""
+        tiles = self._tiles(unit)
+        rows = (tiles.parts.get(name) for name in ("key", "features"))
+        shapes = [value.shape[-2] for value in (tiles.projected, *rows) if value is not None]
+        return (*shapes, self._side(unit))
+
+    def _picture(self, unit: Unit) -> Picture:
+        return self.layout.pictures[unit.picture]
+
+    def _tiles(self, unit: Unit) -> Tiles:
+        return self.tiles[self._picture(unit).source]
+
+    def _side(self, unit: Unit) -> int:
+        side = self._tiles(unit).side
+        return self.tower.side if side is None else side
+
+    def tokens(self, units: list[Unit]) -> VisualTokens:
+        """What the method reads of a group of units, on the device of the sequences."""
+        device, own, needs = self.full.embeds.device, self._tiles(units[0]), needs_of(self.tower, self.method)
+        used, tile = self._used(units)
+        row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
+        columns = torch.stack([unit.places for unit in units]).to(device)
+        parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
+        fingerprint = parts.pop("fingerprint", None)
+        if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
+            fingerprint = fingerprint[tile[:, 0].to(device)] ^ self.prompts.to(device)[row[:, 0]]
+        attention = self._attention(parts, "", blocks_read(self.tower, self.method)[1], own)
+        earlier = self._attention(parts, EARLIER, earlier_block(self.tower, self.method), own)
+        members = self.tower.members if own.members is None else own.members
+        return VisualTokens(
+            projected=self.full.embeds[row, columns],
+            tile=tile.to(device),
+            patch=torch.stack([unit.patch for unit in units]).to(device),
+            tiles_per_unit=units[0].tiles,
+            side=self._side(units[0]),
+            members=None if members is None else members.to(device),
+            picture=torch.tensor([unit.picture for unit in units], device=device),
+            prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
+            columns=columns,
+            attention=attention,
+            earlier=earlier,
+            project=self.tower.project if Need.PROJECTOR in needs else None,
+            clip=self._clip(used),
+            probe=self._probe(units[0]),
+            fingerprint=fingerprint,
+            whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
+            **{name: value for name, value in parts.items() if not name.startswith(EARLIER)},
+        )
+
+    def _attention(self, parts: dict[str, Tensor], front: str, block: int, own: Tiles) -> VisionAttention | None:
+        """The attention of a block, whose queries and keys leave the parts; None where they are not among them."""
+        query, key = (parts.pop(front + name, None) for name in ("query", "key"))
+        if query is None or key is None:
+            return None
+        return VisionAttention(query, key, self.tower.scale(block), self.tower.classes, own.class_is_token)
+
+    def _used(self, units: list[Unit]) -> tuple[list[tuple[int, int]], Tensor]:
+        """The U tiles these units need, as (picture of the layout, tile of it), each once, in order; and which of them
+        each token came from [B, N]. Prompts about one picture share its tiles, but where tiles go with the question.
+        """
+        pictures = sorted({unit.picture for unit in units})
+        if Need.WHOLE_PICTURES in self.method.needs:
+            shown = {picture: picture for picture in pictures}
+            sizes = {one: len(self.tiles[self.layout.pictures[one].source].projected) for one in pictures}
+            used = [(picture, tile) for picture in pictures for tile in range(sizes[picture])]
+        else:
+            same = self._same
+            first: dict[int, int] = {}
+            shown = {one: first.setdefault(same[self.layout.pictures[one].source], one) for one in pictures}
+            used = sorted({(shown[unit.picture], tile) for unit in units for tile in unit.tile.unique().tolist()})
+        tile_keys = torch.tensor([picture * MOST_TILES + tile for picture, tile in used])
+        token_keys = torch.stack([unit.tile + shown[unit.picture] * MOST_TILES for unit in units])
+        return used, torch.searchsorted(tile_keys, token_keys)
+
+    @cached_property
+    def _same(self) -> tuple[int, ...]:
+        """Of each picture of the call, the first that has the same tiles."""
+        return tuple(range(len(self.tiles))) if self.clip is not None else same_pictures(self.tiles)
+
+    def _part(self, name: str, used: list[tuple[int, int]]) -> Tensor:
+        """One part of these tiles: [U, ...]."""
+        device = self.full.embeds.device
+        sources = [(self.layout.pictures[picture].source, tile) for picture, tile in used]
+        first = self.tiles[sources[0][0]].parts[name]
+        if sources == [(sources[0][0], tile) for tile in range(len(first))]:  # one picture is not copied
+            return first if first.device == device else first.to(device)
+        return torch.stack([self.tiles[source].parts[name][tile] for source, tile in sources]).to(device)
+
+    def _probe(self, unit: Unit) -> TextProbe | None:
+        """The probe, without text rows where none follow the pictures of a group."""
+        if self.probe is None or self.layout.has_text(unit):
+            return self.probe
+        none = self.probe.rows[:, :0]
+        return self.probe._replace(query=self.probe.query[:, :, :0], rows=none, row_mask=self.probe.row_mask[:, :0])
+
+    def _clip(self, used: list[tuple[int, int]]) -> ClipSides | None:
+        """Patches of these tiles, and the question of the row each is asked about in."""
+        pictures, sizes = self.layout.pictures, [len(tiles.projected) for tiles in self.tiles]
+        if self.words is not None:
+            text, real = self.words
+            tokens = [self.tiles[pictures[picture].source].projected[tile] for picture, tile in used]
+            prompt = torch.tensor([self.layout.probes[1][picture] for picture, _ in used], device=text.device)
+            return ClipSides(torch.stack(tokens).to(text.device), text[prompt], real[prompt], words=True)
+        if self.clip is None:
+            return None
+        device = self.clip.patches.device
+        place = [sum(sizes[: pictures[picture].source]) + tile for picture, tile in used]
+        row = torch.tensor([pictures[picture].row for picture, _ in used], device=device)
+        patches = self.clip.patches[torch.tensor(place, device=device)]
+        return ClipSides(patches, self.clip.text[row], self.clip.real[row])
+
+    def _whole(self, used: list[tuple[int, int]]) -> WholePictures:
+        """The picture each of these tiles belongs to, and which of its tokens are in the sequence."""
+        kinds, device = self.layout.kinds, self.full.embeds.device
+        size = self.tiles[self.layout.pictures[used[0][0]].source].projected.shape[1]
+        present = torch.zeros(len(used), size, dtype=torch.bool)
+        for place, (index, tile) in enumerate(used):
+            picture = self.layout.pictures[index]
+            in_tile = (kinds.picture[picture.row] == picture.source) & (kinds.tile[picture.row] == tile)
+            token = kinds.token[picture.row][in_tile]
+            present[place, token[token >= 0]] = True
+        return WholePictures(torch.tensor([picture for picture, _ in used], device=device), present.to(device))
+
+
+def same_pictures(tiles: list[Tiles]) -> tuple[int, ...]:
+    """Of each picture of a call the first that is the same one, encoded once and asked about in several prompts."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(one), source) for source, one in enumerate(tiles))
