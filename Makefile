@@ -42,7 +42,7 @@ RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages statements ladder bench ablation table study paper figures examples gallery ledger demo space finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages ladder bench ablation table study paper figures examples gallery ledger demo space finetune train-mini dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -106,11 +106,8 @@ tables: data  ## every run of the results table (llava_consensus/paper/presets/r
 	$(CLI) paper table results $(RUN) $(ARGS)
 	$(CLI) report --out $(OUT) --preset results $(FEWER) --markdown $(OUT)/tables.md --csv $(OUT)/tables.csv --latex $(OUT)/tables.tex
 
-pages: $(READY)  ## every generated number of README.md, docs/results.md and docs/paper.md anew, from docs/measured.tar.xz
-	$(PYTHON) -m eval_scripts.pages write
-
-statements: $(READY)  ## every statement of README.md and docs that names a number, with where it comes from
-	$(PYTHON) -m eval_scripts.statements
+pages: $(READY)  ## the generated numbers of README.md and docs, from docs/measured.tar.xz
+	$(PYTHON) -m tools.pages write
 
 ladder: $(DEV_READY)  ## docs/ladder.md anew: every family of transformers x every method x ways of calling, twenty minutes on a core
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(PYTHON) tests/ladder.py $(ARGS)
@@ -160,7 +157,7 @@ demo: data  ## a page to play with, in the browser: two methods or two questions
 space: $(HF_MINI)/config.json  ## a folder that is pushed to a Space of Hugging Face as it is: the page with the embedded model, in space/
 	$(PYTHON) -m playground.mini.build
 	rm -rf space && mkdir -p space/checkpoints space/playground/mini
-	cp eval_scripts/space/* space/ && cp -r $(HF_MINI) space/checkpoints/
+	cp tools/space/* space/ && cp -r $(HF_MINI) space/checkpoints/
 	cd playground/mini && cp -r --parents eval/gqa eval/textvqa ../../space/playground/mini/
 
 TRAIN_DATA ?= playground/mini-train

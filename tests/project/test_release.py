@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from eval_scripts.release import ROOT, released, with_colab
+from tools.release import ROOT, released, with_colab
 
 DAY = date(2026, 11, 25)
 LOG = "# Changelog\n\n## Unreleased\n\n- one\n- two\n\n## 0.2.0\n\n- old\n"
@@ -68,5 +68,5 @@ def test_the_version_is_that_of_the_last_tag(tmp_path: Path, monkeypatch: pytest
 def test_the_workflow_asks_for_the_notes_and_for_the_tags_version() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
     steps = " ".join(step.get("run", "") for step in jobs["build"]["steps"])
-    assert all(words in steps for words in ("eval_scripts/release.py", "twine check --strict", "${GITHUB_REF_NAME#v}"))
+    assert all(words in steps for words in ("tools/release.py", "twine check --strict", "${GITHUB_REF_NAME#v}"))
     assert jobs["publish"]["permissions"]["id-token"] == "write" and jobs["publish"]["needs"] == "build"

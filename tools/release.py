@@ -1,4 +1,4 @@
-"""What a tag releases: `python eval_scripts/release.py v0.3.0` names what CHANGELOG.md calls Unreleased by it,
+"""What a tag releases: `python tools/release.py v0.3.0` names what CHANGELOG.md calls Unreleased by it,
 and prints the notes, which are that section. Where GITHUB_REPOSITORY names the repository, README.md gets the link that
 opens the notebook in Colab. The workflow `release.yml` runs it before it builds, and commits what it wrote afterwards.
 """

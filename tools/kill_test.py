@@ -1,6 +1,6 @@
 """SIGKILL real commands at random moments, let them go on each time, and compare with undisturbed ones.
 
-Run: `python eval_scripts/kill_test.py eval --limit 40 --kills 20`, and the same with sweep, workers or judge. Ends with
+Run: `python tools/kill_test.py eval --limit 40 --kills 20`, and the same with sweep, workers or judge. Ends with
 one JSON line; exit code 1 if anything was lost or asked twice, or if a file differs. Of several processes the
 driver is killed, or one of the others and then the driver.
 """
