@@ -82,6 +82,9 @@ def title(section: Section) -> str:
         limit = "".join(f", {part}" for part in {row.part for row in section.rows if row.part})
     versions = config["versions"]
     where = f"{config['device']}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
+    raised = {name: versions[name] for name in ("reduction", "host", "serving") if versions.get(name, 1) != 1}
+    raised |= {row.benchmark: number for row in section.rows if (number := row.config.get("benchmark_version", 1)) != 1}
+    where += "".join(f", {name} version {number}" for name, number in raised.items())
     return f"**{config['model']}** on `{config['data']}`{limit} ({where})"
 
 

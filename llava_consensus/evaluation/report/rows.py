@@ -41,7 +41,8 @@ from llava_consensus.evaluation.report.stats import Bounds, Sample, bounds, pool
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
 OF_SECTION = ("model", "data", "limit", "device", "versions")  # what a section's heading says
-LATER = ("match", "judge", "frames", "videos", "choices")  # keys that only some runs have, as `sample`
+# keys that only some runs have, as `sample`
+LATER = ("match", "judge", "frames", "videos", "choices", "benchmark_version", "method_version")
 AGAIN = "Remove it; the same `llava-consensus eval` makes it again"
 AWAY = "Move its folder away"
 CONFIG_SHAPE = {
@@ -359,7 +360,7 @@ def _pages(rows: Iterable[Row]) -> list[list[Row]]:
 
 def version(row: Row, ignored: str = "") -> str:
     """What must be the same for two runs to be compared question by question."""
-    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", ignored)]
+    keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", "method_version", ignored)]
     return json.dumps({key: row.config.get(key) for key in keys}, sort_keys=True)
 
 
@@ -397,14 +398,21 @@ def full_line(rows: Sequence[Row]) -> Line | None:
 
 def reduced_lines(rows: Sequence[Row]) -> list[Line]:
     """Reduced runs, most tokens first, then the line-up's order, then others by name, random selection last; each
-    method's own way with positions before another one. Runs that differ in `seed` alone are one.
+    method's own way with positions before another one. Runs that differ in `seed` alone are one; answers of several
+    versions of a method are lines of their own.
     """
+    made: dict[str, set[int | None]] = {}  # versions of each method among the runs
+    for row in rows:
+        made.setdefault(row.config["method"], set()).add(row.config.get("method_version"))
     order = {variant.label: place for place, variant in enumerate(LINEUP)} | {RANDOM: len(LINEUP) + 1}
     runs_by_line: dict[tuple[float, str], dict[str, list[Row]]] = {}
     ranked = sorted(rows, key=lambda row: (-row.tokens, order.get(row.variant, len(order)), row.variant, row.label))
     for row in ranked:
         if not row.full:
-            runs_by_line.setdefault((row.tokens, row.label), {}).setdefault(row.benchmark, []).append(row)
+            known = row.config.get("method_version")
+            mixed = len(made[row.config["method"]]) > 1  # one line for each version, which says so
+            label = f"{row.label} (version {known or 'unknown'})" if mixed else row.label
+            runs_by_line.setdefault((row.tokens, label), {}).setdefault(row.benchmark, []).append(row)
     return [
         Line(tokens, label, {name: over_seeds(own) for name, own in runs.items()})
         for (tokens, label), runs in runs_by_line.items()

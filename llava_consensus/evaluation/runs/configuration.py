@@ -24,6 +24,7 @@ from llava_consensus.evaluation.benchmarks import Benchmark, Question
 from llava_consensus.evaluation.files import Record, collector_rests, digest, read_json, write_json
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
+from llava_consensus.hosts import known_hosts
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
@@ -33,14 +34,6 @@ from llava_consensus.serving import DISTRIBUTIONS
 LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
 LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
-# folders whose code can change an answer
-ANSWERING = (
-    "hosts",
-    "methods",
-    "reduction",
-    "serving",
-    *(f"evaluation/{name}" for name in ("benchmarks", "models", "runs")),
-)
 PACKAGES = (
     OWN,
     "torch",
@@ -49,6 +42,10 @@ PACKAGES = (
     "tokenizers",
     "pillow",
 )  # their versions can change answers
+# Versions of the answers of code that all runs share, as `version` is of one method, host or benchmark. A run's name
+# holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
+REDUCTION = 1  # raise it where reduction/ or hosts/ change the answers of every method
+SERVING = 1  # raise it where the vLLM plugin answers otherwise
 
 
 def place(name: str) -> str:
@@ -97,20 +94,18 @@ def versions(*more: str) -> dict[str, str | None]:
 
 def _version(package: str) -> str | None:
     try:
-        known = metadata.version(package)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        known = None
-    if package == OWN and "site-packages" not in Path(__file__).parts:  # a development install: its number says little
-        return f"{known or 'unknown'}+source.{_source(Path(__file__).parents[2])}"
-    return known
+        return None
 
 
-@cache
-def _source(package: Path) -> str:
-    """The hash of the source that can change an answer."""
-    files = sorted(path for folder in ANSWERING for path in (package / folder).rglob("*.py"))
-    named = (f"{path.relative_to(package)}\0".encode() + path.read_bytes() for path in files)
-    return hashlib.sha256(b"\0".join(named)).hexdigest()[:12]
+def _answer_versions(config: "RunConfig") -> Record:
+    """Versions in the name of a run: of other packages, and of the answers of our own code."""
+    benchmark, engine = config.benchmark, config.loading.engine
+    packages = versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if engine else ()))
+    del packages[OWN]  # a release that changes no answer asks nothing again
+    host = known_hosts()[models.name_of(config.model, config.loading)].version
+    return {**packages, "reduction": REDUCTION, "host": host, **({"serving": SERVING} if engine else {})}
 
 
 def of_pictures(paths: Sequence[Path]) -> Record:
@@ -356,6 +351,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     return {
         "benchmark": benchmark.name,
+        "benchmark_version": benchmark.version,
         **describe_reduction(config.method, config.budget),
         "model": config.model,
         "weights": fingerprint(models.find(config.model, config.loading.revision).files()),
@@ -367,7 +363,7 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
         "max_new_tokens": config.max_new_tokens or benchmark.max_new_tokens,
         "decoding": "greedy",
         "dtype": config.loading.dtype,
-        "versions": versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if config.loading.engine else ())),
+        "versions": _answer_versions(config),
         **({"choices": benchmark.asking} if benchmark.asking else {}),
         **({} if config.match == "kept" else {"match": config.match}),
         "device": config.loading.device,
@@ -387,6 +383,7 @@ def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
             changed[one.name] = options[one.name]
     return {
         "method": method_name(method),
+        "method_version": method.version,
         "tokens": None if budget is None else amount(budget),
         "merged": budget.merged if isinstance(budget, Budget) else None,
         "options": options,

@@ -20,7 +20,7 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, collector_rests, misread
 from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.evaluation.models.base import Prefill
-from llava_consensus.evaluation.runs.configuration import RunPlan
+from llava_consensus.evaluation.runs.configuration import RunPlan, versions
 from llava_consensus.evaluation.runs.store import Run
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.reduction.budget import Budget, Share
@@ -247,13 +247,14 @@ def timing(asked: int, seconds: float, workers: int) -> Record:
 
 
 def environment(plan: RunPlan) -> Record:
-    """The machine a run was done on."""
+    """Machine and release a run was done with."""
     device = plan.loading.device
     if device.startswith("cuda"):
         import torch
 
         device = torch.cuda.get_device_name(device)
     return {
+        "llava-consensus": versions()["llava-consensus"],
         "python": platform.python_version(),
         "system": platform.platform(),
         "processors": os.cpu_count(),

@@ -66,7 +66,7 @@ MEND = "Remove the line; the same command asks that question again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
 SUM = "sum"  # name of the checksum in the metadata of an answer
-REDUCTION = ("method", "options", "changed", "tokens", "merged", "match")  # keys of a configuration
+REDUCTION = ("method", "method_version", "options", "changed", "tokens", "merged", "match")  # keys of a configuration
 PASSING = ("timing", "environment", DIGESTS)  # of metrics.json, not part of its own digest
 
 

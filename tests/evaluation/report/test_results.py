@@ -306,6 +306,18 @@ def test_settings_and_questions_are_not_mixed(out: Path) -> None:
     assert [line.runs["gqa"].score for line in full] == [75.0, 0.0]
 
 
+def test_a_table_of_several_versions_says_so(tmp_path: Path) -> None:
+    for version, right in ((None, [0, 0, 0, 1]), (1, [0, 0, 1, 1]), (2, [1, 1, 1, 1])):
+        store(tmp_path, right * 4, **({} if version is None else {"method_version": version}))
+    store(tmp_path, [1, 1, 0, 1] * 4, method="random", method_version=1)
+    text = text_of(tmp_path)
+    for said in ("ConsensusDrop (version unknown)", "ConsensusDrop (version 1)", "ConsensusDrop (version 2)"):
+        assert text.count(f"| {said} |") > 0
+    assert "| random |" in text
+    store(tmp_path, [1, 1, 1, 1] * 4, versions={**BASE["versions"], "host": 2})
+    assert "host version 2" in text_of(tmp_path)
+
+
 def test_full_score_is_of_the_same_setting(out: Path) -> None:
     assert full_score(out, {**BASE, "tokens": 32, "changed": {"alpha": 0.0}}) == 75.0
     assert full_score(out, {**BASE, "tokens": 32, "match": "flops"}) == 75.0

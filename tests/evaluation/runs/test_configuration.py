@@ -1,9 +1,12 @@
-"""What was changed since a run is seen: labels in a folder, any byte of the weights, a development install's source.
+"""A run is another one where labels, weights, pictures or a version of answers changed, and not where source did.
 
 Run: `pytest tests/evaluation/runs/test_configuration.py`.
 """
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.runs import configuration, loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
+from llava_consensus.evaluation.runs.store import run_name
+from llava_consensus.hosts import HOSTS
 
 
 @pytest.fixture(autouse=True)
@@ -63,17 +68,39 @@ def test_a_damaged_or_absent_cache_is_made_again(
     assert configuration.remembered(weights) == known
 
 
-def test_a_development_install_goes_by_its_source(tmp_path: Path) -> None:
-    assert "+source." in (configuration.versions()["llava-consensus"] or "")
-    for room in configuration.ANSWERING:
-        (tmp_path / "one" / room).mkdir(parents=True)
-        (tmp_path / "two" / room).mkdir(parents=True)
-        for copy in ("one", "two"):
-            (tmp_path / copy / room / "a.py").write_text("x = 1")
-    assert configuration._source(tmp_path / "one") == configuration._source(tmp_path / "two")
-    (tmp_path / "three").symlink_to("two")
-    (tmp_path / "two" / "hosts" / "a.py").write_text("x = 2")
-    assert configuration._source(tmp_path / "one") != configuration._source(tmp_path / "three")
+def test_a_comment_in_the_source_restarts_nothing(tmp_path: Path) -> None:
+    root = Path(configuration.__file__).parents[3]
+    shutil.copytree(root / "llava_consensus", tmp_path / "llava_consensus")
+    given = ["--limit", "2", "--tokens", "64", "--out", str(tmp_path / "out"), "--no-progress"]
+    command = [sys.executable, "-m", "llava_consensus.cli", "eval", "gqa", *given]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def go() -> str:
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
+        return done.stderr
+
+    assert "complete already" not in go()
+    for folder in ("hosts", "methods", "reduction", "evaluation/benchmarks", "evaluation/runs"):
+        for path in (tmp_path / "llava_consensus" / folder).glob("*.py"):
+            path.write_text(path.read_text() + "# a comment\n")
+    assert "complete already" in go()
+
+
+@pytest.mark.parametrize("raised", ["method", "benchmark", "host", "reduction"])
+def test_a_raised_version_of_answers_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    data = make_place(tmp_path / "data")
+    asked = config(data, data / "model")
+    before = run_name(prepare(asked).description)
+    if raised == "reduction":
+        monkeypatch.setattr(configuration, "REDUCTION", 2)
+    elif raised == "host":
+        for name, entry in HOSTS.items():
+            monkeypatch.setitem(HOSTS, name, entry._replace(version=2))
+    else:
+        monkeypatch.setattr(type(getattr(asked, raised)), "version", 2)
+    assert run_name(prepare(asked).description) != before
 
 
 def test_questions_about_a_changed_picture_are_asked_again(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Writes tests/golden/answer_versions.json: checksums of what methods, hosts and benchmarks give, with their versions.
+
+A run's name holds these versions (`Method.version`, `HostEntry.version`, `Benchmark.version`, and `REDUCTION` in
+evaluation/runs/configuration.py for what all share). tests/evaluation/runs/test_answer_versions.py compares, so that
+whoever changes answers raises the number. After that: PYTHONPATH=.:tests .venv/bin/python
+tests/golden/make_answer_versions.py; with --inputs where only the tests' own inputs have changed.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from hf_models import CASES, prompts
+from judged_data import make_mmvet, make_msvd
+from tiny_data import MADE
+from units import unit
+
+from llava_consensus import attach
+from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.runs import configuration
+from llava_consensus.hosts import HOSTS
+from llava_consensus.methods import METHODS, make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.method import Place
+
+STORED = Path(__file__).with_name("answer_versions.json")
+TEXTS = ("yes", "no", "A", "B", "red", "a dog", "")
+Known = dict[str, dict[str, Any]]
+
+
+def checksum(*values: Any) -> str:
+    """A short checksum of whole numbers and texts; floats would differ from one processor to the next."""
+    plain = [value.tolist() if isinstance(value, torch.Tensor) else value for value in values]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()[:12]
+
+
+def answered(name: str, method: str) -> str:
+    """Tokens kept and words answered by a tiny model of a host with a method attached."""
+    case = CASES[name]
+    model = case.build()
+    inputs = prompts([1, 5, 6, case.picture(0), 7, 8, 9, 10])
+    with attach(model, method, case.tokens) as attached:
+        words = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+        outcomes = [(one.before, one.after, one.structural, one.entering) for one in attached.outcomes]
+        owners = [reduction.owner.tolist() for one in attached.outcomes for _, reduction in one.reductions]
+    return checksum(words, outcomes, owners)
+
+
+def of_method(name: str) -> dict[str, Any]:
+    """A method's entry: after the tower on random tokens, elsewhere on a tiny LLaVA of transformers."""
+    method = make(name)
+    if method.place is Place.TOKENS and method.reduces:
+        reduced = method.reduce(unit(), Budget(8))
+        return {"version": method.version, "checksum": checksum(reduced.source, reduced.owner)}
+    return {"version": method.version, "checksum": answered("llava", name)}
+
+
+def of_host(name: str) -> dict[str, Any]:
+    """A host's entry: ConsensusDrop on a tiny model of the first class of it that the tests have."""
+    case = next(kind for kind in CASES if kind.replace("mistral_3", "mistral3") in HOSTS[name].types)
+    return {"version": HOSTS[name].version, "checksum": answered(case, "consensusdrop")}
+
+
+def of_benchmark(name: str, data: Path) -> dict[str, Any]:
+    """A benchmark's entry: questions it asks of tiny data, and its score of made-up answers."""
+    {**MADE, "mmvet": make_mmvet, "msvd": make_msvd}[name](data)
+    benchmark = benchmarks.make(name)
+    questions = benchmark.load(data)
+    answers = [
+        {"question_id": one.question_id, "text": TEXTS[one.index % len(TEXTS)], "metadata": {"index": one.index}}
+        for one in questions
+    ]
+    score = benchmark.score(answers, data).get(benchmark.metric)
+    asked = [(one.question_id, one.images, one.text, one.prompt) for one in questions]
+    return {"version": benchmark.version, "checksum": checksum(asked, None if score is None else round(score, 6))}
+
+
+def entries() -> Known:
+    """All entries by kind and name."""
+    kinds = {kind.replace("mistral_3", "mistral3") for kind in CASES}
+    found: Known = {f"method {name}": of_method(name) for name in METHODS}
+    found |= {f"host {name}": of_host(name) for name, host in HOSTS.items() if kinds & set(host.types)}
+    for name in (*MADE, "mmvet", "msvd"):
+        with tempfile.TemporaryDirectory() as folder:
+            found[f"benchmark {name}"] = of_benchmark(name, Path(folder))
+    return {"reduction": {"version": configuration.REDUCTION}, **found}
+
+
+def complaint(name: str, stored: Known, now: Mapping[str, Any], reduction: int = configuration.REDUCTION) -> str:
+    """Which number to raise, where an entry's checksum has changed and neither its version nor the shared one has."""
+    known = stored.get(name)
+    raised = reduction != stored.get("reduction", {}).get("version") and not name.startswith("benchmark")
+    if known is None or known["checksum"] == now["checksum"] or known["version"] != now["version"] or raised:
+        return ""
+    shared = "" if name.startswith("benchmark") else ", or REDUCTION in evaluation/runs/configuration.py where all do"
+    return (
+        f"{name}: gives other answers than version {now['version']} gave. Raise its `version` to {now['version'] + 1}"
+        f"{shared}, then run tests/golden/make_answer_versions.py"
+    )
+
+
+if __name__ == "__main__":
+    before = json.loads(STORED.read_text()) if STORED.exists() else {}
+    found = entries()
+    wrong = [text for name, one in found.items() if "checksum" in one and (text := complaint(name, before, one))]
+    if wrong and "--inputs" not in sys.argv:
+        sys.exit("\n".join(wrong))
+    STORED.write_text(json.dumps(found, indent=1) + "\n")
