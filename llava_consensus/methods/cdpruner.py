@@ -21,15 +21,14 @@ from torch.nn.functional import embedding, normalize
 
 from llava_consensus.errors import choose, within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import ClipSides, Need, Reduction, VisualTokens, WholePictures, ensure_finite
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholePictures, ensure_finite
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
 
 
 @dataclass(frozen=True, kw_only=True)
-class CDPruner(ReadsTower):
+class CDPruner(Selector, ReadsTower):
     """Keep T tokens that are relevant to the question and unlike each other.
 
     Args:
@@ -67,18 +66,16 @@ class CDPruner(ReadsTower):
                 total += 1.0 * share.tokens * (share.tokens - 1) * size
         return shape.text_tower + total if total else 0.0
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged; `fused` is the relevance."""
-        with torch.no_grad():
-            sides = tokens.needed(Need.QUESTION)
-            sides = sides._replace(patches=tokens.by_token(sides.patches))
-            scaled = relevance(sides, tokens.needed(Need.WHOLE_PICTURES), negated=self.relevance == "negated")
-            token_relevance = tokens.of_tiles(scaled)  # [B, N]
-            weight = self._weight(token_relevance)
-            direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
-            kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
-            kept = greedy_map(kernel, min(budget.tokens, kernel.shape[1])).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(fused=token_relevance)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens of greedy MAP inference; `fused` is the relevance."""
+        sides = tokens.needed(Need.QUESTION)
+        sides = sides._replace(patches=tokens.by_token(sides.patches))
+        scaled = relevance(sides, tokens.needed(Need.WHOLE_PICTURES), negated=self.relevance == "negated")
+        token_relevance = tokens.of_tiles(scaled)  # [B, N]
+        weight = self._weight(token_relevance)
+        direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
+        kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
+        return Choice(greedy_map(kernel, count), fused=token_relevance)
 
     def _weight(self, token_relevance: Tensor) -> Tensor:
         """What the kernel is weighted with; scaled, which changes no choice, so that it never overflows."""

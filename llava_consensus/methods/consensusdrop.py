@@ -16,7 +16,7 @@ from llava_consensus.errors import OptionError, boolean, choose, within
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Shape
-from llava_consensus.reduction.selection import Folded, assemble, diverse, left_over, pick, split_best
+from llava_consensus.reduction.selection import Folded, assemble, diverse, left_over, split_best
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, TextProbe, VisualTokens
 
 FUSED = (("select", "diverse"), ("fps_start", "salient"))
@@ -96,6 +96,8 @@ class ConsensusDrop(ReadsTower):
         Raises:
             OptionError: for a shape that does not say how many text rows follow the picture.
         """
+        if budget.tokens >= shape.available:
+            return 0.0
         head, rows = shape.heads * shape.head_width, shape.known("question")
         sequence = shape.pictures * shape.available + shape.text  # keys of the whole prompt, once for all its pictures
         keys = sequence * shape.width * shape.kv_heads * shape.head_width / shape.pictures
@@ -171,7 +173,7 @@ class ConsensusDrop(ReadsTower):
             return split_best(vision if fused is None else fused, count)
         return kept, left_over(kept, vision.shape[1])
 
-    def _fold(self, tokens: VisualTokens, fused: Tensor | None, rest: Tensor, count: int) -> Folded:
+    def _fold(self, tokens: VisualTokens, fused: Tensor | None, rest: Tensor, count: int) -> Folded | None:
         """The `rest` [B, R] of each unit folded into `count` tokens."""
         with torch.no_grad():
             others = tokens.only(rest)
@@ -179,5 +181,4 @@ class ConsensusDrop(ReadsTower):
             keys = others.of_tiles(tokens.needed(Need.ATTENTION).patch_keys())
             features = others.of_tiles(tokens.needed(Need.FEATURES))
             anchors, group = merging.group(features, keys, count, self.fps_start, left)
-        merged = merging.group_means(pick(tokens.projected, rest), group, count)
-        return Folded(merged, rest.gather(1, anchors), rest, group)
+        return merging.fold(tokens.projected, rest, anchors, group)

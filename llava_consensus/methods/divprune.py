@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Shape, Tiled
-from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.method import Choice, Selector, Shape, Tiled
+from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivPrune(Tiled):
+class DivPrune(Selector, Tiled):
     """Keep the T tokens that are farthest apart, by cosine distance of the projected tokens."""
 
     title: ClassVar[str] = "DivPrune"
@@ -28,12 +27,9 @@ class DivPrune(Tiled):
         """The cosines of all pairs; each of the T steps only compares."""
         return sum(2.0 * size**2 * shape.width for share, size in self.units(shape, budget) if share.tokens < size)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged."""
-        with torch.no_grad():
-            count = min(budget.tokens, tokens.projected.shape[1])
-            kept = spread_out(tokens.projected, count).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens that are spread out."""
+        return Choice(spread_out(tokens.projected, count))
 
 
 def spread_out(points: Tensor, count: int) -> Tensor:

@@ -13,6 +13,7 @@ full picture that lies in its cell.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AtPicture, Shape
@@ -21,6 +22,8 @@ from llava_consensus.reduction.method import AtPicture, Shape
 @dataclass(frozen=True, kw_only=True)
 class Downsample(AtPicture):
     """Shrink the picture until it has at most T patches, and run the vision tower on that."""
+
+    multiplies_nothing: ClassVar[bool] = True
 
     def picture(self, tokens: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:
         """Rows and columns of tokens that a tile of rows x columns is shrunk to by this budget."""
@@ -39,10 +42,6 @@ class Downsample(AtPicture):
         """The small picture in every block."""
         share, size = self.units(shape, budget)[0]
         return [self.left(share, size)] * shape.blocks
-
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        """Nothing: resizing the pixels is no matrix product."""
-        return 0.0
 
 
 def smaller(count: int, rows: int = 1, columns: int = 1) -> tuple[int, int]:

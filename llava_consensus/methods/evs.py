@@ -14,44 +14,37 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.selection import assemble, pick, top
-from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.method import Choice, Selector
+from llava_consensus.reduction.selection import pick, top
+from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 FIRST = 3.0  # above any cosine distance
 
 
 @dataclass(frozen=True, kw_only=True)
-class EVS(AfterTower):
+class EVS(Selector):
     """Keep the first frame of a video and, of the others, the tokens that changed most since the frame before."""
 
     positions: str = "keep"
 
     title: ClassVar[str] = "EVS"
+    multiplies_nothing: ClassVar[bool] = True
 
     @property
     def tile_budget(self) -> str:
         """All frames share one budget."""
         return "global"
 
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        """Nothing: one product for each token is no matrix product."""
-        return 0.0
-
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens of a video, none merged; `fused` is how much each changed."""
-        with torch.no_grad():
-            count = min(budget.tokens, tokens.projected.shape[1])
-            points = directions(ensure_finite("projected tokens", tokens.projected).float())
-            frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
-            before = previous(frame, tokens.patch, tokens.tiles_per_unit)
-            changed = 1 - (points * pick(points, before.clamp_min(0))).sum(2)
-            first = before < 0
-            changed = torch.where(first, FIRST + _even(first, count), changed)
-            kept = top(changed, count)
-        return assemble(tokens.projected, kept, self.order)._replace(fused=changed)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens that changed most; `fused` is how much each changed."""
+        points = directions(ensure_finite("projected tokens", tokens.projected).float())
+        frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
+        before = previous(frame, tokens.patch, tokens.tiles_per_unit)
+        changed = 1 - (points * pick(points, before.clamp_min(0))).sum(2)
+        first = before < 0
+        changed = torch.where(first, FIRST + _even(first, count), changed)
+        return Choice(top(changed, count), fused=changed)
 
 
 def previous(frame: Tensor, patch: Tensor, frames: int) -> Tensor:

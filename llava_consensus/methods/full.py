@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.method import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,11 +12,8 @@ class Full(Method):
     """No reduction: the unpatched model, bit for bit, whatever the budget says."""
 
     reduces: ClassVar[bool] = False
+    multiplies_nothing: ClassVar[bool] = True
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """All of them, in every layer."""
         return [available] * layers
-
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        """Nothing: the model is left as it is."""
-        return 0.0

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsBlocks, Shape
+from llava_consensus.reduction.method import Choice, ReadsBlocks, Selector, Shape
 from llava_consensus.reduction.saliency import class_saliency, received_saliency
-from llava_consensus.reduction.selection import assemble, top
-from llava_consensus.reduction.tokens import Need, Reduction, VisionAttention, VisualTokens
+from llava_consensus.reduction.selection import top
+from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
 
 BESIDE = 5  # an anchor and its neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiPrune(ReadsBlocks):
+class HiPrune(Selector, ReadsBlocks):
     """Keep what a middle vision block looks at with its neighbours, and what the last one looks at.
 
     Args:
@@ -52,16 +52,13 @@ class HiPrune(ReadsBlocks):
         loses = any(share.tokens < size for share, size in self.units(shape, budget))
         return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if loses else 0.0
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged."""
-        with torch.no_grad():
-            middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
-            last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
-            count = min(budget.tokens, last.shape[1])
-            anchors = top(middle[tokens.tile, tokens.patch], round(count * self.alpha / BESIDE))
-            near = beside(tokens, anchors, middle.shape[1])
-            kept = top(last.masked_fill(near, torch.inf), count)
-        return assemble(tokens.projected, kept, self.order)._replace(vision=last)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """Anchors, their neighbours, and the most looked at in the last block."""
+        middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
+        last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
+        anchors = top(middle[tokens.tile, tokens.patch], round(count * self.alpha / BESIDE))
+        near = beside(tokens, anchors, middle.shape[1])
+        return Choice(top(last.masked_fill(near, torch.inf), count), vision=last)
 
 
 def looked_at(attention: VisionAttention) -> Tensor:

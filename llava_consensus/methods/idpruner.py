@@ -17,16 +17,16 @@ from torch import Tensor
 from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
-from llava_consensus.reduction.selection import assemble, pick
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.selection import pick
+from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class IDPruner(ReadsTower):
+class IDPruner(Selector, ReadsTower):
     """Keep T tokens by class attention less the likeness to those that are kept (maximal marginal relevance).
 
     Args:
@@ -48,15 +48,12 @@ class IDPruner(ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
         return pair_flops(shape, self.units(shape, budget), shape.width)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged."""
-        with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
-            direction = directions(ensure_finite("projected tokens", tokens.projected).float())
-            count = min(budget.tokens, saliency.shape[1])
-            similarity = direction @ direction.transpose(1, 2)
-            kept = marginal(spread(saliency), similarity, count, self.balance).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens of maximal marginal relevance."""
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+        direction = directions(ensure_finite("projected tokens", tokens.projected).float())
+        similarity = direction @ direction.transpose(1, 2)
+        return Choice(marginal(spread(saliency), similarity, count, self.balance), vision=saliency)
 
 
 def spread(saliency: Tensor) -> Tensor:

@@ -19,14 +19,14 @@ from llava_consensus.errors import within
 from llava_consensus.methods.idpruner import spread
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
-from llava_consensus.reduction.selection import assemble, pick
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.selection import pick
+from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class IDSelection(ReadsTower):
+class IDSelection(Selector, ReadsTower):
     """Keep T tokens by class attention, each of which suppresses the tokens that are like it.
 
     Args:
@@ -48,15 +48,13 @@ class IDSelection(ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
         return pair_flops(shape, self.units(shape, budget), shape.width)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged."""
-        with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
-            direction = directions(ensure_finite("projected tokens", tokens.projected).float())
-            distance = 1 - direction @ direction.transpose(1, 2)  # [B, N, N]
-            count = min(budget.tokens, saliency.shape[1])
-            kept = suppress(spread(saliency), torch.exp(-self.gamma * distance.square()), count).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens of the largest score, which suppress those like them."""
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+        direction = directions(ensure_finite("projected tokens", tokens.projected).float())
+        distance = 1 - direction @ direction.transpose(1, 2)  # [B, N, N]
+        likeness = torch.exp(-self.gamma * distance.square())
+        return Choice(suppress(spread(saliency), likeness, count), vision=saliency)
 
 
 def suppress(saliency: Tensor, likeness: Tensor, count: int) -> Tensor:

@@ -20,16 +20,16 @@ from llava_consensus.errors import choose
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, relevance, relevance_products
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
 from llava_consensus.reduction.saliency import class_flops, class_saliency
-from llava_consensus.reduction.selection import assemble, membership, rank
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.selection import membership, rank
+from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class MFPruner(ReadsTower):
+class MFPruner(Selector, ReadsTower):
     """Keep the tokens that class attention, unlikeness and relevance agree on.
 
     Args:
@@ -58,19 +58,17 @@ class MFPruner(ReadsTower):
             return 0.0
         return class_flops(shape) + shape.text_tower + 2.0 * sum(units) * (relevance_products(shape) + shape.width)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged; `cross` is the relevance, `fused` the sum of the cues."""
-        with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
-            sides = tokens.needed(Need.QUESTION)
-            sides = sides._replace(patches=tokens.by_token(sides.patches))
-            whole = tokens.needed(Need.WHOLE_PICTURES)
-            cross = tokens.of_tiles(relevance(sides, whole, negated=self.relevance == "negated"))
-            low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
-            cues = torch.stack(((saliency - low + EPSILON) / (high - low + EPSILON), _unlike(tokens.projected), cross))
-            fused = cues.sum(0)
-            kept = elect(cues, fused, min(budget.tokens, saliency.shape[1])).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency, cross=cross, fused=fused)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The elected tokens; `cross` is the relevance, `fused` the sum of the cues."""
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+        sides = tokens.needed(Need.QUESTION)
+        sides = sides._replace(patches=tokens.by_token(sides.patches))
+        whole = tokens.needed(Need.WHOLE_PICTURES)
+        cross = tokens.of_tiles(relevance(sides, whole, negated=self.relevance == "negated"))
+        low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
+        cues = torch.stack(((saliency - low + EPSILON) / (high - low + EPSILON), _unlike(tokens.projected), cross))
+        fused = cues.sum(0)
+        return Choice(elect(cues, fused, count), saliency, cross, fused)
 
 
 def _unlike(projected: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ import torch
 from llava_consensus.errors import within
 from llava_consensus.methods.cdpruner import greedy_map
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Shape, Tiled
-from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.method import Choice, Selector, Shape, Tiled
+from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class OTPrune(Tiled):
+class OTPrune(Selector, Tiled):
     """Keep the T tokens that span the distribution of all tokens best, by the determinant of their products.
 
     Args:
@@ -45,12 +44,10 @@ class OTPrune(Tiled):
         units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
         return sum(2.0 * size**2 * (shape.width + size) + count * (count - 1) * size for count, size in units)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged."""
-        with torch.no_grad():
-            points = ensure_finite("projected tokens", tokens.projected).float()
-            points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_min(1e-12)
-            products = points @ points.transpose(1, 2)  # [B, N, N]
-            kernel = torch.eye(points.shape[1], device=points.device) + self.gamma * (products @ products)
-            kept = greedy_map(kernel, min(budget.tokens, points.shape[1])).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens that make the determinant large."""
+        points = ensure_finite("projected tokens", tokens.projected).float()
+        points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_min(1e-12)
+        products = points @ points.transpose(1, 2)  # [B, N, N]
+        kernel = torch.eye(points.shape[1], device=points.device) + self.gamma * (products @ products)
+        return Choice(greedy_map(kernel, count))

@@ -11,7 +11,7 @@ from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
 from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.selection import Folded, assemble
+from llava_consensus.reduction.selection import assemble
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
 
@@ -23,7 +23,8 @@ class Pool(AfterTower):
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""
-        return sum(2.0 * size * shape.width * min(share.tokens, size) for share, size in self.units(shape, budget))
+        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        return sum(2.0 * size * shape.width * count for count, size in units)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` means, each standing at the middle of its cell."""
@@ -31,6 +32,5 @@ class Pool(AfterTower):
         count = min(budget.tokens, size)
         cells = divide(tokens, count)
         places = torch.arange(size, device=cells.group.device).expand_as(cells.group)
-        merged = merging.group_means(tokens.projected, cells.group, count)
-        folded = Folded(merged, cells.centre, places, cells.group)
+        folded = merging.fold(tokens.projected, places, cells.centre, cells.group)
         return assemble(tokens.projected, cells.centre[:, :0], self.order, folded)

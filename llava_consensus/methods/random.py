@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
-from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Shape, Tiled
-from llava_consensus.reduction.selection import assemble, top
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
+from llava_consensus.reduction.method import Ranker, Tiled
+from llava_consensus.reduction.tokens import Need, VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random(Tiled):
+class Random(Ranker, Tiled):
     """T of N tokens drawn at random, none merged; the same for picture, prompt and `seed` in every batch.
 
     Args:
@@ -26,22 +24,16 @@ class Random(Tiled):
     seed: int = 0
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FINGERPRINT})
+    multiplies_nothing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise OptionError(f"seed={self.seed!r} must be a whole number")
 
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        """Nothing: drawing numbers is no matrix product."""
-        return 0.0
-
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens at random."""
-        available = tokens.projected.shape[1]
-        noise = draw(tokens.needed(Need.FINGERPRINT) + self.seed * 0x5851F42D4C957F, available)
-        kept = top(noise, min(budget.tokens, available))
-        return assemble(tokens.projected, kept, self.order)._replace(fused=noise)
+    def saliency(self, tokens: VisualTokens) -> Tensor:
+        """Uniform noise."""
+        return draw(tokens.needed(Need.FINGERPRINT) + self.seed * 0x5851F42D4C957F, tokens.projected.shape[1])
 
 
 def draw(seeds: Tensor, count: int) -> Tensor:

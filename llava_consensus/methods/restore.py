@@ -23,7 +23,7 @@ from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Shape, Tiled
-from llava_consensus.reduction.selection import Folded, assemble, left_over, pick, top
+from llava_consensus.reduction.selection import assemble, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 
@@ -81,10 +81,7 @@ class Restore(ReadsTower):
             rest = left_over(kept, size)
             direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
             anchors, group = distinctive(direction @ direction.transpose(1, 2), merged)
-        if not merged:
-            return assemble(tokens.projected, kept, self.order)
-        means = merging.group_means(pick(tokens.projected, rest), group, merged)
-        return assemble(tokens.projected, kept, self.order, Folded(means, rest.gather(1, anchors), rest, group))
+        return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, anchors, group))
 
 
 def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -17,14 +17,14 @@ from torch import Tensor
 from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
-from llava_consensus.reduction.selection import assemble, pick
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.selection import pick
+from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope(ReadsTower):
+class Scope(Selector, ReadsTower):
     """Keep T tokens, each the one that gains most coverage of all tokens, weighted with its class attention.
 
     Args:
@@ -46,15 +46,12 @@ class Scope(ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares and adds."""
         return pair_flops(shape, self.units(shape, budget), shape.vision_width)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens, none merged; `fused` is the weight of each."""
-        with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
-            features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
-            direction = directions(tokens.of_tiles(features.float()))
-            count = min(budget.tokens, saliency.shape[1])
-            kept = cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The tokens that cover the others."""
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+        features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
+        direction = directions(tokens.of_tiles(features.float()))
+        return Choice(cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count), vision=saliency)
 
 
 def cover(similarity: Tensor, weight: Tensor, count: int) -> Tensor:

@@ -6,24 +6,18 @@ saliency does not. The centres of the cells of `grid.py`; exactly T tokens for a
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
-from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.selection import assemble
-from llava_consensus.reduction.tokens import Reduction, VisualTokens
+from llava_consensus.reduction.method import Choice, Selector
+from llava_consensus.reduction.tokens import VisualTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformGrid(AfterTower):
+class UniformGrid(Selector):
     """Keep the patch in the middle of each of T equal cells of the picture, without looking at it."""
 
     title: ClassVar[str] = "uniform grid"
+    multiplies_nothing: ClassVar[bool] = True
 
-    def flops(self, shape: Shape, budget: Budget) -> float:
-        """Nothing: the places follow from the grid, and no token is multiplied."""
-        return 0.0
-
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """The `budget.tokens` centres."""
-        count = min(budget.tokens, tokens.projected.shape[1])
-        return assemble(tokens.projected, divide(tokens, count).centre, self.order)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The `count` centres."""
+        return Choice(divide(tokens, count).centre)

@@ -19,15 +19,15 @@ from torch.nn.functional import one_hot
 from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import AfterTower, Shape
-from llava_consensus.reduction.selection import assemble, pick, rank, seated, topped_up
-from llava_consensus.reduction.tokens import Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.method import Choice, Selector, Shape
+from llava_consensus.reduction.selection import pick, rank, seated, topped_up
+from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 WIDTHS = tuple(2.0**power for power in range(-3, 2))  # of the Gaussians
 
 
 @dataclass(frozen=True, kw_only=True)
-class VidCom2(AfterTower):
+class VidCom2(Selector):
     """Share the budget out over the frames of a video by how unlike it they are, and keep their most unlike tokens.
 
     Args:
@@ -55,20 +55,17 @@ class VidCom2(AfterTower):
             return 0.0
         return 2.0 * shape.tiles * shape.available * (shape.width // 2)
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """`budget.tokens` tokens of a video, none merged; `fused` is how unlike video and frame a token is."""
-        with torch.no_grad():
-            frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
-            member = one_hot(frame, tokens.tiles_per_unit).float()  # [B, N, F]
-            video, local = likeness(still(ensure_finite("projected tokens", tokens.projected).float()), frame, member)
-            size = frame.shape[1]
-            count, sizes = min(budget.tokens, size), member.sum(1)
-            share = shares((video[..., None] * member).sum(1) / sizes, self.temperature) * (count / size)
-            exact = share.clamp_max(1.0) * sizes
-            seats = topped_up(exact.floor().long(), exact - exact.floor(), count).clamp_min(1)
-            unlike = -(video + local)
-            kept = seated(rank(unlike), frame, seats, count).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(fused=unlike)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The most unlike tokens of each frame; `fused` is how unlike video and frame a token is."""
+        frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
+        member = one_hot(frame, tokens.tiles_per_unit).float()  # [B, N, F]
+        video, local = likeness(still(ensure_finite("projected tokens", tokens.projected).float()), frame, member)
+        sizes = member.sum(1)
+        share = shares((video[..., None] * member).sum(1) / sizes, self.temperature) * (count / frame.shape[1])
+        exact = share.clamp_max(1.0) * sizes
+        seats = topped_up(exact.floor().long(), exact - exact.floor(), count).clamp_min(1)
+        unlike = -(video + local)
+        return Choice(seated(rank(unlike), frame, seats, count), fused=unlike)
 
 
 def still(tokens: Tensor) -> Tensor:

@@ -18,17 +18,17 @@ from torch.nn.functional import embedding_bag, normalize
 
 from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
 from llava_consensus.reduction.saliency import class_saliency
-from llava_consensus.reduction.selection import assemble, pick, rank
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.selection import pick, rank
+from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
 
 ROUND = 8  # tokens that leave in one round
 LONG, NEAREST = 1024, 32  # tokens of a list whose nearest ones are looked up, and how many of these
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisPruner(ReadsTower):
+class VisPruner(Selector, ReadsTower):
     """The most attended patches and, of the others, those that are least alike.
 
     Args:
@@ -53,19 +53,16 @@ class VisPruner(ReadsTower):
         rest = shape.patches - int(budget.tokens * self.ratio)
         return 2.0 * (shape.patches + 1 + rest**2) * shape.vision_width
 
-    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
-        """T tokens of each unit, none merged."""
-        with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
-            order = rank(saliency)  # [B, N]
-            count = min(budget.tokens, saliency.shape[1])
-            attended = int(count * self.ratio)
-            kept, rest = order[:, :attended], order[:, attended:]
-            features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
-            direction = normalize(pick(tokens.of_tiles(features.float()), rest), dim=-1)
-            left = thin(direction @ direction.transpose(1, 2), count - attended)
-            kept = torch.cat((kept, rest.gather(1, left)), dim=1).sort(dim=1).values
-        return assemble(tokens.projected, kept, self.order)._replace(vision=saliency)
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The attended tokens and the diverse ones."""
+        saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+        order = rank(saliency)  # [B, N]
+        attended = int(count * self.ratio)
+        kept, rest = order[:, :attended], order[:, attended:]
+        features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
+        direction = normalize(pick(tokens.of_tiles(features.float()), rest), dim=-1)
+        left = thin(direction @ direction.transpose(1, 2), count - attended)
+        return Choice(torch.cat((kept, rest.gather(1, left)), dim=1), vision=saliency)
 
 
 def thin(similarity: Tensor, count: int) -> Tensor:

@@ -23,7 +23,7 @@ from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsBlocks, Shape
 from llava_consensus.reduction.saliency import class_flops, class_saliency
-from llava_consensus.reduction.selection import Folded, assemble, membership, rank, seated, top
+from llava_consensus.reduction.selection import assemble, membership, rank, seated, top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 
@@ -71,9 +71,8 @@ class VScan(ReadsBlocks):
             local = seated(ranked, self.window(tokens, early.shape[1]), seats, each * windows)
             kept = top(last.masked_fill(membership(local, size), torch.inf), count)
             group = merging.nearest(ensure_finite("projected tokens", tokens.projected).float(), kept)
-        means = merging.group_means(tokens.projected, group, count)
         everything = torch.arange(size, device=kept.device).expand(len(kept), -1)
-        folded = Folded(means, kept, everything, group)
+        folded = merging.fold(tokens.projected, everything, kept, group)
         return assemble(tokens.projected, kept[:, :0], self.order, folded)._replace(vision=last)
 
     def window(self, tokens: VisualTokens, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize, one_hot
 
 from llava_consensus.errors import choose
-from llava_consensus.reduction.selection import indices, membership, pick, rank
+from llava_consensus.reduction.selection import Folded, indices, membership, pick, rank
 from llava_consensus.reduction.tokens import ensure_finite
 
 STARTS = ("first", "salient", "mean")
@@ -63,8 +63,10 @@ def group(
 
 def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
     """The anchor each token joins, by cosine of its key: [B, R, d_k] float32, [B, M] -> [B, R] in 0..M-1. An anchor
-    joins itself; ties go to the lower anchor.
+    joins itself; ties go to the lower anchor. Zeros where there is no anchor.
     """
+    if not anchors.shape[1]:
+        return anchors.new_zeros(keys.shape[:2])
     direction = directions(keys)
     joined = (direction @ pick(direction, anchors).transpose(1, 2)).argmax(2)
     return joined.scatter_(1, anchors, torch.arange(anchors.shape[1], device=keys.device).expand_as(anchors))
@@ -75,6 +77,23 @@ def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
     member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
     total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 where nobody joined
     return (member @ projected.float() / total).to(projected.dtype)
+
+
+def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Folded | None:
+    """The tokens that are not kept, folded into their anchors: each merged token is the plain mean of its group.
+
+    Args:
+        projected: [B, N, D] all tokens of the unit.
+        rest: [B, R] those that are not kept, ascending.
+        places: [B, M] of the anchors among the rest, ascending.
+        group: [B, R] which of the M each of the rest joins.
+    Returns:
+        What `assemble` and `arrange` take; None where there is no anchor.
+    """
+    if not places.shape[1]:
+        return None
+    values = projected if rest.shape == projected.shape[:2] else pick(projected, rest)  # no copy where all are merged
+    return Folded(group_means(values, group, places.shape[1]), rest.gather(1, places), rest, group)
 
 
 def directions(values: Tensor) -> Tensor:

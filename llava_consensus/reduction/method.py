@@ -6,7 +6,9 @@ place where a method can act.
     AfterTower   after the tower: the language model gets fewer tokens
     InDecoder    between the layers of the language model (`decoder.py`)
 
-A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch only.
+Of those after the tower, a `Ranker` writes one function, the saliency of each token, and a `Selector` the choice of
+tokens. A method has only the options that act where it acts. What a host must collect for it stands in `needs`. Torch
+only.
 """
 
 from abc import ABC, abstractmethod
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError, choose, whole_or_none
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import Bag
-from llava_consensus.reduction.selection import regroup
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
+from llava_consensus.reduction.selection import assemble, rank, regroup
+from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
 
 class Shape(NamedTuple):
@@ -85,6 +88,7 @@ class Method:
     needs: ClassVar[frozenset[Need]] = frozenset()
     instead: ClassVar[frozenset[Need] | None] = None  # what it needs on a tower that does not give all of `needs`
     reduces: ClassVar[bool] = True
+    multiplies_nothing: ClassVar[bool] = False  # whether its own work has no matrix product, so that `flops` is 0
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
     early: ClassVar[float] = 0.0  # share of the vision blocks that ends with the one of EARLIER
@@ -154,8 +158,8 @@ class Method:
         return [shape.patches] * shape.blocks
 
     def flops(self, shape: Shape, budget: Budget) -> float | None:
-        """FLOPs of the method's own work for one picture, two for each multiply-add; None where nobody has said."""
-        return None
+        """FLOPs of the method's own work for one picture, two for each multiply-add; None where they are unknown."""
+        return 0.0 if self.multiplies_nothing else None
 
     def units(self, shape: Shape, budget: Budget) -> list[tuple[Budget, int]]:
         """Budget and size of each unit of one picture: its tiles, or all of it as one."""
@@ -202,6 +206,45 @@ class AfterTower(Placed, ABC):
     @abstractmethod
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """The tokens that replace the N of each unit."""
+
+
+class Choice(NamedTuple):
+    """The tokens that a `Selector` keeps, and what they were chosen by."""
+
+    kept: Tensor  # [B, K] in any order
+    vision: Tensor | None = None  # [B, N] saliencies for the record, as in `Reduction`
+    cross: Tensor | None = None
+    fused: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selector(AfterTower, ABC):
+    """Base of the methods after the tower that keep tokens as they are and merge none: they write `choose`."""
+
+    @abstractmethod
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """`count` of the N tokens of each unit, none twice. Runs without gradients."""
+
+    def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
+        """T tokens of each unit, none merged. Gradients flow to the projected tokens only."""
+        with torch.no_grad():
+            kept, vision, cross, fused = self.choose(tokens, min(budget.tokens, tokens.projected.shape[1]))
+            kept = kept.sort(dim=1).values
+        return assemble(tokens.projected, kept, self.order)._replace(vision=vision, cross=cross, fused=fused)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranker(Selector, ABC):
+    """Base of the methods after the tower that keep the T tokens of the largest saliency: they write `saliency`."""
+
+    @abstractmethod
+    def saliency(self, tokens: VisualTokens) -> Tensor:
+        """Saliency of each token, [B, N], from what `needs` names. Ties go to the lower index."""
+
+    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+        """The most salient tokens."""
+        saliency = ensure_finite("saliency", self.saliency(tokens))
+        return Choice(rank(saliency)[:, :count], fused=saliency)
 
 
 @dataclass(frozen=True, kw_only=True)

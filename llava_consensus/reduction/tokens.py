@@ -192,7 +192,7 @@ class Reduction(NamedTuple):
     owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
     vision: Tensor | None = None  # [B, N] saliency by the vision tower
     cross: Tensor | None = None  # [B, N] saliency by the question
-    fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where two saliencies are fused
+    fused: Tensor | None = None  # [B, N] what the tokens were ranked by, where that is neither of the two
     watch: Stopwatch | None = None  # how long each step took
     zone: Tensor | None = None  # [B, K + M] where each slot stands: AHEAD, PLACE, AFTER, BEHIND; by `order` where None
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [B, cuts, ...] numbers about the choice, for the record

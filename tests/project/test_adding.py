@@ -1,9 +1,12 @@
-"""The examples in docs/adding.md of a benchmark, a judge, a host and a report column do what the page says, as printed:
-the first three in a package of their own, installed beside this one.
+"""The examples in docs/adding.md do what the page says, as printed: methods in a copy of this package and beside it,
+benchmark, judge and host in a package of their own, a report column in place.
 """
 
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +18,19 @@ from judge_server import Act, Server
 from PIL import Image
 from run_folders import store
 from tiny_data import write_lines
+from units import unit
 
-from llava_consensus import attach, cli
+from llava_consensus import Budget, attach, cli, make
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import benchmarks
 from llava_consensus.evaluation.report import results
 from llava_consensus.evaluation.report.rows import read_rows
 from llava_consensus.evaluation.report.table import Column
 
-PAGE = Path(__file__).parents[2] / "docs" / "adding.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "adding.md"
+METHODS = ("brightest", "dimmed")
+SUITE = ("reduction/test_method.py", "methods", "cli/test_front_door.py", "hosts/test_matrix.py")
 
 
 def blocks(heading: str, language: str = "python") -> list[str]:
@@ -91,7 +98,7 @@ def test_the_example_benchmark_is_scored_and_listed(
     assert cli.main(["score", *place, "--benchmark-option", "spelling=british"]) == 0
     assert "accuracy: 33.33" in capsys.readouterr().out
     assert cli.main(["list"]) == 0
-    assert re.search(r"colours +of my_package\.colours:Colours", capsys.readouterr().out)
+    assert re.search(r"colours +Colours: which colour something has", capsys.readouterr().out)
     assert cli.main(["data", "check", "colours", "--data", str(data)]) == 0
     colours = benchmarks.make("colours", spelling="british")
     assert colours.chosen == {"spelling": "british"} and colours.asking == {} and colours.max_new_tokens in (128, 1024)
@@ -128,6 +135,47 @@ def test_the_example_judge(data: Path, answers: Path) -> None:
     assert metrics["score"] == pytest.approx(200 / 3) and metrics["by_rules"] == pytest.approx(200 / 3)
 
 
+def test_the_example_methods_in_a_copy_of_the_package(tmp_path: Path) -> None:
+    """A file and a line for each, and every test that goes through METHODS or asks what methods are."""
+    for path in ROOT.iterdir():
+        if path.name != "llava_consensus":
+            (tmp_path / path.name).symlink_to(path)
+    package = tmp_path / "llava_consensus"
+    shutil.copytree(ROOT / "llava_consensus", package, ignore=shutil.ignore_patterns("__pycache__"))
+    registry = package / "methods" / "__init__.py"
+    lines = "".join(f'        "{name}": "{name}:{name.title()}",\n' for name in METHODS)
+    registry.write_text(
+        registry.read_text().replace('        "full": "full:Full",\n', f'        "full": "full:Full",\n{lines}')
+    )
+    examples = [block for block in blocks("Adding a method") if block.startswith("# llava_consensus/methods/")]
+    assert len(examples) == len(METHODS)
+    for name, block in zip(METHODS, examples, strict=True):
+        (package / "methods" / f"{name}.py").write_text(block)
+    chosen = " or ".join((*METHODS, "options_follow", "reads_the_prompt", "without_torch", "costs"))
+    asked = [*(f"tests/{file}" for file in SUITE), "-k", chosen, "-n0", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = [sys.executable, "-m", "pytest", *asked]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    listed = [sys.executable, "-m", "llava_consensus.cli", "list", "brightest"]
+    shown = subprocess.run(listed, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert "Keep the T tokens whose feature vectors are longest." in shown and "vision_layer=null" in shown
+
+
+def test_the_example_method_of_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block, registration = blocks("Adding a method")[0], blocks("Adding a method", "toml")[0]
+    install(tmp_path, {"__init__.py": "", "brightest.py": block}, registration)
+    monkeypatch.syspath_prepend(tmp_path)
+    tokens = unit()
+    assert tokens.features is not None
+    longest = tokens.features.norm(dim=-1).topk(8).indices.sort().values
+    assert torch.equal(make("brightest").reduce(tokens, Budget(8)).kept, longest)
+    assert cli.main(["list", "brightest"]) == 0
+    assert "0 GFLOP of its own" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -142,6 +190,7 @@ def test_what_is_registered_and_is_no_benchmark_is_said(data: Path, source: str,
     with pytest.raises(OptionError, match=words) as caught:
         benchmarks.make("colours")
     assert "benchmark 'colours' of my_package.colours:Colours" in str(caught.value)
+    assert benchmarks.known_benchmarks()["colours"] == str(caught.value)
 
 
 def test_a_benchmark_that_is_not_whole_says_what_it_lacks(data: Path) -> None:

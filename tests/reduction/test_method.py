@@ -420,28 +420,31 @@ def test_bad_budgets(arguments: tuple, says: str) -> None:
         Budget(*arguments)
 
 
-def test_a_method_has_only_the_options_that_act_where_it_acts() -> None:
-    def having(option: str) -> set[str]:
-        return {name for name, method in METHODS.items() if option in {field.name for field in fields(method)}}
-
-    decoder = {"fastv", "sparsevlm", "pyramiddrop", "dart"}
-    ours = {"consensusdrop", "consensusdrop+"}
-    looking = ours | {"prumerge", "prumerge_plus", "visionzip", "vispruner", "cdpruner", "tome_post"}
-    looking |= {"scope", "holov", "idpruner", "idselection", "mfpruner", "restore", "hiprune", "vscan"}
-    assert having("positions") == set(METHODS) - {"full"}
-    assert having("order") == set(METHODS) - {"full"} - decoder
-    assert having("vision_layer") == looking
-    assert having("early_layer") == {"hiprune", "vscan"}
-    assert having("tile_budget") == looking | {"divprune", "random", "otprune"}
-    assert having("answer_rows") == decoder | ours
-    assert fields(METHODS["full"]) == ()
+@pytest.mark.parametrize("name", METHODS)
+def test_options_follow_from_where_a_method_acts_and_what_it_reads(name: str) -> None:
+    method = METHODS[name]
+    options = {field.name for field in fields(method)} - {"newlines"}
+    of_tower = {Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE}
+    placed = {"positions"} if method.place is Place.DECODER else {"positions", "order"}
+    assert {"positions", "order"} & options == (placed if method.reduces else set())
+    assert ("vision_layer" in options) == bool(method.needs & of_tower)
+    assert ("early_layer" in options) == (Need.EARLIER in method.needs)
+    assert ("answer_rows" in options) == (method.place is Place.DECODER or Need.PROBE in method.needs)
+    assert method.place is Place.TOKENS or "tile_budget" not in options
 
 
-def test_which_methods_choose_by_the_prompt() -> None:
-    blind = {"full", "downsample", "tome", "tome_post", "uniform_grid", "pool", "divprune"}
-    blind |= {"prumerge", "prumerge_plus", "visionzip", "vispruner"}
-    blind |= {"scope", "holov", "idpruner", "idselection", "restore", "otprune", "vidcom2", "evs", "hiprune", "vscan"}
-    assert {name for name in METHODS if not make(name).reads_prompt} == blind
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_reads_the_prompt_if_its_choice_changes_with_the_question(name: str) -> None:
+    tokens, method = unit(size=60), make(name)
+    if name not in AFTER_TOWER:
+        assert method.reads_prompt == (method.place is Place.DECODER)
+        return
+    other, clip = unit(size=60, seed=1), tokens.clip
+    assert clip is not None and other.clip is not None and tokens.fingerprint is not None
+    asked = clip._replace(text=other.clip.text)
+    differently = tokens._replace(probe=other.probe, clip=asked, fingerprint=tokens.fingerprint + 1)
+    one, two = (method.reduce(given, Budget(20)) for given in (tokens, differently))
+    assert method.reads_prompt != torch.equal(one.kept, two.kept)
 
 
 def test_unknown_method_teaches() -> None:

@@ -61,9 +61,15 @@ def benchmark_class(name: str) -> type[Benchmark]:
 
 
 def known_benchmarks() -> dict[str, str]:
-    """Every benchmark by name with its one line: ours, then those of other packages."""
+    """Every benchmark by name with its one line: ours, then those of other packages, or why one cannot be used."""
     lines = {name: benchmark.line for name, benchmark in BENCHMARKS.items()}
-    return lines | {name: f"of {place}" for name, place in registered(GROUP).items() if name not in BENCHMARKS}
+    for name in registered(GROUP):
+        if name not in lines:
+            try:
+                lines[name] = benchmark_class(name).line
+            except OptionError as error:
+                lines[name] = str(error)
+    return lines
 
 
 def make(name: str, /, **options: Any) -> Benchmark:
