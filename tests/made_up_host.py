@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Tap
-from llava_consensus.hosts.sequence import RowKinds, Sequence, pad_left
+from llava_consensus.hosts.sequence import Assembled, RowKinds, pad_left
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import Need
@@ -323,7 +323,7 @@ def assemble(attachment: Attachment, ids: Tensor, pixels: Tensor) -> tuple[Tenso
     if attachment.cuts is not None or not layout.reduced():
         attachment.arm(call, layout, embeds)
         return embeds, places, mask
-    out = attachment.reduce(call, Sequence(embeds, mask, places), layout, tiles, ids.abs().sum(1))
+    out = attachment.reduce(call, Assembled(embeds, mask, places), layout, tiles, ids.abs().sum(1))
     out = pad_left(out)
     return out.embeds, out.positions, out.real
 

@@ -177,7 +177,7 @@ HOSTS: dict[str, HostEntry] = {
         clips=True,
     ),
     "qwen-vl": HostEntry(
-        f"{OURS}.remote.qwen_vl:QwenVL",
+        f"{OURS}.remote.qwen_vl:QwenVLChat",
         "remote",
         ("QWenLMHeadModel",),
         "Qwen-VL of 2023: a resampler",

@@ -38,7 +38,7 @@ from llava_consensus.hosts.call import (
     skip_unread,
 )
 from llava_consensus.hosts.reduce import NO_TEXT, reduce, untouched
-from llava_consensus.hosts.sequence import Layout, RowKinds, Sequence, Sharing, read_layout
+from llava_consensus.hosts.sequence import Assembled, Layout, RowKinds, Sharing, read_layout
 from llava_consensus.hosts.towers import blocks_read, earlier_block, fingerprint, lacking
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
@@ -294,13 +294,13 @@ class Attachment:
     def reduce(
         self,
         call: Call,
-        full: Sequence,
+        full: Assembled,
         layout: Layout,
         tiles: list[Tiles],
         prompts: Tensor | None = None,
         limit: int | None = None,
         watch: Stopwatch | None = None,
-    ) -> Sequence:
+    ) -> Assembled:
         """The sequences with their visual tokens reduced (see `reduce.reduce`); the call has the outcomes."""
         model, begin_alike = self.here, call.given.begin_alike
         clip = self._clip_sides(call, model, tiles, len(full.real))

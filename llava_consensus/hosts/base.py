@@ -1,6 +1,6 @@
 """What a host is made of. A host adapts one family of models. What is true of any model stands in `attachment.py`; a
 host supplies a `Model`: its `Tower`, its `Decoder`, and the functions of the model that a method must come between, in
-which it assembles a `Sequence` (`sequence.py`).
+which it assembles sequences (`Assembled`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

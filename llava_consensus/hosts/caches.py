@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.call import CachedLayer
-from llava_consensus.hosts.sequence import Sequence
+from llava_consensus.hosts.sequence import Assembled
 
 KNOWN = "_llava_consensus"  # attribute of a cache
 CACHE = ("past_key_values", "cache", "past_key_value")  # in transformers up to 5.23, from 5.24 on, in layers of 4.37
@@ -75,7 +75,7 @@ class Shortened:
         return _repeated(self.following, rows, -1)[..., None] + places
 
 
-def shortened(full: Sequence, out: Sequence, keeps: bool) -> Shortened:
+def shortened(full: Assembled, out: Assembled, keeps: bool) -> Shortened:
     """What is known of prompts that were reduced, given their sequences before and after."""
     size = full.real.shape[1]
     last = size - 1 - full.real.int().flip(1).argmax(1)

@@ -25,17 +25,17 @@ from llava_consensus.hosts.sequence import (
     PART,
     ROW,
     TAILS,
+    Assembled,
     Channel,
     Inserts,
     Layout,
-    Sequence,
     Unit,
     edit,
     pad_left,
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import Source
+from llava_consensus.hosts.source import MethodInputs
 from llava_consensus.reduction.calibration import far_logits, seen_logits
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView
 from llava_consensus.reduction.tokens import Reduction, TextProbe
@@ -44,7 +44,7 @@ OLD = int(transformers.__version__.split(".")[0]) < 5
 
 
 @dataclass(eq=False)
-class Seen:
+class ImageState:
     """One picture that will be cut, in one row of the forward."""
 
     unit: Unit
@@ -59,7 +59,7 @@ class Seen:
     measures: dict[str, list[Tensor]] = field(default_factory=dict)  # what the method says of its choices, cut by cut
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """The current sequences of a batch. Padding has `real` false and `origin` S."""
 
     positions: Tensor  # [R, W] position ids, or [R, W, A] of A axes
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
         return min(self.lengths) < self.real.shape[1]
 
 
-def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: int, asks: str) -> list[Seen]:
+def image_states(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: int, asks: str) -> list[ImageState]:
     """The pictures that will be cut, once for each beam of their prompt."""
     seen = []
     for unit, cuts in units:
@@ -87,11 +87,11 @@ def seen_pictures(layout: Layout, units: list[tuple[Unit, list[Cut]]], beams: in
             text = [int(layout.asked[picture.row].nonzero()[-1])]
         for beam in range(beams):
             row, count = picture.row * beams + beam, len(unit.places)
-            seen.append(Seen(unit, row, picture.end, text, cuts, count, 0, beam == 0, []))
+            seen.append(ImageState(unit, row, picture.end, text, cuts, count, 0, beam == 0, []))
     return seen
 
 
-def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -> Rows:
+def full_rows(layout: Layout, seen: list[ImageState], positions: Tensor, beams: int) -> BatchRows:
     """The sequences before the first cut.
 
     Args:
@@ -106,10 +106,10 @@ def full_rows(layout: Layout, seen: list[Seen], positions: Tensor, beams: int) -
     size = real.shape[1]
     place = torch.arange(size, device=positions.device).expand_as(real)
     origin = torch.where(real, place, size)
-    return Rows(positions, origin, owner, place * ROW, real, lengths, rows_of(positions, start), size)
+    return BatchRows(positions, origin, owner, place * ROW, real, lengths, rows_of(positions, start), size)
 
 
-def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
+def columns_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> Tensor:
     """Places of the visual tokens of these pictures in the current sequences, in order: [P, v]."""
     device = rows.owner.device
     batch = torch.tensor([seen[index].row for index in indices], device=device)
@@ -117,7 +117,7 @@ def columns_of(rows: Rows, seen: list[Seen], indices: list[int]) -> Tensor:
     return torch.sort(owned, dim=1, descending=True, stable=True).indices[:, : seen[indices[0]].left]
 
 
-def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def text_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """The asked rows of these pictures, padded at the end: places in the full and in the current sequence, and which
     are real. Each [P, L]. In the place of a picture's row that was dropped the last one before it asks.
     """
@@ -134,7 +134,7 @@ def text_of(rows: Rows, seen: list[Seen], indices: list[int]) -> tuple[Tensor, T
     return places, now[batch].gather(1, places), mask
 
 
-class Group(NamedTuple):
+class CutGroup(NamedTuple):
     """Pictures that were cut together."""
 
     indices: list[int]  # into the seen pictures
@@ -143,7 +143,9 @@ class Group(NamedTuple):
     chosen: Chosen
 
 
-def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], renumber: bool) -> tuple[Rows, Tensor]:
+def shorten(
+    rows: BatchRows, hidden: Tensor, seen: list[ImageState], groups: list[CutGroup], renumber: bool
+) -> tuple[BatchRows, Tensor]:
     """The sequences without the dropped tokens and with the merged ones after their pictures.
 
     Args:
@@ -188,20 +190,20 @@ def shorten(rows: Rows, hidden: Tensor, seen: list[Seen], groups: list[Group], r
         positions = rows.first + wide(torch.arange(real.shape[1], device=device)[None], rows.first)
         new["positions"] = positions.expand(new["positions"].shape)
     others = {name: channels[name]._replace(values=new[name]) for name in ("origin", "owner", "place")}
-    out = pad_left(Sequence(new["hidden"], real, new["positions"], others, unpadded))
+    out = pad_left(Assembled(new["hidden"], real, new["positions"], others, unpadded))
     origin, owner, place = (channel.values for channel in out.channels.values())
-    shorter = Rows(out.positions, origin, owner, place, out.real, tuple(lengths), rows.first, rows.size)
+    shorter = BatchRows(out.positions, origin, owner, place, out.real, tuple(lengths), rows.first, rows.size)
     return shorter, out.embeds
 
 
-def note_measures(seen: list[Seen], indices: list[int], measures: Mapping[str, Tensor]) -> None:
+def note_measures(seen: list[ImageState], indices: list[int], measures: Mapping[str, Tensor]) -> None:
     """What a method says of its choice at one cut, [P, ...] each, is kept with every picture."""
     for name, values in measures.items():
         for place, index in enumerate(indices):
             seen[index].measures.setdefault(name, []).append(values[place].detach())
 
 
-def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index: int) -> PictureOutcome:
+def outcome(layout: Layout, rows: BatchRows, hidden: Tensor, seen: list[ImageState], index: int) -> PictureOutcome:
     """What became of one picture, after its last cut."""
     seen_picture = seen[index]
     picture = layout.pictures[seen_picture.unit.picture]
@@ -230,7 +232,7 @@ def outcome(layout: Layout, rows: Rows, hidden: Tensor, seen: list[Seen], index:
     )
 
 
-class Armed(NamedTuple):
+class PendingPrefill(NamedTuple):
     """A sequence that is about to be read, and what to do with it."""
 
     layout: Layout
@@ -241,11 +243,11 @@ class Armed(NamedTuple):
 
 
 @dataclass(eq=False)
-class State:
+class CutState:
     """What hooks between layers hand on while a call is under way."""
 
-    armed: Armed | None = None  # a sequence that is about to be read and cut
-    forward: "CutForward | Step | None" = None  # under way
+    armed: PendingPrefill | None = None  # a sequence that is about to be read and cut
+    forward: "CutForward | DecodeStep | None" = None  # under way
     given: Mapping[str, Any] = field(default_factory=dict)  # arguments of the model, where it makes the mask itself
     layer_parts: dict[str, Tensor] = field(default_factory=dict)  # queries and keys of the layer before a cut
     mask: Any = None  # [R, columns] of the forward under way
@@ -282,7 +284,7 @@ class CutForward:
     """The forward that is cut."""
 
     def __init__(
-        self, attachment: Any, call: Any, state: State, armed: Armed, embeds: Tensor, kwargs: dict[str, Any]
+        self, attachment: Any, call: Any, state: CutState, armed: PendingPrefill, embeds: Tensor, kwargs: dict[str, Any]
     ) -> None:
         self.state, self.layout, self.embeds, self.more = state, armed.layout, embeds, armed.more
         self.method, self.decoder, self.watch = attachment.method, attachment.here.decoder, call.report.watch
@@ -291,19 +293,19 @@ class CutForward:
         if self.method.calibrates:
             check_kernel(self.decoder)
         beams = len(embeds) // len(armed.layout.real)
-        self.seen = seen_pictures(armed.layout, armed.units, beams, self.method.asks)
+        self.seen = image_states(armed.layout, armed.units, beams, self.method.asks)
         self.cuts: dict[int, list[int]] = defaultdict(list)  # layer -> seen pictures
         for index, picture in enumerate(self.seen):
             for cut in picture.cuts:
                 self.cuts[cut.layer].append(index)
         positions = self.decoder.positions(kwargs, len(embeds), state.outer)
-        self.source: Source | None = None  # of what the vision tower says of these pictures
+        self.source: MethodInputs | None = None  # of what the vision tower says of these pictures
         if attachment.cuts_by_tower:
             real = armed.layout.real.to(embeds.device)
-            full = Sequence(embeds[::beams], real, positions[::beams])
+            full = Assembled(embeds[::beams], real, positions[::beams])
             prompts = torch.zeros(len(real), dtype=torch.long)  # no fingerprint is asked for here
-            self.source = Source(full, armed.layout, armed.tiles, attachment.here.tower, self.method, prompts)
-        self.rows: Rows = full_rows(armed.layout, self.seen, positions, beams)
+            self.source = MethodInputs(full, armed.layout, armed.tiles, attachment.here.tower, self.method, prompts)
+        self.rows: BatchRows = full_rows(armed.layout, self.seen, positions, beams)
         self.full, self.reach = self.rows, self.rows.size
         blocks = self.decoder.blocks(state.given) if hasattr(self.decoder, "blocks") else None
         self.blocks: Tensor | None = None if blocks is None else pad(blocks, (0, 1))  # [R, S + 1], 0 for padding
@@ -385,7 +387,7 @@ class CutForward:
                 view = self._view(layer, cut, indices, hidden)
             # as in `reduce`: autocast would compute saliencies in half precision
             with torch.autocast(hidden.device.type, enabled=False):
-                groups.append(Group(indices, view.columns, cut, method.select(view, watch)))
+                groups.append(CutGroup(indices, view.columns, cut, method.select(view, watch)))
         with watch.time("shorten"):
             self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._closes(layer))
         for indices, _, _, chosen in groups:
@@ -439,10 +441,10 @@ class CutForward:
         }
 
 
-class Step:
+class DecodeStep:
     """A forward on a cache that was cut: a decode step, or a later turn of text."""
 
-    def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: State) -> None:
+    def __init__(self, decoder: CutDecoder, cut_cache: CutCache, grown: int, state: CutState) -> None:
         self.decoder, self.cut_cache, self.grown, self.outer = decoder, cut_cache, grown, state.outer
         mask = state.mask if isinstance(state.mask, Tensor) and state.mask.ndim == 2 else None
         self.mask = None if mask is None else mask[:, cut_cache.size :].bool()

@@ -153,7 +153,7 @@ class LlamaDecoder:
         for index, layer in enumerate(self.layers if cut else self.layers[:1]):
             first.setdefault(_kind(layer.self_attn), index)
         tried = list(first.values())
-        reached = [StandIn(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
+        reached = [Recorder(layer, ends=index == tried[-1]) for index, layer in enumerate(self.layers)]
         view = copy.copy(self)
         view.module, view.layers = twin(self.module, layers=reached), {}
         like = next(weight for weight in self.layers[0].parameters() if weight.is_floating_point())
@@ -168,7 +168,7 @@ class LlamaDecoder:
             for index in tried:
                 hidden, arguments = reached[index].given
                 layer, attention = self.layers[index], twin(self.layers[index].self_attn, dtype)
-                entering = StandIn(attention, ends=True)
+                entering = Recorder(attention, ends=True)
                 parts = {"self_attn": entering, "input_layernorm": twin(layer.input_layernorm, dtype)}
                 view.layers[index] = twin(layer, **parts)
                 _run(view.layers[index], hidden, **arguments)
@@ -219,7 +219,7 @@ class Reached(Exception):
     """The last stand-in was called."""
 
 
-class StandIn:
+class Recorder:
     """Takes the place of a module in a trial: keeps what it is called with, and hands states on or ends the trial."""
 
     def __init__(self, module: nn.Module, ends: bool) -> None:

@@ -23,7 +23,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Tiles
 from llava_consensus.hosts.caches import cache_given, known, remember
 from llava_consensus.hosts.call import Call, Report, Shadow, current_call, uncompiled
-from llava_consensus.hosts.cut_forward import Armed, CutCache, CutForward, State, Step, fits
+from llava_consensus.hosts.cut_forward import CutCache, CutForward, CutState, DecodeStep, PendingPrefill, fits
 from llava_consensus.hosts.sequence import Layout
 from llava_consensus.reduction.tokens import Stopwatch
 
@@ -90,15 +90,15 @@ class Cuts:
             OptionError: for a budget the method has no cuts for.
         """
         units = [(unit, self.method.cuts(unit.budget, len(unit.places), self.depth)) for unit in layout.reduced()]
-        _state(call).armed = Armed(layout, units, weakref.ref(embeds), tiles) if units else None
+        _state(call).armed = PendingPrefill(layout, units, weakref.ref(embeds), tiles) if units else None
         whole = [outcome._replace(entering=(outcome.before,) * self.depth) for outcome in call.report.outcomes]
         call.tell(Report(whole, watch=Stopwatch(embeds.device) if units else None))
 
-    def armed(self, call: Call) -> Armed | None:
+    def armed(self, call: Call) -> PendingPrefill | None:
         """The sequence that is announced."""
         return _state(call).armed
 
-    def again(self, call: Call, armed: Armed, read: Tensor) -> None:
+    def again(self, call: Call, armed: PendingPrefill, read: Tensor) -> None:
         """Announces the prompts of a call once more, ids or embeddings [R, S + n, ...] of them and n rows after."""
         more = read.shape[1] - armed.layout.real.shape[1]
         _state(call).armed = armed._replace(layout=armed.layout.longer(more), embeds=weakref.ref(read), more=more)
@@ -134,7 +134,9 @@ class Cuts:
             return (hidden, *args[1:]), {**kwargs, **changes}
         return args, {**kwargs, **changes, "hidden_states": hidden}
 
-    def _recognise(self, call: Call, state: State, hidden: Tensor, kwargs: dict[str, Any]) -> CutForward | Step | None:
+    def _recognise(
+        self, call: Call, state: CutState, hidden: Tensor, kwargs: dict[str, Any]
+    ) -> CutForward | DecodeStep | None:
         """Whether this forward is the prefill that was announced, a step on a cache that was cut, or neither."""
         cache = cache_given(kwargs)
         armed, state.armed = state.armed, None
@@ -154,7 +156,7 @@ class Cuts:
         cut_cache = known(cache) or self._last_that_fits(cache)
         if not isinstance(cut_cache, CutCache):
             return None
-        return Step(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), state)
+        return DecodeStep(self.attachment.here.decoder, cut_cache, cut_cache.grown(cache), state)
 
     def _last_that_fits(self, cache: Any) -> CutCache | None:
         """The last prefill of this context that was cut, where a cache is as that left it: transformers 4.37 makes a
@@ -201,7 +203,7 @@ class Cuts:
         return args, {**kwargs, "seq_len": max(kwargs["seq_len"], state.forward.reach)}
 
 
-def _state(call: Call) -> State:
+def _state(call: Call) -> CutState:
     """What the hooks of this file hand on in a call."""
-    state: State = call.state.setdefault("cuts", State())
+    state: CutState = call.state.setdefault("cuts", CutState())
     return state

@@ -28,7 +28,7 @@ from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.lengths import COUNTING, MORE, UNDER_WAY, recounting
 from llava_consensus.hosts.next_grid import STOCK, check_layout, check_tiles, fixed_grid
-from llava_consensus.hosts.sequence import Channel, Layout, RowKinds, Rule, Sequence, fingerprints, pad_left
+from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need, Stopwatch
@@ -61,7 +61,7 @@ class Projected:
         return projected
 
 
-class LlavaTower(Projected, ClipBlocks):
+class OfficialTower(Projected, ClipBlocks):
     """The CLIP tower of a LLaVA model, with its projector."""
 
     def __init__(self, model: Any) -> None:
@@ -103,7 +103,7 @@ class LlavaModel:
     @property
     def tower(self) -> Any:
         """The vision side; None where a model has none."""
-        return None if self.module.get_vision_tower() is None else LlavaTower(self.module)
+        return None if self.module.get_vision_tower() is None else OfficialTower(self.module)
 
     @property
     def decoder(self) -> LlamaDecoder:
@@ -205,7 +205,7 @@ class Arguments(NamedTuple):
         return torch.empty(*self.images.shape[:-2], 0, 0)
 
 
-class StandIn:
+class Overlay:
     """A model with some attributes replaced for one call; the model itself stays as it is."""
 
     def __init__(self, model: Any, **replaced: Any) -> None:
@@ -281,7 +281,7 @@ def prepared(attachment: Attachment, official: Official, arguments: Arguments) -
 
     if cuts or call.given.encoded is not None or attachment.method.acts_inside:
         replaced["encode_images"] = encode
-    result = official(StandIn(model, **replaced), *arguments)
+    result = official(Overlay(model, **replaced), *arguments)
     attachment.arm(call, layout, result[4], tiles, limit=None if cuts else getattr(config, LIMIT, None))
     return result
 
@@ -303,7 +303,7 @@ def _reduced(
     if arguments.labels is not None:
         targets = structure.labels(arguments.labels, projected.shape[0] * projected.shape[1])
         channels["labels"] = Channel(targets, IGNORE, Rule.BLANK)
-    full = Sequence(embeds, layout.real.to(device), layout.positions.to(device), channels)
+    full = Assembled(embeds, layout.real.to(device), layout.positions.to(device), channels)
     prompts = None
     if Need.FINGERPRINT in attachment.method.needs:
         ids, mask = arguments.input_ids, arguments.attention_mask

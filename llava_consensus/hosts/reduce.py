@@ -1,12 +1,12 @@
 """The heart: `reduce` takes assembled sequences and gives back shorter ones, before the language model reads them.
 
-What a method reads of a picture is gathered from the parts that were collected (`Source`), and from the language
+What a method reads of a picture is gathered from the parts that were collected (`MethodInputs`), and from the language
 model's first layer as the words after the picture see it (`probe_text`); the method reduces units of equal size
 together; and the reduced tokens take the place of the others in one edit of the sequences (`put_in`). Nothing here
 knows an attachment, and nothing that is given is changed.
 """
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,17 +22,17 @@ from llava_consensus.hosts.sequence import (
     PART,
     ROW,
     TAILS,
+    Assembled,
     Channel,
     Inserts,
     Layout,
     Rule,
-    Sequence,
     Unit,
     edit,
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import Source, probe_text, shared_fronts, words_after
+from llava_consensus.hosts.source import MethodInputs, probe_text, shared_fronts, words_after
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -51,7 +51,7 @@ BY_WORDS = "no CLIP text tower: relevance by the language model's own embeddings
 NO_WORDS = "no text after the image: all tokens are equally relevant"
 
 
-class Group(NamedTuple):
+class ReducedUnits(NamedTuple):
     """Units that went through the method together."""
 
     units: list[Unit]
@@ -59,7 +59,7 @@ class Group(NamedTuple):
 
 
 def reduce(
-    full: Sequence,
+    full: Assembled,
     layout: Layout,
     tiles: list[Tiles],
     method: Method,
@@ -70,7 +70,7 @@ def reduce(
     begin_alike: bool = False,
     limit: int | None = None,
     watch: Stopwatch | None = None,
-) -> tuple[Sequence, Report]:
+) -> tuple[Assembled, Report]:
     """The sequences with their visual tokens reduced, padded on the right, and what became of every picture.
 
     Args:
@@ -96,12 +96,12 @@ def reduce(
                 probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
         by_words = clip is None and Need.QUESTION in method.needs
         words = words_after(full, layout) if by_words else None
-        source = Source(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
+        source = MethodInputs(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
         groups = []
         for units in source.groups():
             with watch.time("gather"):
                 tokens = source.tokens(units)
-            groups.append(Group(units, _timed(method, tokens, units[0].budget)))
+            groups.append(ReducedUnits(units, _timed(method, tokens, units[0].budget)))
         with watch.time("splice"):
             out, outcomes = put_in(full, layout, groups, method, limit)
     silent = any(len(picture.text) == 0 for picture in layout.pictures)
@@ -120,8 +120,8 @@ def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
 
 
 def put_in(
-    full: Sequence, layout: Layout, groups: List[Group], method: Method, limit: int | None
-) -> tuple[Sequence, list[PictureOutcome]]:
+    full: Assembled, layout: Layout, groups: Sequence[ReducedUnits], method: Method, limit: int | None
+) -> tuple[Assembled, list[PictureOutcome]]:
     """The sequences with the reduced tokens of these units in place of the others, and what became of each picture."""
     device, width = full.embeds.device, layout.real.shape[1]
     channels = full.everything()
@@ -194,7 +194,7 @@ def _means(values: Tensor, reduction: Reduction) -> Tensor:
     return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
 
 
-def _places(layout: Layout, units: List[Unit], reduction: Reduction, at_source: Tensor, order: str) -> Tensor:
+def _places(layout: Layout, units: Sequence[Unit], reduction: Reduction, at_source: Tensor, order: str) -> Tensor:
     """Places [B, K + M] of reduced tokens in the order of the sequence, by the zones of the method or by its order."""
     slots, kept = torch.arange(reduction.tokens.shape[1], device=at_source.device), reduction.kept.shape[1]
     if reduction.zone is None and (order == "raster" or kept == len(slots)):
@@ -217,7 +217,7 @@ def _zones(layout: Layout, unit: Unit) -> list[int]:
     return [(first - 1) * ROW + NEXT, 0, last * ROW + TAILS, tails] if stands_alone else [heads, 0, tails, tails]
 
 
-def _outcomes(layout: Layout, groups: List[Group]) -> list[PictureOutcome]:
+def _outcomes(layout: Layout, groups: Sequence[ReducedUnits]) -> list[PictureOutcome]:
     """Tokens before and after of every picture, with the bookkeeping of its units in order."""
     whole = untouched(layout)
     after = [outcome.after for outcome in whole]

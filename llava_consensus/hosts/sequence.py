@@ -244,7 +244,7 @@ class Channel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Assembled:
     """Assembled sequences of a batch: what the language model reads, row by row."""
 
     embeds: Tensor  # [R, S, D]
@@ -257,10 +257,10 @@ class Sequence:
         """All channels, positions and embeddings among them."""
         return {"embeds": Channel(self.embeds, 0, Rule.BLANK), "positions": Channel(self.positions, 0), **self.channels}
 
-    def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Sequence":
+    def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Assembled":
         """The same channels with other values."""
         channels = {name: channel._replace(values=values[name]) for name, channel in self.channels.items()}
-        return Sequence(values["embeds"], real, values["positions"], channels, unpadded)
+        return Assembled(values["embeds"], real, values["positions"], channels, unpadded)
 
 
 class Inserts(NamedTuple):
@@ -322,7 +322,7 @@ def edit(channels: Mapping[str, Channel], place: Tensor, lengths: list[int], ins
     return Edited(values, real, unpadded)
 
 
-def pad_left(full: Sequence) -> Sequence:
+def pad_left(full: Assembled) -> Assembled:
     """The same sequences with their padding moved to the front."""
     if full.unpadded:
         return full

@@ -1,8 +1,8 @@
-"""Inputs of a method (`Source`): parts collected from the vision tower, and the first layer of the language model as
-the words after a picture see it (`probe_text`).
+"""Inputs of a method (`MethodInputs`): parts collected from the vision tower, and the first layer of the language
+model as the words after a picture see it (`probe_text`).
 """
 
-from collections.abc import Sequence as List
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, cast
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.hosts.base import EXPERTS, Decoder, ExpertDecoder, Tiles, Tower
-from llava_consensus.hosts.sequence import Layout, Picture, Sequence, Unit
+from llava_consensus.hosts.sequence import Assembled, Layout, Picture, Unit
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, needs_of
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -55,7 +55,7 @@ def shared_fronts(layout: Layout, tiles: list[Tiles]) -> Fronts | None:
     return Fronts([shown.index(source) for source in first], which, ends.pop() + 1)
 
 
-def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
+def probe_text(full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts | None = None) -> TextProbe:
     """The decoder's layer 0 as the text rows after each picture see it, once where several pictures have the same
     text: their queries, and the keys of the whole sequence, by the layer's own modules. Nothing runs but the two
     projections (paper section 3.2). Rows that prompts have in common at their beginning are projected once: `front`.
@@ -85,14 +85,14 @@ def probe_text(full: Sequence, layout: Layout, decoder: Decoder, fronts: Fronts 
     return TextProbe(query, key, cos, sin, decoder.scale(0), texts, row_mask, real, padded, front)
 
 
-def text_rows(asking: List[Picture]) -> tuple[Tensor, Tensor]:
+def text_rows(asking: Sequence[Picture]) -> tuple[Tensor, Tensor]:
     """Places of the text rows after each of these pictures, padded with 0, and which of them are real: [I, L] each."""
     texts = [picture.text for picture in asking]
     padded = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     return padded, torch.arange(padded.shape[1]) < torch.tensor([[len(text)] for text in texts])
 
 
-def words_after(full: Sequence, layout: Layout) -> tuple[Tensor, Tensor]:
+def words_after(full: Assembled, layout: Layout) -> tuple[Tensor, Tensor]:
     """Embeddings [I, L, D] of the text rows after each picture, once where several have the same text, and which of
     them are real [I, L].
     """
@@ -103,10 +103,10 @@ def words_after(full: Sequence, layout: Layout) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Source:
+class MethodInputs:
     """Where a method's inputs come from: what it reads of the units of assembled sequences."""
 
-    full: Sequence
+    full: Assembled
     layout: Layout
     tiles: list[Tiles]  # of each picture of the call
     tower: Tower

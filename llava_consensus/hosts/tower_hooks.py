@@ -60,7 +60,7 @@ class Shrinking(NamedTuple):
     columns: int
 
 
-class Grid(NamedTuple):
+class TokenGrid(NamedTuple):
     """The tokens of a picture of its own size."""
 
     tiles: int
@@ -71,7 +71,7 @@ class Grid(NamedTuple):
 class Shrunk(NamedTuple):
     """Pictures of their own sizes whose tiles are made smaller, each one for itself."""
 
-    grids: list[Grid]
+    grids: list[TokenGrid]
     small: list[list[tuple[int, int]]]  # of each picture, rows and columns of tokens of each smaller tile
 
     def read(self, pixels: Tensor, size: int, read: Callable[[Tensor], Tensor]) -> Tensor:
@@ -113,7 +113,7 @@ class Shrunk(NamedTuple):
         ], index
 
 
-def shrunk(attachment: Any, grids: list[Grid]) -> Shrunk:
+def shrunk(attachment: Any, grids: list[TokenGrid]) -> Shrunk:
     """The smaller grids of the tiles of these pictures by their budgets; a tile with room for all its tokens keeps its
     own.
     """

@@ -15,10 +15,9 @@ from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_
 
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.generate import once
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.reduce import reduce
-from llava_consensus.hosts.sequence import Channel, Rule, fingerprints
-from llava_consensus.hosts.sequence import Sequence as Assembled
+from llava_consensus.hosts.sequence import Assembled, Channel, Rule, fingerprints
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, load_clip_text, needs_of, split_heads
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.tokens import Need
@@ -33,7 +32,7 @@ class Encoded(NamedTuple):
 
     tiles: Tiles
     tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
-    rows: Rows
+    rows: PictureRows
     inputs: dict[str, Any]  # of the processor that positions follow from, of this picture alone
 
     @property

@@ -43,7 +43,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tiles
 from llava_consensus.hosts.hf.model import tiles_of
 from llava_consensus.hosts.hf.qwen_vl import picture_tiles
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.towers import blocks_read, fingerprint, lacking
 from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
@@ -297,7 +297,7 @@ class SquareTower(Reduced):
         inputs: dict[str, Any],
         tokens: list[Tensor],
         taken: dict[str, Tensor],
-        rows: list[Rows],
+        rows: list[PictureRows],
     ) -> list[Tiles]:
         """The tiles of every picture, without those that fill a batch up."""
         pixels = inputs[PIXELS[modality]]
@@ -374,7 +374,7 @@ class Qwen(Reduced):
         inputs: dict[str, Any],
         tokens: list[Tensor],
         taken: dict[str, Tensor],
-        rows: list[Rows],
+        rows: list[PictureRows],
     ) -> list[Tiles]:
         """The tiles of every picture: of a video, its temporal patches."""
         parts = {name: values[0].transpose(0, 1) for name, values in taken.items() if name != "states"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.hf import text_side
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.sequence import Layout, RowKinds, Sharing, read_layout
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method
@@ -55,23 +55,23 @@ class Plan:
             return ""
         return text_side(self.folder) or str(self.view.clip_name)
 
-    def rows(self, modality: str, inputs: dict[str, Any]) -> list[Rows]:
+    def rows(self, modality: str, inputs: dict[str, Any]) -> list[PictureRows]:
         """The rows of every picture, given what the processor makes of them."""
-        rows: list[Rows] = self.view.pictures(modality, inputs, None)
+        rows: list[PictureRows] = self.view.pictures(modality, inputs, None)
         return rows
 
     def layout(self, kinds: RowKinds, budget: Budget | Share) -> Layout:
         """Where the pictures stand, and what of them is reduced."""
         return read_layout(kinds, Sharing(self.method, budget, self.view.tower.tokens, self.view.most_tiles))
 
-    def left(self, modality: str, rows: Rows, budget: Budget | Share) -> int:
+    def left(self, modality: str, rows: PictureRows, budget: Budget | Share) -> int:
         """Rows that are left of a picture."""
         layout = self.layout(row_kinds([torch.zeros(len(rows.token), dtype=torch.long)], [rows], modality), budget)
         gone = sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
         return len(rows.token) - gone - sum(len(picture.leaving) for picture in layout.pictures)
 
 
-def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[Rows], modality: str) -> RowKinds:
+def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modality: str) -> RowKinds:
     """What every row of these prompts is, on the CPU: each says [S] which of the pictures a row is of, or -1."""
     picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
     tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)

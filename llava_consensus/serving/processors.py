@@ -19,7 +19,7 @@ from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.setting import ASKED, TOKENS, asked
@@ -140,7 +140,7 @@ class Reducing:
         """Pictures as vLLM hands them to the engine."""
         return MultiModalKwargsItems.from_hf_inputs(made, super()._get_mm_fields_config(made, arguments))
 
-    def _rows(self, modality: str, item: Any) -> Rows:
+    def _rows(self, modality: str, item: Any) -> PictureRows:
         """The rows of a picture without reduction."""
         return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
 

@@ -15,7 +15,7 @@ from prompts import ANYRES, batch, row, tiles
 
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.cut_forward import Rows, text_of
+from llava_consensus.hosts.cut_forward import BatchRows, text_of
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.methods import METHODS, make, sparsevlm
 from llava_consensus.reduction.budget import Budget
@@ -368,7 +368,7 @@ def test_for_a_row_that_was_cut_away_the_last_one_before_it_asks() -> None:
     """A picture's row asks in prompts that end with a picture; a later cut may find it dropped."""
     origin = torch.tensor([[0, 1, 4, 6]])  # of seven places 2, 3 and 5 were dropped
     ones = torch.ones_like(origin)
-    rows = Rows(origin, origin, ones - 2, origin, ones.bool(), (4,), ones[:, :1], 7)
+    rows = BatchRows(origin, origin, ones - 2, origin, ones.bool(), (4,), ones[:, :1], 7)
     seen: Any = [SimpleNamespace(row=0, text=[1, 3, 5, 6]), SimpleNamespace(row=0, text=[6])]
     places, now, asked = text_of(rows, seen, [0, 1])
     assert places.tolist() == [[1, 3, 5, 6], [6, 0, 0, 0]]

@@ -18,7 +18,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import NO_TEXT
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.llava import PREPARE
-from llava_consensus.hosts.sequence import Layout, Picture, RowKinds, Sequence
+from llava_consensus.hosts.sequence import Assembled, Layout, Picture, RowKinds
 from llava_consensus.hosts.source import probe_text
 from llava_consensus.reduction.saliency import class_saliency, text_attention
 from llava_consensus.reduction.tokens import VisionAttention
@@ -408,7 +408,7 @@ def test_scap_equals_the_eager_first_layer(family: str) -> None:
     none = torch.full((2, 30), -1)
     pictures = [Picture(row, row, 10, 0, 21, torch.arange(22, 30)) for row in range(2)]
     layout = Layout(RowKinds(mask.bool(), none, none, none), mask.bool(), pictures, [])
-    probe = probe_text(Sequence(embeds, mask.bool(), positions), layout, LlamaDecoder(decoder))
+    probe = probe_text(Assembled(embeds, mask.bool(), positions), layout, LlamaDecoder(decoder))
     assert torch.allclose(text_attention(probe), eager.attentions[0].mean(1)[:, 22:], atol=1e-5)
 
 

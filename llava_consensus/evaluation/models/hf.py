@@ -39,7 +39,7 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.model import HfModel
-from llava_consensus.hosts.hf.rows import Features, Rows
+from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"
@@ -52,7 +52,7 @@ class HfEncoded(Encoded):
 
     modality: str  # image | video
     text: str  # that stands for it in prompts
-    rows: Rows  # where its tokens come from
+    rows: PictureRows  # where its tokens come from
     features: Features
     inputs: dict[str, Tensor]  # what the positions of its tokens follow from
 
@@ -132,7 +132,7 @@ class HfHost(Host):
             for one, size, (rows, features) in zip(processed, sizes, encoded, strict=True)
         ]
 
-    def _encode(self, attachment: Attachment, processed: list[Processed]) -> list[tuple[Rows, Features]]:
+    def _encode(self, attachment: Attachment, processed: list[Processed]) -> list[tuple[PictureRows, Features]]:
         """Rows and features of every picture of a batch of one shape."""
         modality = processed[0].modality
         names = [name for name, value in processed[0].inputs.items() if isinstance(value, Tensor)]

@@ -20,7 +20,7 @@ from llava_consensus.evaluation.models.base import Answer, Encoded, Host, Prompt
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.remote.cogvlm import CogVLM
-from llava_consensus.hosts.remote.qwen_vl import QwenVL
+from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
 from llava_consensus.reduction.method import Shape
 
 if TYPE_CHECKING:
@@ -222,9 +222,9 @@ class CogVLMHost(RemoteHost):
         return built
 
 
-def host_of(view: QwenVL | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteHost:
+def host_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteHost:
     """The host of a view of Qwen-VL or CogVLM."""
-    host_class = next(host for kind, host in ((QwenVL, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
+    host_class = next(host for kind, host in ((QwenVLChat, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
     return host_class(view, tokenizer)
 
 

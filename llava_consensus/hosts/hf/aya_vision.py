@@ -14,7 +14,7 @@ from torch import Tensor
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import NeighbourDecoder
 from llava_consensus.hosts.hf.internvl import InternVL
-from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.smolvlm import tagged
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
 from llava_consensus.hosts.towers import hidden_state_block
@@ -56,7 +56,7 @@ class AyaVision(InternVL):
         """The language side."""
         return NeighbourDecoder(self.inner.language_model)
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is its tiles, the last of which shows the whole of it."""
         return self.matching(inputs, tagged(ids, self.placeholder(modality), self.tower.tokens))
 
@@ -64,12 +64,12 @@ class AyaVision(InternVL):
 class Cohere2Vision(AyaVision):
     """Tiles with breaks."""
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is the tiles that have one row between them."""
         return self.matching(inputs, spaced(ids, self.placeholder(modality), self.tower.tokens))
 
 
-def spaced(ids: Tensor, placeholder: int, tokens: int) -> list[Rows]:
+def spaced(ids: Tensor, placeholder: int, tokens: int) -> list[PictureRows]:
     """The pictures of prompts [R, S] whose tiles of so many tokens are runs of placeholders, one row between them."""
     tiles: list[int] = []
     follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins

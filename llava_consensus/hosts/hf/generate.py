@@ -29,9 +29,9 @@ from llava_consensus.hosts.caches import (
     shortened,
 )
 from llava_consensus.hosts.call import Call, Report, named, uncompiled
-from llava_consensus.hosts.hf.rows import Features, Placed, row_kinds, without_dropped
+from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
 from llava_consensus.hosts.lengths import MORE, UNDER_WAY
-from llava_consensus.hosts.sequence import Channel, Layout, Rule, Sequence, fingerprints, pad_left
+from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Place
 
 WITHOUT_IDS = (
@@ -45,7 +45,7 @@ GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions tha
 TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
 
 
-class Reduced(dict[str, Any]):
+class ReducedFeatures(dict[str, Any]):
     """Reduced features of pictures (`mm_encoder_outputs`), with what is known of the prompts they stand in."""
 
     prompt: Shortened
@@ -71,7 +71,7 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
     call = attachment.current()
     arguments, prompt = _reduced(attachment, inputs)
     if prompt is not None and "mm_encoder_outputs" in arguments:
-        features = Reduced(arguments["mm_encoder_outputs"])
+        features = ReducedFeatures(arguments["mm_encoder_outputs"])
         features.prompt, features.report = prompt, call.report
         arguments["mm_encoder_outputs"] = features
     return arguments
@@ -276,7 +276,7 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     view: Any = attachment.here
     call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
     features = inputs.get("mm_encoder_outputs")
-    if isinstance(features, Reduced):
+    if isinstance(features, ReducedFeatures):
         call.tell(features.report)
         return inputs, features.prompt
     if features and attachment.method.reduces:
@@ -325,20 +325,20 @@ def _refuse_embeds(attachment: Attachment, inputs: dict[str, Any]) -> None:
         raise OptionError(WITHOUT_IDS)
 
 
-def _placed(view: Any, call: Call, encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[Placed]:
+def _placed(view: Any, call: Call, encoder_inputs: dict[str, dict[str, Any]], ids: Tensor) -> list[ModalityRows]:
     """The pictures of every modality: those of this call's pixels, or those the harness has encoded before."""
     if call.given.encoded is not None:
         return [
-            Placed(name, view.placeholder(name), [picture.rows for picture in pictures])
+            ModalityRows(name, view.placeholder(name), [picture.rows for picture in pictures])
             for name, pictures in _by_modality(call.given.encoded).items()
         ]
     return [
-        Placed(name, view.placeholder(name), view.pictures(name, inputs, ids))
+        ModalityRows(name, view.placeholder(name), view.pictures(name, inputs, ids))
         for name, inputs in encoder_inputs.items()
     ]
 
 
-def _held(call: Call, layout: Layout, placed: list[Placed]) -> dict[str, list[int]]:
+def _held(call: Call, layout: Layout, placed: list[ModalityRows]) -> dict[str, list[int]]:
     """Rows of pictures of each modality that are left in each prompt: known without a look at the device."""
     modality = [group.modality for group in placed for _ in group.pictures]
     held = {group.modality: [0] * len(layout.real) for group in placed}
@@ -348,7 +348,7 @@ def _held(call: Call, layout: Layout, placed: list[Placed]) -> dict[str, list[in
 
 
 def _encoded(
-    attachment: Attachment, call: Call, encoder_inputs: dict[str, dict[str, Any]], placed: list[Placed]
+    attachment: Attachment, call: Call, encoder_inputs: dict[str, dict[str, Any]], placed: list[ModalityRows]
 ) -> dict[str, Features]:
     """Features of every modality, encoded now or before."""
     view: Any = attachment.here
@@ -408,7 +408,7 @@ def assembled(
     real: Tensor,
     positions: Tensor,
     features: dict[str, Features],
-) -> Sequence:
+) -> Assembled:
     """The full prompts as the language model would have read them, with everything that goes with their rows."""
     words = ids
     for modality in features:
@@ -428,7 +428,7 @@ def assembled(
     if inputs.get("labels") is not None:
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
     channels |= {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
-    return Sequence(embeds, real, positions, channels)
+    return Assembled(embeds, real, positions, channels)
 
 
 def _padding(view: Any) -> int:
@@ -443,7 +443,7 @@ def _setting(attachment: Attachment, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def reduced_arguments(
-    attachment: Attachment, inputs: dict[str, Any], out: Sequence, held: dict[str, list[int]], used_names: set[str]
+    attachment: Attachment, inputs: dict[str, Any], out: Assembled, held: dict[str, list[int]], used_names: set[str]
 ) -> dict[str, Any]:
     """The arguments for the reduced prompts, without those the encoders have used; `held` says how many rows of each
     modality a prompt has.

@@ -12,9 +12,9 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
-from llava_consensus.hosts.hf.rows import Features, Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, cells
-from llava_consensus.hosts.tower_hooks import Grid, shrunk
+from llava_consensus.hosts.tower_hooks import TokenGrid, shrunk
 from llava_consensus.hosts.towers import fingerprint, hidden_state_block
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
@@ -30,7 +30,7 @@ class Shuffled(HfModel):
         pixels: Tensor = inputs["pixel_values"]
         return pixels
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """Every unbroken run of placeholders is one picture."""
         size, pictures = self.tower.tokens, []
         for row, start, length in runs(ids, self.placeholder(modality)):
@@ -42,7 +42,7 @@ class Shuffled(HfModel):
             pictures.append(whole_tiles(length // size, size))
         return self.matching(inputs, pictures)
 
-    def matching(self, inputs: dict[str, Any], pictures: list[Rows]) -> list[Rows]:
+    def matching(self, inputs: dict[str, Any], pictures: list[PictureRows]) -> list[PictureRows]:
         """The pictures, which must have as many tiles as there are pixels of."""
         count, placed = len(self.tiles(inputs)), sum(rows.tiles for rows in pictures)
         if count != placed:
@@ -69,11 +69,13 @@ class Shuffled(HfModel):
         squares = self.patches(pixels)[:, cells(height, width, math.isqrt(members.shape[1]))]  # [T, N, m, D_v]
         return self.joined(squares.flatten(0, 1)).reshape(*squares.shape[:2], -1)
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """The model's own encoder."""
         if attachment.method.place is Place.PICTURE:
             tower, pixels = self.tower, self.tiles(inputs)
-            small = shrunk(attachment, [Grid(rows.tiles, tower.side, tower.side) for rows in pictures])
+            small = shrunk(attachment, [TokenGrid(rows.tiles, tower.side, tower.side) for rows in pictures])
             size = patch_size(self.module.config.vision_config) * math.isqrt(tower.members.shape[1])
             tokens = small.read(pixels, size, self.read)
             tiles, index = small.tiles(tokens)

@@ -8,7 +8,7 @@ from torch import Tensor
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder, tiles_of
-from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
 from llava_consensus.hosts.towers import fingerprint
 from llava_consensus.reduction.tokens import Need
@@ -24,11 +24,11 @@ class Llava(HfModel):
         """The vision side, a CLIP or a SigLIP tower."""
         return LlavaTower(self.inner, self.inner.vision_tower)
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """Every picture is one tile."""
         return [whole_tiles(1, self.tower.tokens) for _ in inputs["pixel_values"]]
 
-    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]) -> Tensor:
         """Tiles of all pictures, in order: [T, 3, h, w]."""
         pixels: Tensor = inputs["pixel_values"]
         return pixels
@@ -37,7 +37,9 @@ class Llava(HfModel):
         """Tiles [t, N, D] of each picture as the model lays them out: [n, D] each."""
         return [tiles.flatten(0, 1) for tiles in projected]
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """The model's own encoder, or tower and projector alone where a method acts inside of them."""
         counts = [rows.tiles for rows in pictures]
         pixels = self.pixels(modality, inputs, pictures)

@@ -15,9 +15,9 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
-from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES, cells
-from llava_consensus.hosts.tower_hooks import Grid, shrink, shrunk
+from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, BlockParts, ClipBlocks, fingerprint, hidden_state_block, split_heads
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Place
@@ -131,12 +131,14 @@ class Mistral3(HfModel):
         pixels: int = self.module.config.vision_config.patch_size * self._side
         return pixels
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of tokens of every picture."""
         sizes = (torch.as_tensor(inputs["image_sizes"]).cpu() // self._pixels).tolist()
         return [whole_tiles(1, height * width) for height, width in sizes]
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """The model's own encoder; queries and keys rotated, and split by picture."""
         if attachment.method.place is Place.PICTURE:
             return self.smaller(attachment, modality, inputs)
@@ -167,7 +169,7 @@ class Mistral3(HfModel):
     def smaller(self, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> Features:
         """Smaller pictures through the model's own encoder."""
         sizes, pixels, new = torch.as_tensor(inputs["image_sizes"]).tolist(), inputs["pixel_values"].clone(), []
-        small = shrunk(attachment, [Grid(1, *(length // self._pixels for length in size)) for size in sizes])
+        small = shrunk(attachment, [TokenGrid(1, *(length // self._pixels for length in size)) for size in sizes])
         for picture, (height, width), grid, (less,) in zip(pixels, sizes, small.grids, small.small, strict=True):
             new.append([height, width] if less == grid[1:] else [self._pixels * length for length in less])
             if new[-1] != [height, width]:
@@ -185,7 +187,9 @@ class Pixtral(Mistral3):
 
     offer = Offer(PATCHES, inside=ClipBlocks.inside)
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """As Mistral 3; pictures that are merged go through tower and projector one by one."""
         if attachment.method.place is not Place.TOWER:
             return super().encode(attachment, modality, inputs, pictures)

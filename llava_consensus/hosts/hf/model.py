@@ -19,7 +19,7 @@ from llava_consensus.hosts.base import CutDecoder, Offer, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import generate as entrances
-from llava_consensus.hosts.hf.rows import Features, Rows
+from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES
 from llava_consensus.hosts.lengths import COUNTING, recounting
 from llava_consensus.reduction.method import Method
@@ -150,11 +150,13 @@ class HfModel:
         embeds: Tensor = self.module.get_input_embeddings()(ids)
         return embeds
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture of a modality, in order, given the encoder's arguments and the prompts [R, S]."""
         raise NotImplementedError
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """Pictures through the model's own encoder, hooks collecting what the method needs."""
         raise NotImplementedError
 
@@ -190,7 +192,7 @@ def run_encoder(view: HfModel, attachment: Attachment, modality: str, inputs: di
     return output, parts
 
 
-def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[Rows]) -> list[Tiles]:
+def tiles_of(tokens: Tensor, parts: dict[str, Tensor], pictures: list[PictureRows]) -> list[Tiles]:
     """The tiles of every picture, given all tokens as prompts hold them [n, D] and parts [T, ...] of all tiles. Tokens
     of a tile that no prompt holds, such as those that unpadding cuts away, are zero.
     """

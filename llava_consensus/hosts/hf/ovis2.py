@@ -13,7 +13,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.aya_vision import spaced
 from llava_consensus.hosts.hf.internvl import InternVL
-from llava_consensus.hosts.hf.rows import Rows
+from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower, squares
 from llava_consensus.hosts.tower_hooks import positions
 from llava_consensus.reduction.method import Method, Place
@@ -33,7 +33,7 @@ class Ovis2(InternVL):
         blocks = list(self.inner.vision_tower.transformer.encoder.layers)
         return ShuffledTower(blocks, members, 0, "attention", ("q_proj", "k_proj"))
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is the tiles that have one row between them."""
         return self.matching(inputs, spaced(ids, self.placeholder(modality), self.tower.tokens))
 

@@ -17,9 +17,9 @@ from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import MRopeDecoder
 from llava_consensus.hosts.hf.model import HfModel, joined, run_encoder
-from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import MERGER, PATCHES
-from llava_consensus.hosts.tower_hooks import Grid, shrink, shrunk
+from llava_consensus.hosts.tower_hooks import TokenGrid, shrink, shrunk
 from llava_consensus.hosts.towers import FRONTS, fingerprint
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.saliency import rotate
@@ -101,12 +101,14 @@ class QwenVL(HfModel):
                 "which are kept. Leave it out, or take positions=keep"
             )
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A tile for each temporal patch."""
         grids = inputs[f"{modality}_grid_thw"].tolist()
         return [whole_tiles(frames, height * width // MERGED) for frames, height, width in grids]
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """The model's own encoder; its rows in the order of the tokens."""
         if attachment.method.place is Place.PICTURE:
             return self.smaller(attachment, modality, inputs)
@@ -124,7 +126,9 @@ class QwenVL(HfModel):
         name, pixels = next((name, value) for name, value in inputs.items() if name.startswith("pixel_values"))
         grid_name, patch = f"{modality}_grid_thw", self.inner.visual.config.patch_size
         sizes = inputs[grid_name].tolist()
-        small = shrunk(attachment, [Grid(frames, height // SIDE, width // SIDE) for frames, height, width in sizes])
+        small = shrunk(
+            attachment, [TokenGrid(frames, height // SIDE, width // SIDE) for frames, height, width in sizes]
+        )
         pieces: list[Tensor] = []
         for picture, (frames, *size), own in zip(
             pixels.split([math.prod(one) for one in sizes]), sizes, small.small, strict=True

@@ -12,7 +12,7 @@ from llava_consensus.hosts.sequence import RowKinds
 STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one that goes where a picture is reduced
 
 
-class Rows(NamedTuple):
+class PictureRows(NamedTuple):
     """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
 
     tile: Tensor  # [n] of the picture
@@ -20,21 +20,21 @@ class Rows(NamedTuple):
     tiles: int
 
 
-def whole_tiles(tiles: int, tokens: int) -> Rows:
+def whole_tiles(tiles: int, tokens: int) -> PictureRows:
     """The rows of a picture whose tiles stand one after the other."""
     place = torch.arange(tiles * tokens)
-    return Rows(place // tokens, place % tokens, tiles)
+    return PictureRows(place // tokens, place % tokens, tiles)
 
 
-class Placed(NamedTuple):
+class ModalityRows(NamedTuple):
     """The pictures of one modality, and the id of their placeholders."""
 
     modality: str
     placeholder: int
-    pictures: list[Rows]
+    pictures: list[PictureRows]
 
 
-def row_kinds(ids: Tensor, real: Tensor, placed: list[Placed], answer: Tensor | None) -> RowKinds:
+def row_kinds(ids: Tensor, real: Tensor, placed: list[ModalityRows], answer: Tensor | None) -> RowKinds:
     """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
 
     Raises:

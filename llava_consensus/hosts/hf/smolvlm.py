@@ -15,7 +15,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import CutDecoder, Offer
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.hf.internvl import Shuffled
-from llava_consensus.hosts.hf.rows import Rows, runs, whole_tiles
+from llava_consensus.hosts.hf.rows import PictureRows, runs, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES, ShuffledTower
 
 MOST_TILES = 17  # 4 x 4 and the whole view, where no processor says another number
@@ -65,7 +65,7 @@ class SmolVLM(Shuffled):
         pixels: Tensor = inputs["pixel_values"].flatten(0, 1)
         return pixels[(pixels != 0).flatten(1).any(1)]
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is its tiles, the last of which shows the whole of it."""
         mask = inputs.get("pixel_attention_mask")
         if mask is not None:
@@ -78,7 +78,7 @@ class SmolVLM(Shuffled):
         return self.matching(inputs, tagged(ids, self.placeholder(modality), self.tower.tokens))
 
 
-def tagged(ids: Tensor, placeholder: int, size: int) -> list[Rows]:
+def tagged(ids: Tensor, placeholder: int, size: int) -> list[PictureRows]:
     """The pictures of prompts whose tiles of `size` tokens have a tag in front, that of the last tile ending a picture.
 
     Raises:

@@ -17,7 +17,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer, Tiles
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.rows import Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import PATCHES, LlavaTower, squares
 from llava_consensus.hosts.next_grid import STOCK, check_tiles, fixed_grid
 from llava_consensus.reduction.tokens import Need
@@ -63,7 +63,7 @@ class LlavaNext(Llava):
         """More arguments of the model's packing."""
         return {"vision_feature_select_strategy": self.module.config.vision_feature_select_strategy}
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of every picture, in the order in which the model packs its tiles."""
         sizes, newline = inputs["image_sizes"].cpu(), torch.full((3,), NEWLINE)
         pictures = []
@@ -91,15 +91,15 @@ class LlavaNext(Llava):
         column = place % side + (tile - 1).clamp_min(0) % columns * side
         return torch.stack((row, column, (tile > 0).expand_as(row)), -1).float()
 
-    def _rows(self, packed: Tensor, tiles: int, columns: int) -> Rows:
+    def _rows(self, packed: Tensor, tiles: int, columns: int) -> PictureRows:
         """The rows of a picture, from packed coordinates [n, 3]."""
         side = self.tower.side
         row, column, view = packed.round().long().unbind(-1)
         tile = torch.where(view > 0, 1 + row // side * columns + column // side, 0)
         token = torch.where(view < 0, -1, row % side * side + column % side)
-        return Rows(tile, token, tiles)
+        return PictureRows(tile, token, tiles)
 
-    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]) -> Tensor:
         """Tiles without the padding after those of smaller pictures."""
         if modality == "video":
             return inputs["pixel_values_videos"].flatten(0, 1)
@@ -140,7 +140,7 @@ class _WithVideos(LlavaNext):
         """Tokens in a row of a frame, and the patches each token is made of [N, m]."""
         raise NotImplementedError
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """The rows of a video are those of its frames, one frame after the other."""
         if modality != "video":
             return super().pictures(modality, inputs, ids)
@@ -149,10 +149,12 @@ class _WithVideos(LlavaNext):
         for frames in inputs["pixel_values_videos"]:
             rows = whole_tiles(len(frames), tokens)
             tile, token = torch.cat((rows.tile, newline_rows)), torch.cat((rows.token, newline_rows))
-            pictures.append(Rows(tile, token, len(frames)))
+            pictures.append(PictureRows(tile, token, len(frames)))
         return pictures
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """Frames have a grid and members of their own."""
         if modality != "video":
             return super().encode(attachment, modality, inputs, pictures)

@@ -12,7 +12,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import Offer
 from llava_consensus.hosts.hf.llava import Llava
-from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Features, Rows, whole_tiles
+from llava_consensus.hosts.hf.rows import DROPPED, STRUCTURAL, Features, PictureRows, whole_tiles
 from llava_consensus.hosts.hf.towers import LlavaTower
 from llava_consensus.hosts.towers import TwoTowers
 from llava_consensus.reduction.method import Method, Place
@@ -58,7 +58,7 @@ class VideoLlava(Llava):
             image_inputs.setdefault("pixel_values", image_inputs["pixel_values_images"])
         return by_modality
 
-    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[Rows]:
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture has its patches, a frame its class token in front of them."""
         patches = self.tower.tokens
         if modality == "image":
@@ -69,14 +69,16 @@ class VideoLlava(Llava):
             return [rows] * count
         token = rows.token - 1
         of_class = DROPPED if self.class_tokens == "drop" else STRUCTURAL
-        return [Rows(rows.tile, token.where(token >= 0, of_class), frames)] * count
+        return [PictureRows(rows.tile, token.where(token >= 0, of_class), frames)] * count
 
-    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Tensor:
+    def pixels(self, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]) -> Tensor:
         """Pictures, or the frames of all clips."""
         pixels: Tensor = inputs["pixel_values"] if modality == "image" else inputs["pixel_values_videos"].flatten(0, 1)
         return pixels
 
-    def encode(self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[Rows]) -> Features:
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
         """The model's own encoder, which takes the tower of the modality."""
         inputs = {name: value for name, value in inputs.items() if name != "pixel_values_images"}
         if attachment.method.acts_inside:

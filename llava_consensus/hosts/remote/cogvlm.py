@@ -20,7 +20,7 @@ from llava_consensus.hosts.base import EXPERTS, Offer, Tap, Tiles
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.remote import entrances
 from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.sequence import Channel, RowKinds, Rule, Sequence
+from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.tokens import Need
 
@@ -160,7 +160,7 @@ class CogVLM(RemoteModel):
             raise OptionError(f"{len(images)} images, and {rows} prompts have rows for one: pass one for each of them")
         return torch.stack(images)
 
-    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Sequence:
+    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
         """Words, and patches between the two learned rows."""
         inner, types = self.module.model, inputs["token_type_ids"]
         projected = torch.cat([tile.projected for tile in tiles])
@@ -172,7 +172,7 @@ class CogVLM(RemoteModel):
         channels = entrances.word_channels(inputs, self.module.config.pad_token_id or 0)
         channels["token_type_ids"] = Channel(types, 0, Rule.SOURCE)
         channels[EXPERTS] = Channel(experts.long(), 0, Rule.SOURCE)
-        return Sequence(embeds, kinds.real.to(embeds.device), self._positions(inputs), channels)
+        return Assembled(embeds, kinds.real.to(embeds.device), self._positions(inputs), channels)
 
     def _positions(self, inputs: dict[str, Any]) -> Tensor:
         """Positions [R, S] that were given, or by the model's own rule."""
@@ -183,11 +183,11 @@ class CogVLM(RemoteModel):
         assert positions is not None
         return positions
 
-    def features(self, out: Sequence) -> Tensor:
+    def features(self, out: Assembled) -> Tensor:
         """The rows of all pictures, as one: [1, rows, D]."""
         return out.embeds[(out.channels["token_type_ids"].values == VISION) & out.real][None]
 
-    def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
+    def arguments(self, inputs: dict[str, Any], out: Assembled) -> dict[str, Any]:
         """Types and positions of the rows that are left."""
         types = {"token_type_ids": out.channels["token_type_ids"].values, "position_ids": out.positions}
         return {**entrances.word_arguments(out), **types}

@@ -21,7 +21,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.base import IGNORE, PLACE_OF_PICTURE, Tiles
 from llava_consensus.hosts.call import Report, uncompiled
-from llava_consensus.hosts.sequence import Channel, RowKinds, Rule, Sequence, fingerprints, pad_left
+from llava_consensus.hosts.sequence import Assembled, Channel, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.reduction.method import Method, Place
 
 PREPARED = "prepared"  # in the state of a call
@@ -95,15 +95,15 @@ class RemoteModel:
         """The pictures of prompts: [P, 3, h, w]."""
         raise NotImplementedError
 
-    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Sequence:
+    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
         """The full prompts as the language model would have read them, with ids and labels among the channels."""
         raise NotImplementedError
 
-    def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
+    def arguments(self, inputs: dict[str, Any], out: Assembled) -> dict[str, Any]:
         """Arguments of `forward` for the reduced prompts; the features go in by the inlet."""
         raise NotImplementedError
 
-    def features(self, out: Sequence) -> Tensor:
+    def features(self, out: Assembled) -> Tensor:
         """What the inlet is to give for the reduced prompts."""
         raise NotImplementedError
 
@@ -198,7 +198,7 @@ def answer_rows(inputs: dict[str, Any]) -> Tensor | None:
     return None if labels is None else (labels != IGNORE).cpu()
 
 
-def word_arguments(out: Sequence) -> dict[str, Any]:
+def word_arguments(out: Assembled) -> dict[str, Any]:
     """Ids, mask and labels of the reduced prompts as arguments."""
     labels = out.channels.get("labels")
     arguments = {"input_ids": out.channels["ids"].values, "attention_mask": out.real.long()}

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Offer, Tap, Tiles
-from llava_consensus.hosts.llava import StandIn
+from llava_consensus.hosts.llava import Overlay
 from llava_consensus.hosts.remote import entrances
 from llava_consensus.hosts.remote.entrances import RemoteModel, real_rows, rows_with
-from llava_consensus.hosts.sequence import RowKinds, Sequence
+from llava_consensus.hosts.sequence import Assembled, RowKinds
 from llava_consensus.hosts.towers import split_heads
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import Need
@@ -114,7 +114,7 @@ class QwenDecoder:
         return tuple(split_heads(part, attention.num_heads) for part in parts)
 
 
-class QwenVL(RemoteModel):
+class QwenVLChat(RemoteModel):
     """A view of a `QWenLMHeadModel`."""
 
     offer = Offer(QwenVLTower.offers)
@@ -180,27 +180,27 @@ class QwenVL(RemoteModel):
         pixels: Tensor = type(visual).encode(_Reader(visual), paths)
         return pixels.to(visual.conv1.weight)
 
-    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Sequence:
+    def assembled(self, inputs: dict[str, Any], kinds: RowKinds, tiles: list[Tiles]) -> Assembled:
         """Words, and queries in the rows of the spans."""
         words = self.module.transformer.wte
         embeds = type(words).forward(words, inputs["input_ids"])
         embeds = rows_with(kinds.picture >= 0, torch.cat([tile.projected.flatten(0, 1) for tile in tiles]), embeds)
         real = kinds.real.to(embeds.device)
         positions = torch.arange(real.shape[1], device=embeds.device).expand(real.shape)
-        return Sequence(embeds, real, positions, entrances.word_channels(inputs, self.marks[2]))
+        return Assembled(embeds, real, positions, entrances.word_channels(inputs, self.marks[2]))
 
-    def features(self, out: Sequence) -> Tensor:
+    def features(self, out: Assembled) -> Tensor:
         """The whole prompts."""
         return out.embeds
 
-    def arguments(self, inputs: dict[str, Any], out: Sequence) -> dict[str, Any]:
+    def arguments(self, inputs: dict[str, Any], out: Assembled) -> dict[str, Any]:
         """Ids without the mark at which the model would read pictures itself."""
         arguments, (start, end, _) = entrances.word_arguments(out), self.marks
         ids = arguments["input_ids"]
         return {**arguments, "input_ids": ids.masked_fill(ids == start, end), "position_ids": None}
 
 
-class _Reader(StandIn):
+class _Reader(Overlay):
     """A tower that gives the pixels it is handed, to read pictures as the model itself does."""
 
     def __call__(self, pixels: Tensor) -> Tensor:
