@@ -18,8 +18,8 @@ from llava_consensus.errors import OptionError
 CURRENT = int(transformers.__version__.split(".")[0]) >= 5
 NEW, TOKENS = 5, 6
 KEPT: list[tuple[str, dict[str, Any]]] = [("consensusdrop+", {}), ("consensusdrop", {"positions": "mean"})]
-WAYS: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("fastv", {}), ("sparsevlm", {})]
-WAYS += KEPT if CURRENT else []  # version 4 is refused kept positions
+WAYS: list[tuple[str, dict[str, Any]]] = [("consensusdrop", {}), ("sparsevlm", {})]
+WAYS += KEPT[1:] if CURRENT else []  # version 4 is refused kept positions
 KINDS = {
     "one": ([row(5, 6)], 1),
     "batch": ([row(5, 6), row(5, images=2, after=9)], 3),
@@ -105,22 +105,6 @@ def test_words_after_a_picture_that_ends_the_prompt_stand_after_the_full_prompt(
     mask = torch.ones(embeds.shape[:2])
     logits = model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask, use_cache=False).logits
     assert close(logits[:, -NEW - 1 : -1], torch.stack(found.scores, 1))
-
-
-@pytest.mark.skipif(not CURRENT, reason="caches of transformers 5")
-@pytest.mark.parametrize(("method", "options"), WAYS)
-def test_kinds_of_caches(model: Any, method: str, options: dict[str, Any]) -> None:
-    given = inputs("one")
-    with attach(model, method, TOKENS, **options):
-        found = generate(model, given)
-        if method in ("fastv", "sparsevlm"):
-            with pytest.raises(OptionError, match="cache_implementation"):
-                generate(model, given, cache_implementation="static")
-        else:
-            static = generate(model, given, cache_implementation="static")
-            assert close(torch.stack(static.scores), torch.stack(found.scores))
-        quantized = generate(model, given, cache_implementation="quantized", cache_config={"backend": "fp8"})
-        assert torch.equal(quantized.scores[0], found.scores[0])
 
 
 @pytest.mark.skipif(not CURRENT, reason="version 4 counts the answer alone")
