@@ -58,7 +58,8 @@ class Attachment:
     """
 
     def __init__(self, model: Model, method: Method, budget: Budget | Share) -> None:
-        self.model, self.method, self.budget = model, method, budget
+        # A view of its own: views keep the parts they have read, and the model may have changed since then.
+        self.model, self.method, self.budget = model.of(model.module), method, budget
         self.active = False
         self._check()
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None

@@ -61,7 +61,7 @@ class Tap(NamedTuple):
 
 
 class Tower(Protocol):
-    """The vision side of a model: a view of its modules that costs nothing to make."""
+    """View of the vision side of a model."""
 
     tokens: int  # N visual tokens of one tile; the most there can be where it depends on the picture
     side: int  # tokens in a row of a tile, 0 where they form no grid
@@ -91,14 +91,18 @@ class Tower(Protocol):
 
 
 class Decoder(Protocol):
-    """The language side of a model: a view of its inner model that costs nothing to make."""
+    """View of the inner language model."""
 
     module: Any  # the inner model, whose forward runs the layers
     layers: Sequence[Any]
-    kernel: str  # of attention: sdpa, eager, ...
     reach: int  # positions the model was made for
     follows_length: bool  # whether the angles of a place change with the length of the sequence
     embedding_scale: float  # what the inner model multiplies embeddings with before its first layer
+
+    @property
+    def kernel(self) -> str:
+        """Attention implementation: sdpa, eager, ..."""
+        ...
 
     def norm(self, hidden: Tensor) -> Tensor:
         """The norm after the last layer."""
@@ -163,7 +167,7 @@ class CutDecoder(Decoder, Protocol):
 
 
 class Model(Protocol):
-    """What a host supplies of its model. All of it is a view of `module` that costs nothing to make."""
+    """View of a model, supplied by its host. Tower and decoder are read once for each view."""
 
     module: Any
 
@@ -183,7 +187,7 @@ class Model(Protocol):
         ...
 
     def of(self, module: nn.Module) -> "Model":
-        """The same view of another module of this class, such as a replica."""
+        """A new view of a module of this class: the same one, or a replica."""
         ...
 
     def check(self, method: Method) -> None:

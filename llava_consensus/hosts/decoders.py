@@ -39,15 +39,23 @@ class LlamaDecoder:
         self.module: Any = module
         self.layers: Any = getattr(module, "layers", ())
         self.embedding_scale: float = getattr(module, "embedding_multiplier", 1.0)
-        self.kernel: str = getattr(module.config, "_attn_implementation", "eager")
         self.reach: int = getattr(module.config, "max_position_embeddings", 0)
         self.kind = _type_of(module.config, 0)
         self.follows_length = _follows_length(module.config)
 
+    @property
+    def kernel(self) -> str:
+        """Attention implementation: sdpa, eager, ... Users may change it while a method is attached."""
+        kernel: str = getattr(self.module.config, "_attn_implementation", "eager")
+        return kernel
+
     def at(self, layer: int) -> "LlamaDecoder":
-        """This view, its angles, arguments and window being those of a layer."""
+        """View whose rotation, arguments and window are those of this layer's type."""
+        kind = _type_of(self.module.config, layer)
+        if kind == self.kind:
+            return self
         view = copy.copy(self)
-        view.kind = _type_of(self.module.config, layer)
+        view.kind = kind
         return view
 
     @property

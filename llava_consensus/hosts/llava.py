@@ -11,7 +11,7 @@ assembles the sequence itself.
 import ast
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -100,12 +100,12 @@ class LlavaModel:
         grid = fixed_grid(self.module.get_vision_tower().config.image_size)
         return changed(self.module.config, {"image_grid_pinpoints": grid, "mm_patch_merge_type": "spatial"})
 
-    @property
+    @cached_property
     def tower(self) -> Any:
         """The vision side; None where a model has none."""
         return None if self.module.get_vision_tower() is None else OfficialTower(self.module)
 
-    @property
+    @cached_property
     def decoder(self) -> LlamaDecoder:
         """The language side."""
         return LlamaDecoder(self.module.get_model())

@@ -6,6 +6,7 @@ Aya's processor puts a tag in front of every tile and the whole view last, as Sm
 a break, so that the tiles of a picture are runs of placeholders with one row between them.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class AyaVision(InternVL):
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
 
-    @property
+    @cached_property
     def tower(self) -> ShuffledTower:
         """The blocks, and the patches that the projector's own shuffle puts together."""
         config, inner = self.module.config, self.inner
@@ -51,7 +52,7 @@ class AyaVision(InternVL):
         tokens: Tensor = self.inner.multi_modal_projector(squares)
         return tokens
 
-    @property
+    @cached_property
     def decoder(self) -> CutDecoder:
         """The language side."""
         return NeighbourDecoder(self.inner.language_model)

@@ -7,6 +7,7 @@ window, which is wider than most prompts.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +45,7 @@ class Gemma3(Shuffled):
     tensors = frozenset({"image"})
     chunks = False  # rows of a picture that is split see no rows of the next chunk
 
-    @property
+    @cached_property
     def tower(self) -> ShuffledTower:
         """The blocks, and the squares of patches that the projector averages."""
         config, module = self.module.config, self.inner.vision_tower
@@ -68,7 +69,7 @@ class Gemma3(Shuffled):
         """Which rows are tokens of pictures: they attend in both directions."""
         return {"token_type_ids": (ids == self.placeholder("image")).long()}
 
-    @property
+    @cached_property
     def decoder(self) -> CutDecoder:
         """The language side."""
         return GemmaDecoder(self.inner.language_model)

@@ -5,6 +5,7 @@ The placeholder of a video's tokens is that of pictures, each temporal patch bet
 cannot tell them apart, so that a call has pictures or videos.
 """
 
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -52,7 +53,7 @@ class Glm4v(QwenVL):
 
     handed = MappingProxyType({"video": "image"})  # `generate` counts the placeholders of a modality
 
-    @property
+    @cached_property
     def decoder(self) -> GlmDecoder:
         """The language side."""
         return GlmDecoder(self.inner.language_model)

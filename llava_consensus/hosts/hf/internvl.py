@@ -3,6 +3,7 @@ patches. The tiles of a picture are one run of placeholders; a frame of a video 
 """
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class InternVL(Shuffled):
         processor = self.image_processor
         return 1 + int(MOST_PATCHES if processor is None else processor.max_patches)
 
-    @property
+    @cached_property
     def tower(self) -> ShuffledTower:
         """The blocks, and the patches that the model's own shuffle puts together."""
         inner, config = self.inner, self.module.config

@@ -1,5 +1,6 @@
 """`LlavaForConditionalGeneration`: LLaVA 1.5, one square picture to 24 x 24 tokens, no structural tokens."""
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Llava(HfModel):
 
     offer = Offer(LlavaTower.offers, inside=LlavaTower.inside)
 
-    @property
+    @cached_property
     def tower(self) -> LlavaTower:
         """The vision side, a CLIP or a SigLIP tower."""
         return LlavaTower(self.inner, self.inner.vision_tower)

@@ -6,6 +6,7 @@ words of the prompt here, which stay.
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class Mistral3(HfModel):
 
     offer = Offer(PATCHES, inside=MERGER)
 
-    @property
+    @cached_property
     def tower(self) -> PixtralTower:
         """The vision side. OptionError for a tower of another kind, or features of several layers."""
         config = self.module.config

@@ -6,7 +6,7 @@ stand.
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -53,12 +53,12 @@ class HfModel:
         """The model without its head."""
         return self.module.model
 
-    @property
+    @cached_property
     def tower(self) -> Any:
         """The vision side."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def decoder(self) -> CutDecoder:
         """The language side."""
         return LlamaDecoder(self.inner.language_model)
@@ -103,10 +103,12 @@ class HfModel:
         return load_clip_text(name, self.module.device)
 
     def of(self, module: Any) -> "HfModel":
-        """The same view of a replica."""
-        replica_view = copy.copy(self)
-        replica_view.module = module
-        return replica_view
+        """The same view of a replica, or of this module with its parts read anew."""
+        view = copy.copy(self)
+        view.module = module
+        for part in ("tower", "decoder"):
+            vars(view).pop(part, None)
+        return view
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
         """`generate` and `forward` with the pictures reduced on their way, and what `generate` asks for processors,

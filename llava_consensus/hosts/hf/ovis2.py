@@ -3,6 +3,7 @@ token, and a table of visual words that a token is a mixture of. The rows around
 of the prompt here and stay, have embeddings of that table too.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Ovis2(InternVL):
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
     chunks = False  # in one without tokens of a picture, rows around tiles have the embeddings of words
 
-    @property
+    @cached_property
     def tower(self) -> ShuffledTower:
         """The blocks, and the squares of patches that the head takes together."""
         config = self.module.config.vision_config

@@ -7,6 +7,7 @@ layers (DeepStack), which are reduced with the same rows.
 """
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,12 +83,12 @@ class QwenVL(HfModel):
     keeps_positions = True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
-    @property
+    @cached_property
     def tower(self) -> QwenTower:
         """The vision side."""
         return QwenTower(self.inner.visual, self.decoder.reach)
 
-    @property
+    @cached_property
     def decoder(self) -> MRopeDecoder:
         """The language side."""
         return MRopeDecoder(self.inner.language_model)

@@ -6,6 +6,7 @@ So a picture ends with every tile whose tag is that of the last tile of the prom
 """
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class SmolVLM(Shuffled):
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
 
-    @property
+    @cached_property
     def tower(self) -> ShuffledTower:
         """The blocks, and the patches that the connector's shuffle puts together."""
         inner, config = self.inner, self.module.config
@@ -55,7 +56,7 @@ class SmolVLM(Shuffled):
         grid = math.ceil(processor.size["longest_edge"] / processor.max_image_size["longest_edge"])
         return 1 + grid**2 if processor.do_image_splitting else 1
 
-    @property
+    @cached_property
     def decoder(self) -> CutDecoder:
         """The language side."""
         return LlamaDecoder(self.inner.text_model)

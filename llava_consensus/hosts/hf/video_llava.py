@@ -3,6 +3,7 @@ the prompt. What becomes of the class tokens of frames is the host's option `cla
 the budget, `drop` takes them out where a clip is reduced, and with `candidates` they are tokens like patches.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ class VideoLlava(Llava):
     offer = Offer(LlavaTower.offers, inside=TwoTowers.inside)
     tensors = frozenset({"image", "video"})
 
-    @property
+    @cached_property
     def tower(self) -> Any:
         """Both towers."""
         clips, pictures = (LlavaTower(self.inner, tower) for tower in (self.inner.video_tower, self.inner.image_tower))

@@ -10,6 +10,7 @@ a copy of CogAgent's, an adapted copy of `visual.py`, and the `util.py` of trans
 (huggingface/transformers, src/transformers/models/cogvlm at 92657d1).
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -81,8 +82,12 @@ class CogDecoder(LlamaDecoder):
 
     def __init__(self, module: Any, experts: Tensor | None = None) -> None:
         super().__init__(module)
-        self.kernel = "sdpa"
         self._experts = experts
+
+    @property
+    def kernel(self) -> str:
+        """The model's own class computes attention by sdpa whatever the configuration says."""
+        return "sdpa"
 
     def check_attention(self, cut: bool) -> None:
         """Nothing: this view is of one class, whose forward takes more than others' do; `model check` tries it."""
@@ -119,12 +124,12 @@ class CogVLM(RemoteModel):
     offer = Offer(EvaTower.offers)
     inlet = "model.encode_images"
 
-    @property
+    @cached_property
     def tower(self) -> EvaTower:
         """The vision side."""
         return EvaTower(self.module.model.vision, self.module.config.vision_config)
 
-    @property
+    @cached_property
     def decoder(self) -> CogDecoder:
         """The language side."""
         return CogDecoder(self.module.model)

@@ -10,7 +10,7 @@ features.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -41,12 +41,12 @@ class RemoteModel:
     def __init__(self, module: Any, options: Mapping[str, str] = MappingProxyType({})) -> None:
         self.module: Any = module
 
-    @property
+    @cached_property
     def tower(self) -> Any:
         """The vision side."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def decoder(self) -> Any:
         """The language side."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ Attribute paths were checked against OpenGVLab/InternVL at 2410d1d, folder `inte
 """
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +69,7 @@ class InternVLChat(LlavaModel):
     offer = Offer(InternTower.offers)
     most_tiles = 1
 
-    @property
+    @cached_property
     def tower(self) -> InternTower:
         """The vision side."""
         return InternTower(self.module)

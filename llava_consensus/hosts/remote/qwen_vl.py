@@ -9,6 +9,7 @@ Attribute paths were checked against `modeling_qwen.py` in Immerso-AIIP-Ltd/Qwen
 that the checkpoint carries; those of the tower against published copies of its `visual.py`.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -120,12 +121,12 @@ class QwenVLChat(RemoteModel):
     offer = Offer(QwenVLTower.offers)
     inlet = "transformer.wte.forward"
 
-    @property
+    @cached_property
     def tower(self) -> QwenVLTower:
         """The vision side."""
         return QwenVLTower(self.module.transformer.visual)
 
-    @property
+    @cached_property
     def decoder(self) -> QwenDecoder:
         """The language side."""
         return QwenDecoder(self.module.transformer)
