@@ -1,0 +1,217 @@
+"""Random requests to a server, each followed by a question whose answer is known: what a stranger sends harms that
+request alone. `PYTHONPATH=.:tests python tests/serving/strangers.py --count 5000` sends that many to each of two servers
+of tiny models.
+"""
+
+import argparse
+import base64
+import io
+import json
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import small
+
+PATIENCE = 600  # seconds until a server counts as not coming up, on a machine that does something else too
+ARGUMENTS = "--host 127.0.0.1 --dtype float32 --enforce-eager --max-model-len 256 --max-num-seqs 4"
+BOUND = 1e-4  # of log-probabilities
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 5, 9, 10, 576, 2**31, 2**40, 2**41, 2**63 - 1, 2**63, 10**30, 0.1, 0.5, 0.999, 1.0),
+    *(1e-300, -0.5, 1e308, float("nan"), float("inf"), "", "64", "auto", "\ud800", "w7 " * 2000, [], [5], [[[]]], {}),
+    *({"height": 112, "width": 112}, {"shortest_edge": 0}, {"image": {}}, {"visual_tokens": 5}),
+]
+KEYS = """visual_tokens question crop_size size do_resize do_center_crop do_normalize image_mean patch_size min_pixels
+max_pixels num_additional_image_tokens vision_feature_select_strategy image_grid_pinpoints return_tensors padding
+images_kwargs truncation llava_consensus_request reduction_budget image_reduction_tokens num_frames device""".split()
+FIELDS = """max_tokens temperature top_p n logprobs top_logprobs prompt_logprobs echo stop seed logit_bias min_tokens
+add_generation_prompt continue_final_message stream priority user truncate_prompt_tokens messages model
+mm_processor_kwargs media_io_kwargs chat_template_kwargs documents cache_salt return_token_ids""".split()
+MODES = ["RGB", "L", "RGBA", "P", "1", "LA", "I", "I;16", "F", "CMYK"]
+
+
+class Server:
+    """A server that is up."""
+
+    def __init__(self, url: str, name: str, process: Any, log: Path) -> None:
+        self.url, self.name, self.process, self.log = url, name, process, log
+
+    def body(self, *pictures: bytes, words: str = "w7 w8 w9", **more: Any) -> dict[str, Any]:
+        """One question about pictures."""
+        parts = [*map(content_of, pictures), {"type": "text", "text": words}]
+        own = {"model": self.name, "messages": [{"role": "user", "content": parts}], "max_tokens": 6, "temperature": 0}
+        return {**own, "ignore_eos": True, **more}
+
+    def post(self, body: Any, path: str = "chat/completions", timeout: float = 60) -> tuple[int, Any]:
+        """Status, and answer: JSON or text."""
+        headers = {"Content-Type": "application/json"}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}/v1/{path}", data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                status, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text.decode(errors="replace")
+
+    def ask(self, *pictures: bytes, **more: Any) -> tuple[int, Any]:
+        """Status and answer to one question about pictures."""
+        return self.post(self.body(*pictures, **more))
+
+    def known(self, **more: Any) -> list[tuple[str, float]]:
+        """Tokens of a fixed question's answer, and their log-probabilities."""
+        status, answer = self.ask(png(1), logprobs=True, **more)
+        assert status == 200, (status, answer, self.log.read_text()[-3000:])
+        return [(one["token"], one["logprob"]) for one in answer["choices"][0]["logprobs"]["content"]]
+
+
+def content_of(picture: bytes, kind: str = "png") -> dict[str, Any]:
+    """A picture as a part of a message."""
+    url = f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def png(number: int, size: tuple[int, int] = (70, 60), mode: str = "RGB", kind: str = "PNG") -> bytes:
+    """A picture as a file."""
+    file = io.BytesIO()
+    small.picture(number, size).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+@contextmanager
+def serving(folder: Path, words: str, arguments: str = ARGUMENTS) -> Iterator[Server]:
+    """A server of `llava-consensus serve`, or with no words of plain vLLM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    further = f"{arguments} --port {port}"
+    command = ["-m", "llava_consensus.cli", "serve", *shlex.split(words), "--vllm", further, str(folder)]
+    if not words:
+        command = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *shlex.split(further)]
+    environment = {**os.environ, **small.ENVIRONMENT}
+    log = Path(tempfile.mkdtemp()) / "server.log"
+    with (
+        log.open("wb") as file,
+        subprocess.Popen([sys.executable, *command], stdout=file, stderr=file, env=environment) as process,
+    ):
+        url, end = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
+        try:
+            while True:
+                assert process.poll() is None and time.monotonic() < end, log.read_text()[-4000:]
+                try:
+                    urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.5)
+            yield Server(url, str(folder), process, log)
+        finally:
+            process.terminate()
+
+
+def picture_file(dice: random.Random) -> bytes:
+    """A picture of a random size and mode, whole or damaged; or no picture."""
+    side = lambda: dice.choice([1, 2, 13, 56, 57, 120, 500, 3000])  # noqa: E731
+    mode = dice.choice(MODES)
+    kind = {"CMYK": "TIFF", "F": "TIFF", "I": "TIFF"}.get(mode) or dice.choice(["PNG", "TIFF"])
+    kind = dice.choice([kind, "JPEG", "GIF", "WEBP", "BMP"]) if mode == "RGB" else kind
+    if mode == "I;16":
+        file = io.BytesIO()
+        small.picture(dice.randrange(99), (side(), 40)).convert("I").convert("I;16").save(file, kind)
+        data = file.getvalue()
+    else:
+        data = png(dice.randrange(99), (side(), side()), mode, kind)
+    damage = dice.randrange(6)
+    if damage == 0:
+        data = data[: dice.randrange(len(data))]
+    elif damage == 1:
+        flipped = bytearray(data)
+        for _ in range(dice.choice([1, 3, 30])):
+            flipped[dice.randrange(len(flipped))] = dice.randrange(256)
+        data = bytes(flipped)
+    elif damage == 2 and dice.random() < 0.3:
+        data = dice.randbytes(dice.choice([0, 1, 50, 5000]))
+    return data
+
+
+def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
+    """A path and a body."""
+    value = lambda: dice.choice(VALUES)  # noqa: E731
+    words = " ".join(f"w{dice.randrange(3, 500)}" for _ in range(dice.choice([0, 1, 5, 30, 300])))
+    if dice.random() < 0.1:
+        words += " <image>" * dice.randrange(3)
+    pictures = [picture_file(dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 2, 4]))]
+    body = server.body(*pictures, words=words, max_tokens=dice.choice([1, 2, 6]))
+    if dice.random() < 0.6:
+        keys = dice.sample(KEYS, dice.choice([1, 1, 2]))
+        body["mm_processor_kwargs"] = {dice.choice(["visual_tokens", key]): value() for key in keys}
+    if dice.random() < 0.15:
+        body["media_io_kwargs"] = dice.choice([value(), {"image": {dice.choice(["image_mode", *KEYS]): value()}}])
+    for _ in range(dice.choice([0, 0, 1, 2])):
+        name = dice.choice(FIELDS)
+        body[name] = dice.choice([0, 2, "2", 1.5, None]) if name == "n" else value()
+    if dice.random() < 0.1:
+        body["messages"][0]["content"] = dice.choice([words, value(), [value()], [{"type": value(), "text": value()}]])
+    if dice.random() < 0.05 and isinstance(body["messages"], list) and body["messages"]:
+        body["messages"][0]["content"] = [
+            {"type": "image_url", "image_url": {"url": dice.choice(["file:///etc/passwd", "http://127.0.0.1:1/a", "x"])}}
+        ]
+    path = dice.choice(["chat/completions"] * 8 + ["completions"])
+    if path == "completions":
+        body = {**body, "prompt": dice.choice([words, words + " <image>", value()])}
+        body.pop("messages")
+    if dice.random() < 0.03:
+        return path, dice.choice([b"", b"{", b"[]", b"null", json.dumps(body).encode()[:-40]])
+    return path, body
+
+
+def fuzz(server: Server, count: int, seed: int = 0) -> Counter[int]:
+    """Statuses of random requests. AssertionError where the server fails at one, or answers differently after it."""
+    dice, before, statuses = random.Random(seed), server.known(), Counter[int]()
+    for number in range(count):
+        path, body = stranger(server, dice)
+        what = f"request {number} of seed {seed}: {str(body)[-600:]}"
+        try:
+            status, answer = server.post(body, path, timeout=dice.choice([60, 60, 60, 0.01]))
+        except TimeoutError:  # a client that went away
+            status, answer = 0, ""
+        statuses[status] += 1
+        assert status < 500, f"{what}\n{status} {str(answer)[:600]}"
+        after = server.known()
+        assert [token for token, _ in after] == [token for token, _ in before], what
+        assert all(abs(own - other) < BOUND for (_, own), (_, other) in zip(after, before, strict=True)), what
+    return statuses
+
+
+def main() -> None:
+    """Two servers, one whose method reads the prompt and one whose does not."""
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--count", type=int, default=500)
+    reader.add_argument("--seed", type=int, default=0)
+    given = reader.parse_args()
+    for family, words in (
+        ("llava", "--method visionzip --tokens 5 --largest 9"),
+        ("llava_next", "--method consensusdrop --tokens 6 --largest 0.9"),
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            small.FAMILIES[family](Path(folder))
+            with serving(Path(folder), words) as server:
+                print(family, words, dict(fuzz(server, given.count, given.seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
