@@ -3,7 +3,7 @@ in the language model's first layer (s_c: SCAP, the static cross-attention probe
 
 A host takes queries and keys of one vision block with hooks, so that the tower keeps its fast attention kernel; for the
 probe it projects the queries of the text rows and the keys of the whole sequence with layer 0's own modules, before the
-language model runs. Never more than L x S numbers per head are held. Float32 throughout.
+language model runs. Float32 throughout.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,7 @@ from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_
 EPSILON = 1e-6
 AGGREGATES = ("all", "last", "max")
 QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
+PROBE_CHUNK = 1 << 25  # numbers of all heads held at once by `text_attention`, 128 MiB
 
 
 def class_saliency(attention: VisionAttention, own: bool = False) -> Tensor:
@@ -87,35 +88,58 @@ def _attend(attention: VisionAttention, rows: slice) -> Tensor:
     return torch.softmax(query @ key.transpose(-1, -2) * attention.scale, dim=-1)
 
 
-def text_attention(probe: TextProbe, rope: bool = True) -> Tensor:
-    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others.
-    Rows that are padding are zero.
+def text_attention(
+    probe: TextProbe, rope: bool = True, prompt: Tensor | None = None, columns: Tensor | None = None
+) -> Tensor:
+    """Head-mean causal attention of the text rows over all earlier keys: [I, L, S], those of a front before the others;
+    or of units over their visual tokens. Rows that are padding are zero.
+
+    Works through the rows in chunks: the largest tensor has `PROBE_CHUNK` numbers, or is what is returned.
+
+    Args:
+        probe: queries and keys.
+        rope: whether both are rotated.
+        prompt: [B] prompt of each unit.
+        columns: [B, N] places of its visual tokens, for [B, L, N].
     """
-    prompts, heads, rows, width = probe.query.shape
-    kv_heads, size = probe.key.shape[1:3]
+    key = probe.key.float()
+    front = None if probe.front is None else probe.front.key.float()
+    if rope:
+        key = rotate(key, probe.cos.float(), probe.sin.float())
+        if front is not None and probe.front is not None:  # once for each front
+            front = rotate(front, probe.front.cos.float(), probe.front.sin.float())
+    prompts, heads, rows = probe.query.shape[:3]
+    size = key.shape[2] + (0 if front is None else front.shape[2])
+    step = max(1, PROBE_CHUNK // (prompts * heads * size))
+    chunks = []
+    for start in range(0, max(rows, 1), step):
+        attention = _text_rows(probe, slice(start, start + step), key, front, rope)  # [I, chunk, S]
+        if prompt is not None and columns is not None:
+            place = torch.arange(attention.shape[1], device=attention.device)[:, None]
+            attention = attention[prompt[:, None, None], place, columns[:, None]]
+        chunks.append(attention)
+    return torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
+
+
+def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, front: Tensor | None, rope: bool) -> Tensor:
+    """Some rows [I, l, S] of `text_attention`, given rotated keys."""
+    query, places, real = probe.query[:, :, chunk].float(), probe.rows[:, chunk], probe.row_mask[:, chunk]
+    prompts, heads, rows, width = query.shape
+    kv_heads, size = key.shape[1:3]
     groups = heads // kv_heads
-    asked = groups * rows  # rows of all query heads that share a key head
-    states = torch.cat((probe.query.reshape(prompts, kv_heads, asked, width), probe.key), dim=2).float()
-    place = torch.arange(size, device=states.device)
-    if rope:  # rows and keys in one go, `rotate` bit for bit
-        at = torch.cat((probe.rows.repeat(1, groups), place.expand(prompts, -1)), dim=1)  # [I, groups L + S]
-        at = at[..., None].expand(-1, -1, probe.cos.shape[-1])
-        cos, sin = (angle.float().gather(1, at)[:, None] for angle in (probe.cos, probe.sin))
-        first, second = sin.chunk(2, dim=-1)
-        states = states * cos + states.roll(width // 2, -1) * torch.cat((-first, second), dim=-1)
-    query, key = states.split((asked, size), dim=2)
-    visible = (place <= probe.rows[..., None]) & probe.key_mask[:, None]  # [I, L, S]
+    if rope:
+        at = places[..., None].expand(-1, -1, probe.cos.shape[-1])
+        query = rotate(query, probe.cos.float().gather(1, at), probe.sin.float().gather(1, at))
+    query = query.reshape(prompts, kv_heads, groups * rows, width)  # of all heads that share a key head
+    visible = (torch.arange(size, device=key.device) <= places[..., None]) & probe.key_mask[:, None]  # [I, l, S]
     # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
-    hidden = ~(visible | ~probe.row_mask[..., None])[:, None].repeat(1, 1, groups, 1)
-    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(hidden, -torch.inf)  # [I, H_kv, groups L, S]
-    if probe.front is not None:
-        front = probe.front
-        shared = front.key.float()
-        shared = rotate(shared, front.cos.float(), front.sin.float()) if rope else shared  # once for each front
-        logits = torch.cat((_products(query, shared, front.which) * probe.scale, logits), dim=-1)
+    hidden = ~(visible | ~real[..., None])[:, None].repeat(1, 1, groups, 1)
+    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(hidden, -torch.inf)  # [I, H_kv, groups l, S]
+    if front is not None and probe.front is not None:
+        logits = torch.cat((_products(query, front, probe.front.which) * probe.scale, logits), dim=-1)
     weights = torch.softmax(logits, dim=-1)
     weights = weights.mean(1) if heads == kv_heads else weights.view(prompts, heads, rows, -1).mean(1)
-    return weights * probe.row_mask[..., None] if probe.padded else weights
+    return weights * real[..., None] if probe.padded else weights
 
 
 def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
@@ -126,21 +150,25 @@ def _products(query: Tensor, shared: Tensor, which: Tensor) -> Tensor:
     return (asked.flatten(1, 2) @ shared[0].transpose(1, 2)).unflatten(1, asked.shape[1:3]).transpose(0, 1)
 
 
-def cross_saliency(attention: Tensor, row_mask: Tensor | None, columns: Tensor, aggregate: str = "all") -> Tensor:
+def cross_saliency(
+    attention: Tensor, row_mask: Tensor | None, columns: Tensor | None = None, aggregate: str = "all"
+) -> Tensor:
     """Saliency of the visual tokens in the text rows' attention.
 
     Args:
         attention: [B, L, S] rows of `text_attention`, one prompt per unit.
         row_mask: [B, L] true where a row is real, the real ones first; None where all are.
-        columns: [B, N] places of the visual tokens in the sequence.
+        columns: [B, N] places of the visual tokens in the sequence; None where the attention is over them alone.
         aggregate: `all` (mean of the normalised rows) | `last` (the last row) | `max` (largest over the rows).
     Returns:
         [B, N]; all zero where a prompt has no text row.
     """
     choose("aggregate", aggregate, AGGREGATES)
     if attention.shape[1] == 0:
-        return attention.new_zeros(columns.shape)
-    if len(columns) == 1:  # fewer operations
+        return attention.new_zeros(len(attention), attention.shape[2] if columns is None else columns.shape[1])
+    if columns is None:
+        visual = attention
+    elif len(columns) == 1:  # fewer operations
         visual = attention.index_select(2, columns[0])
     else:
         visual = attention.gather(2, columns[:, None].expand(-1, attention.shape[1], -1))  # [B, L, N]

@@ -1,6 +1,6 @@
 """Random requests to a server, each followed by a question whose answer is known: what a stranger sends harms that
-request alone. `PYTHONPATH=.:tests python tests/serving/strangers.py --count 5000` sends that many to each of two servers
-of tiny models.
+request alone. `PYTHONPATH=.:tests python tests/serving/strangers.py --count 5000` sends that many to each of two
+servers of tiny models.
 """
 
 import argparse
@@ -35,10 +35,10 @@ VALUES: list[Any] = [
 ]
 KEYS = """visual_tokens question crop_size size do_resize do_center_crop do_normalize image_mean patch_size min_pixels
 max_pixels num_additional_image_tokens vision_feature_select_strategy image_grid_pinpoints return_tensors padding
-images_kwargs truncation llava_consensus_request reduction_budget image_reduction_tokens num_frames device""".split()
+images_kwargs truncation llava_consensus_request reduction_budget image_reduction_tokens num_frames device"""
 FIELDS = """max_tokens temperature top_p n logprobs top_logprobs prompt_logprobs echo stop seed logit_bias min_tokens
 add_generation_prompt continue_final_message stream priority user truncate_prompt_tokens messages model
-mm_processor_kwargs media_io_kwargs chat_template_kwargs documents cache_salt return_token_ids""".split()
+mm_processor_kwargs media_io_kwargs chat_template_kwargs documents cache_salt return_token_ids"""
 MODES = ["RGB", "L", "RGBA", "P", "1", "LA", "I", "I;16", "F", "CMYK"]
 
 
@@ -157,18 +157,23 @@ def stranger(server: Server, dice: random.Random) -> tuple[str, Any]:
     pictures = [picture_file(dice) for _ in range(dice.choice([0, 1, 1, 1, 1, 2, 4]))]
     body = server.body(*pictures, words=words, max_tokens=dice.choice([1, 2, 6]))
     if dice.random() < 0.6:
-        keys = dice.sample(KEYS, dice.choice([1, 1, 2]))
+        keys = dice.sample(KEYS.split(), dice.choice([1, 1, 2]))
         body["mm_processor_kwargs"] = {dice.choice(["visual_tokens", key]): value() for key in keys}
     if dice.random() < 0.15:
-        body["media_io_kwargs"] = dice.choice([value(), {"image": {dice.choice(["image_mode", *KEYS]): value()}}])
+        body["media_io_kwargs"] = dice.choice(
+            [value(), {"image": {dice.choice(["image_mode", *KEYS.split()]): value()}}]
+        )
     for _ in range(dice.choice([0, 0, 1, 2])):
-        name = dice.choice(FIELDS)
+        name = dice.choice(FIELDS.split())
         body[name] = dice.choice([0, 2, "2", 1.5, None]) if name == "n" else value()
     if dice.random() < 0.1:
         body["messages"][0]["content"] = dice.choice([words, value(), [value()], [{"type": value(), "text": value()}]])
     if dice.random() < 0.05 and isinstance(body["messages"], list) and body["messages"]:
         body["messages"][0]["content"] = [
-            {"type": "image_url", "image_url": {"url": dice.choice(["file:///etc/passwd", "http://127.0.0.1:1/a", "x"])}}
+            {
+                "type": "image_url",
+                "image_url": {"url": dice.choice(["file:///etc/passwd", "http://127.0.0.1:1/a", "x"])},
+            }
         ]
     path = dice.choice(["chat/completions"] * 8 + ["completions"])
     if path == "completions":
