@@ -198,7 +198,7 @@ mutate: $(DEV_READY) data  ## mutants of the maths and the sequence code, and wh
 	$(MUTANTS)/bin/python tests/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
 	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json
 
-fuzz: $(DEV_READY)  ## random files, folders and options: make fuzz CASES=2000, so many of each kind
+fuzz: $(DEV_READY)  ## damaged files: make fuzz CASES=2000, so many of each kind
 	FUZZ=$(CASES) OMP_NUM_THREADS=1 $(PYTHON) $(PYTEST) tests/evaluation/test_fuzz.py $(ARGS)
 
 test-pinned: $(PINNED_READY) data  ## the tests on LLaVA's own pins
