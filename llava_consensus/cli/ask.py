@@ -96,11 +96,11 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
 def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
     """What the model is shown."""
-    from llava_consensus.evaluation.runs.pictures import open_image
+    from llava_consensus.evaluation.media import open_image
 
     if not video:
         return [open_image(given.picture, upright=True)]
-    from llava_consensus.evaluation.runs.pictures import read_clip
+    from llava_consensus.evaluation.media import read_clip
 
     clip = read_clip(given.picture, given.frames)
     return [clip] if clips else list(clip.frames)

@@ -121,7 +121,7 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
     """The pictures that were asked for; noise that is always the same where there are none."""
     from PIL import Image
 
-    from llava_consensus.evaluation.runs.pictures import open_image
+    from llava_consensus.evaluation.media import open_image
 
     folder = given.images or Path(DATA) / "eval" / "gqa" / "data" / "images"
     files = sorted(path for kind in ("*.jpg", "*.png") for path in folder.glob(kind))[: given.pictures]

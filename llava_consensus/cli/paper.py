@@ -674,8 +674,8 @@ def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
 ) -> "tuple[Image, dict[str, Choice]]":
     """One photograph, and what each method, by its title, keeps of it."""
+    from llava_consensus.evaluation.media import open_image
     from llava_consensus.evaluation.models import Prompt
-    from llava_consensus.evaluation.runs.pictures import open_image
     from llava_consensus.paper.example_search import selection
 
     image = open_image(path, upright=True)

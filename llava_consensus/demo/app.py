@@ -21,9 +21,9 @@ from PIL.Image import Image
 from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import Desk, Form, Sample, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
-from llava_consensus.evaluation.runs.pictures import open_image
 
 if TYPE_CHECKING:
     from gradio import Blocks, Dropdown

@@ -22,8 +22,8 @@ from llava_consensus.evaluation.bench.timing import answer_once
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.files import misread
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Answer, Host, Prompt
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.methods import METHODS, known_methods, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method

@@ -38,7 +38,7 @@ TOGETHER = 1000  # lines that are parsed at once, so that the names of their ent
 
 
 @contextlib.contextmanager
-def collector_rests() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """For a block, or around a function as a decorator, Python does not look for cyclic garbage. While 100,000 records
     are made it would walk all of them over and over, half of the time, and find nothing: no record is in a cycle.
     """

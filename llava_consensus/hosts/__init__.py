@@ -27,7 +27,7 @@ class HostEntry(NamedTuple):
     clips: bool = False  # whether a video can be shown to it as one clip, and not as pictures
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
-    version: int = 1  # of its answers: raised by hand where the same model and method come to answer otherwise
+    answer_version: int = 1  # raised by hand where the same model and method come to answer otherwise
 
     @property
     def defaults(self) -> dict[str, str]:

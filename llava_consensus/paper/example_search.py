@@ -14,10 +14,11 @@ from torch import Tensor
 from llava_consensus.errors import ImageError, OptionError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Answer, Host
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs.configuration import RunPlan
-from llava_consensus.evaluation.runs.pictures import EncodingCache, open_image, reader
+from llava_consensus.evaluation.runs.pictures import EncodingCache, reader
 from llava_consensus.hosts.patches import patches
 from llava_consensus.methods import make
 from llava_consensus.paper.examples import BOTH, CROSS, VISION, Choice, Example

@@ -82,7 +82,7 @@ class Place(Enum):
 class Method:
     """What hosts and the harness may ask of any method. The properties are options where a base makes them fields."""
 
-    version: ClassVar[int] = 1  # of its answers: raised by hand where the same options come to choose other tokens
+    answer_version: ClassVar[int] = 1  # raised by hand where the same options come to choose other tokens
     title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
     place: ClassVar[Place] = Place.TOKENS
     needs: ClassVar[frozenset[Need]] = frozenset()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfHost
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import LABELS, UNLABELLED, Reduced, settings
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.evaluation.files import read_json
+from llava_consensus.evaluation.media import open_image, shrink_to_pad
 from llava_consensus.evaluation.models.llava import (
     CONVERSATION,
     FLAG,
@@ -32,7 +33,6 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
@@ -164,7 +164,7 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[tr
     return {
         "LLaVATrainer": made,
         "LlavaLlamaForCausalLM": SimpleNamespace(from_pretrained=from_pretrained),
-        "Image": SimpleNamespace(open=open_image, new=Image.new),
+        "Image": SimpleNamespace(open=lambda path: shrink_to_pad(open_image(path)), new=Image.new),
         "maybe_zero_3": gathered,
         "safe_save_model_for_hf_trainer": save,
     }

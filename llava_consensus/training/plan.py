@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from llava_consensus.errors import DataError, ImageError, OptionError, missing_extra, unknown_name
 from llava_consensus.evaluation.files import HALF, Record, canonical, misread, read_json
+from llava_consensus.evaluation.media import check_file, check_size, open_header
 from llava_consensus.evaluation.models.loading import ATTENTIONS
-from llava_consensus.evaluation.runs.pictures import check_file, check_size, open_header
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need

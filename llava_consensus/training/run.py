@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.checksums import checksum_of
 from llava_consensus.evaluation.files import Record, misread, read_json, remove_leftovers, take_lock, write_json
-from llava_consensus.evaluation.runs.configuration import fingerprint, place, versions
+from llava_consensus.evaluation.runs.configuration import place, versions
 from llava_consensus.hosts import HOSTS
 from llava_consensus.training.plan import Conversations, TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained
@@ -58,7 +59,7 @@ def prepare(plan: TrainingPlan, name: str) -> tuple[Record, Conversations]:
     _stack(host).check(plan, checkpoint.folder)
     return {
         **plan.description(name),
-        "model": {"name": place(plan.model), "host": host, "fingerprint": fingerprint(checkpoint.files())},
+        "model": {"name": place(plan.model), "host": host, "fingerprint": checksum_of(checkpoint.files())},
         "data": data.description,
         "processes": int(os.environ.get("WORLD_SIZE", 1)),  # as torchrun and accelerate say it
         "versions": versions("accelerate", "peft", "deepspeed"),

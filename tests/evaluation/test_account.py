@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from llava_consensus import METHODS, load, make
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
 from llava_consensus.evaluation.models.llava import LlavaHost
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, match_budget, run_costs
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.hosts.base import PictureOutcome
 from llava_consensus.hosts.caches import cached_layers
 from llava_consensus.hosts.call import CachedLayer

@@ -33,9 +33,9 @@ from llava_consensus import cli, methods
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation import benchmarks, models
 from llava_consensus.evaluation.data.unpack import unpack
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import read
 

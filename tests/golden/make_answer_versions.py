@@ -1,6 +1,6 @@
 """Writes tests/golden/answer_versions.json: checksums of what methods, hosts and benchmarks give, with their versions.
 
-A run's name holds these versions (`Method.version`, `HostEntry.version`, `Benchmark.version`, and `REDUCTION` in
+A run's name holds these versions (`answer_version` of Method, HostEntry and Benchmark, and `REDUCTION` in
 evaluation/runs/configuration.py for what all share). tests/evaluation/runs/test_answer_versions.py compares, so that
 whoever changes answers raises the number. After that: PYTHONPATH=.:tests .venv/bin/python
 tests/golden/make_answer_versions.py; with --inputs where only the tests' own inputs have changed.
@@ -56,14 +56,14 @@ def of_method(name: str) -> dict[str, Any]:
     method = make(name)
     if method.place is Place.TOKENS and method.reduces:
         reduced = method.reduce(unit(), Budget(8))
-        return {"version": method.version, "checksum": checksum(reduced.source, reduced.owner)}
-    return {"version": method.version, "checksum": answered("llava", name)}
+        return {"version": method.answer_version, "checksum": checksum(reduced.source, reduced.owner)}
+    return {"version": method.answer_version, "checksum": answered("llava", name)}
 
 
 def of_host(name: str) -> dict[str, Any]:
     """A host's entry: ConsensusDrop on a tiny model of the first class of it that the tests have."""
     case = next(kind for kind in CASES if kind.replace("mistral_3", "mistral3") in HOSTS[name].types)
-    return {"version": HOSTS[name].version, "checksum": answered(case, "consensusdrop")}
+    return {"version": HOSTS[name].answer_version, "checksum": answered(case, "consensusdrop")}
 
 
 def of_benchmark(name: str, data: Path) -> dict[str, Any]:
@@ -77,7 +77,10 @@ def of_benchmark(name: str, data: Path) -> dict[str, Any]:
     ]
     score = benchmark.score(answers, data).get(benchmark.metric)
     asked = [(one.question_id, one.images, one.text, one.prompt) for one in questions]
-    return {"version": benchmark.version, "checksum": checksum(asked, None if score is None else round(score, 6))}
+    return {
+        "version": benchmark.answer_version,
+        "checksum": checksum(asked, None if score is None else round(score, 6)),
+    }
 
 
 def entries() -> Known:
@@ -99,8 +102,8 @@ def complaint(name: str, stored: Known, now: Mapping[str, Any], reduction: int =
         return ""
     shared = "" if name.startswith("benchmark") else ", or REDUCTION in evaluation/runs/configuration.py where all do"
     return (
-        f"{name}: gives other answers than version {now['version']} gave. Raise its `version` to {now['version'] + 1}"
-        f"{shared}, then run tests/golden/make_answer_versions.py"
+        f"{name}: gives other answers than version {now['version']} gave. Raise its `answer_version` to "
+        f"{now['version'] + 1}{shared}, then run tests/golden/make_answer_versions.py"
     )
 
 

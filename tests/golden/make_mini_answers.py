@@ -13,8 +13,8 @@ import transformers
 
 from llava_consensus import load, make
 from llava_consensus.evaluation import benchmarks
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
 
 ROOT = Path(__file__).parents[2]

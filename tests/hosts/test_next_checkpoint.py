@@ -15,7 +15,7 @@ from test_own_tower import checkpoint
 from llava_consensus import cli
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
-from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 

@@ -13,7 +13,7 @@ from llava_consensus import cli
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make as make_benchmark
-from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.budget import Budget
 

@@ -11,8 +11,8 @@ import torch
 
 from llava_consensus import attach, load, make
 from llava_consensus.errors import DataError, OptionError
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
-from llava_consensus.evaluation.runs.pictures import open_image
 from llava_consensus.reduction.budget import Budget
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -14,9 +14,9 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.errors import DataError, ImageError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.media import read_frames
 from llava_consensus.evaluation.runs import loop, pictures
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.pictures import MAX_SIDE, open_image, read_frames
 
 
 @pytest.fixture
@@ -114,12 +114,6 @@ def test_a_list_of_other_files_is_no_video(tmp_path: Path, kind: str) -> None:
     assert len(read_frames(tmp_path / "real.mp4", 8)) == 8
     with pytest.raises(ImageError, match="not a video"):
         read_frames(tmp_path / "list.mp4", 8)
-
-
-def test_a_picture_that_would_need_gigabytes_when_padded_is_refused(tmp_path: Path) -> None:
-    Image.new("L", (MAX_SIDE + 1, 8)).save(tmp_path / "thin.png")
-    with pytest.raises(ImageError, match="8,192 on a side"):
-        open_image(tmp_path / "thin.png")
 
 
 def test_only_so_many_pixels_are_opened_at_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ the same answers other grades (LLaVA issue 1905: 27.9), so compare only numbers 
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,6 @@ class MMVet(Benchmark):
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score`, or of a finished grade file of the official evaluator the official tables, in percent."""
-        from llava_consensus.evaluation.judge.mmvet import evaluate  # with numpy: only now
-
         whole = _whole(path) or {}
         if not whole or not all(isinstance(one, dict) and "score" in one for one in whole.values()):
             return super().score_file(path, data)
@@ -66,8 +65,7 @@ class MMVet(Benchmark):
         if not graded:
             raise DataError(f"{path}: grades of other samples than those of {self.place(data)}")
         runs = min(len(scores) for scores in graded.values())
-
-        numbers = evaluate({key: gold[key]["capability"] for key in graded}, graded, runs)
+        numbers = tables({key: gold[key]["capability"] for key in graded}, graded, runs)
         counts = {"asked": len(gold), "graded": len(graded), "missing": len(gold) - len(graded)}
         counts["unknown"] = len(whole) - len(graded)
         return {"benchmark": self.name, **numbers, "complete": not counts["missing"], "counts": counts}
@@ -134,3 +132,52 @@ def _number(key: str) -> int | str:
 def key_of(question: Question) -> str:
     """The id MM-Vet uses for a question of LLaVA's file."""
     return f"v1_{question.question_id}"
+
+
+def tables(
+    capabilities: Mapping[str, Sequence[str]], grades: Mapping[str, Sequence[float]], runs: int = 1, decimals: int = 1
+) -> dict[str, Any]:
+    """Both official tables, in percent, rounded as numpy rounds.
+
+    Args:
+        capabilities: of every sample that counts, by id; a grade that is missing adds nothing to the sums.
+        grades: of each sample, one per run, 0 to 1.
+        runs: how many runs are read.
+        decimals: the official default is one.
+    Returns:
+        `total`, `std`, `runs` (the rounded totals), `capability` and `integration` (sets joined by `_`, sorted).
+    Raises:
+        ValueError: no sample counts, so that nothing can be divided.
+    """
+    import numpy as np  # only now: lists of benchmarks need none of it
+
+    if not capabilities or runs < 1:
+        raise ValueError("MM-Vet needs at least one sample and one run")
+
+    def rounded(value: "np.floating") -> float:
+        return float(np.round(value, decimals))
+
+    def means(of: Mapping[str, "np.ndarray"], counts: Counter[str]) -> dict[str, float]:
+        return {name: rounded((of[name] / count * 100).mean()) for name, count in counts.most_common()}
+
+    groups = {key: ([*dict.fromkeys(names)], "_".join(sorted(set(names)))) for key, names in capabilities.items()}
+    single = Counter(name for names, _ in groups.values() for name in names)
+    joint = Counter(joined for _, joined in groups.values())
+    sums = {name: np.zeros(runs) for name in single}
+    joint_sums = {name: np.zeros(runs) for name in joint}
+    total = np.zeros(runs)
+    for key in (key for key in grades if key in groups):
+        scores = np.array(grades[key][:runs], dtype=np.float64)
+        names, joined = groups[key]
+        for name in names:
+            sums[name] += scores
+        joint_sums[joined] += scores
+        total += scores
+    percents = total / len(capabilities) * 100
+    return {
+        "total": rounded(percents.mean()),
+        "std": rounded(percents.std()),
+        "runs": [rounded(percent) for percent in percents],
+        "capability": means(sums, single),
+        "integration": means(joint_sums, joint),
+    }

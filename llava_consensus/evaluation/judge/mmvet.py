@@ -8,16 +8,13 @@ capabilities are rounded as numpy rounds.
 
 import ast
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from llava_consensus.evaluation.benchmarks import base
-from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of
+from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of, tables
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Prompt, Reply, Turn
 
@@ -126,7 +123,7 @@ class MMVetGrader(Grader):
         capabilities = {one.key: gold[one.key]["capability"] for one in candidates if one.key in grades}
         if not capabilities:
             return {"total": None, "extracted": []}
-        numbers = evaluate(capabilities, grades, runs)
+        numbers = tables(capabilities, grades, runs)
         extracted = [
             {"index": one.index, "extracted": str(grades[one.key]), "correct": sum(grades[one.key]) / runs}
             for one in candidates
@@ -175,51 +172,3 @@ def read_grade(reply: str | None) -> tuple[float, str] | None:
     except ValueError:
         return None
     return None if score > 1.0 or score < 0.0 else (score, first)
-
-
-def evaluate(
-    capabilities: Mapping[str, Sequence[str]], grades: Mapping[str, Sequence[float]], runs: int = 1, decimals: int = 1
-) -> dict[str, Any]:
-    """Both tables, in percent.
-
-    Args:
-        capabilities: of every sample that counts, by id; a grade that is missing adds nothing to the sums.
-        grades: of each sample, one per run, 0 to 1.
-        runs: how many runs are read.
-        decimals: the official default is one.
-    Returns:
-        `total`, `std`, `runs` (the rounded totals), `capability` and `integration` (sets joined by `_`, sorted).
-    Raises:
-        ValueError: no sample counts, so that nothing can be divided.
-    """
-    if not capabilities or runs < 1:
-        raise ValueError("MM-Vet needs at least one sample and one run")
-    groups = {key: ([*dict.fromkeys(names)], "_".join(sorted(set(names)))) for key, names in capabilities.items()}
-    single = Counter(name for names, _ in groups.values() for name in names)
-    joint = Counter(joined for _, joined in groups.values())
-    sums = {name: np.zeros(runs) for name in single}
-    joint_sums = {name: np.zeros(runs) for name in joint}
-    total = np.zeros(runs)
-    for key in (key for key in grades if key in groups):
-        scores = np.array(grades[key][:runs], dtype=np.float64)
-        names, joined = groups[key]
-        for name in names:
-            sums[name] += scores
-        joint_sums[joined] += scores
-        total += scores
-    percents = total / len(capabilities) * 100
-    return {
-        "total": _round(percents.mean(), decimals),
-        "std": _round(percents.std(), decimals),
-        "runs": [_round(percent, decimals) for percent in percents],
-        "capability": _means(sums, single, decimals),
-        "integration": _means(joint_sums, joint, decimals),
-    }
-
-
-def _means(sums: Mapping[str, np.ndarray], counts: Counter[str], decimals: int) -> dict[str, float]:
-    return {name: _round((sums[name] / count * 100).mean(), decimals) for name, count in counts.most_common()}
-
-
-def _round(value: np.floating, decimals: int) -> float:
-    return float(np.round(value, decimals))

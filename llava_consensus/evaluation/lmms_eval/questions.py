@@ -8,8 +8,8 @@ from typing import Any
 from PIL import Image
 
 from llava_consensus.errors import OptionError
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models.base import Prompt
-from llava_consensus.evaluation.runs.pictures import open_image
 
 MAX_NEW_TOKENS = 1024  # where a task sets no bound, as in lmms-eval's own models
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, missing_extra
+from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
     Clip,
@@ -228,6 +229,8 @@ class HfHost(Host):
             modality, arguments = "video", _of_clip(picture)
         else:
             more = self.view.preprocessing if image_options is None else image_options
+            if "LlavaImageProcessor" in type(self.processor.image_processor).__name__:  # may pad to a square first
+                picture = shrink_to_pad(picture)
             modality, arguments = "image", {"images": [picture], **more}
         options = {"return_tensors": "pt", "return_text_replacement_offsets": True}
         inputs = dict(self.processor(text=[self._placeholder(modality)], **arguments, **options))

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from llava_consensus.errors import ConsensusError, DataError, MissingDependency, OptionError, unknown_name
 from llava_consensus.evaluation.files import Record, read_json
+from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
     Encoded,
@@ -128,6 +129,7 @@ class LlavaHost(Host):
         """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
         from llava.mm_utils import process_images
 
+        images = [shrink_to_pad(image) for image in images]
         pixels = [process_images([image], self.image_processor, self.view.config)[0] for image in images]
         tiles = [picture if picture.ndim == 4 else picture[None] for picture in pixels]
         batch = torch.cat(tiles).to(self.model.device, self.model.dtype)
@@ -144,6 +146,7 @@ class LlavaHost(Host):
         from llava.mm_utils import process_images
 
         ids = self.prompt_ids(prompt)[None].to(self.model.device)
+        image = shrink_to_pad(image)
         pixels = process_images([image], self.image_processor, self.model.config)
         pictures = pixels.to(self.model.device, self.model.dtype)
         return {

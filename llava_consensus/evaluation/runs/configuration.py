@@ -7,21 +7,19 @@ run: options of the method with defaults filled in, contents of question files a
 carried out (`Execution`) and the folder of results are not in it.
 """
 
-import contextlib
-import hashlib
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from zlib import crc32
 
 from llava_consensus.errors import DataError, OptionError, choose
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Benchmark, Question
-from llava_consensus.evaluation.files import Record, collector_rests, digest, read_json, write_json
+from llava_consensus.evaluation.checksums import checksum_of
+from llava_consensus.evaluation.files import Record, gc_paused
 from llava_consensus.evaluation.models import CLIPS, Loading, Prompt
 from llava_consensus.evaluation.runs import DATA, MODEL
 from llava_consensus.hosts import known_hosts
@@ -31,8 +29,6 @@ from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
 from llava_consensus.serving import DISTRIBUTIONS
 
-LARGE = 1 << 26  # bytes; the hash of a larger file is remembered
-LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
 OWN = "llava-consensus"
 PACKAGES = (
     OWN,
@@ -42,8 +38,8 @@ PACKAGES = (
     "tokenizers",
     "pillow",
 )  # their versions can change answers
-# Versions of the answers of code that all runs share, as `version` is of one method, host or benchmark. A run's name
-# holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
+# Versions of the answers of code that all runs share, as `answer_version` is of one method, host or benchmark. The name
+# of a run holds these numbers and no bytes of source, so that an edit which changes no answer restarts nothing.
 REDUCTION = 1  # raise it where reduction/ or hosts/ change the answers of every method
 SERVING = 1  # raise it where the vLLM plugin answers otherwise
 
@@ -55,36 +51,6 @@ def place(name: str) -> str:
         return name
     path = path.resolve()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def fingerprint(paths: Iterable[Path]) -> str:
-    """One hash of the names and contents of files; of a folder among them, of the label files in it."""
-    total = hashlib.sha256()
-    for one in paths:
-        files = sorted(file for file in one.rglob("*") if file.suffix in LABELS) if one.is_dir() else [one]
-        for path in files:
-            size = path.stat().st_size
-            total.update(f"{path.name}\0{size}\0".encode())
-            total.update(path.read_bytes() if size <= LARGE else remembered(path).encode())
-    return total.hexdigest()
-
-
-def remembered(path: Path) -> str:
-    """The hash of a file's content, taken once and then remembered by its size and time of change."""
-    real, status = path.resolve(), path.stat()
-    home = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / "digests"
-    memory = folder / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
-    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    with contextlib.suppress(DataError, KeyError, TypeError):
-        known = read_json(memory)
-        if known["stamp"] == stamp:
-            return str(known["sha256"])
-    found = digest(path)
-    with contextlib.suppress(DataError, OSError):  # without a cache it is taken again
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_json(memory, {"file": str(real), "stamp": stamp, "sha256": found})
-    return found
 
 
 def versions(*more: str) -> dict[str, str | None]:
@@ -104,43 +70,8 @@ def _answer_versions(config: "RunConfig") -> Record:
     benchmark, engine = config.benchmark, config.loading.engine
     packages = versions(*(("av",) if benchmark.frames else ()), *(DISTRIBUTIONS if engine else ()))
     del packages[OWN]  # a release that changes no answer asks nothing again
-    host = known_hosts()[models.name_of(config.model, config.loading)].version
+    host = known_hosts()[models.name_of(config.model, config.loading)].answer_version
     return {**packages, "reduction": REDUCTION, "host": host, **({"serving": SERVING} if engine else {})}
-
-
-def of_pictures(paths: Sequence[Path]) -> Record:
-    """What an answer's record says of the contents of its question's pictures; nothing of a question without."""
-    found = [_content(path, *_times(path)) for path in paths]
-    return {"pictures": "".join(found)} if found else {}
-
-
-def changed_pictures(since: int, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
-    """Indexes of questions whose pictures are no longer those that were answered about. Only pictures that were written
-    later than the answers are read; those that are gone count as the same.
-
-    Args:
-        since: when answers were written last, in nanoseconds.
-        pictures: files of each question's pictures, by its index.
-        answers: records by the same indexes.
-    """
-    every: Collection[Path] = {path for paths in pictures.values() for path in paths}
-    newer = {path for path in every if path.exists() and max(_times(path)) > since}
-    found = []
-    for index, paths in pictures.items() if newer else ():
-        stored = answers[index]["metadata"].get("pictures")
-        if stored is not None and not newer.isdisjoint(paths) and all(path.exists() for path in paths):
-            found += [index] if of_pictures(paths)["pictures"] != stored else []
-    return found
-
-
-def _times(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ctime_ns
-
-
-@lru_cache(maxsize=1024)  # most pictures have several questions
-def _content(path: Path, *_times: int) -> str:
-    return f"{crc32(path.read_bytes()):08x}"
 
 
 @dataclass(frozen=True)
@@ -251,7 +182,7 @@ class RunPlan(RunConfig):
         return replace(self, method=method, budget=budget, match=match, description=description)
 
 
-@collector_rests()
+@gc_paused()
 def prepare(config: RunConfig) -> RunPlan:
     """Checks everything that needs no weights, and writes down the whole configuration.
 
@@ -287,7 +218,7 @@ def prepare(config: RunConfig) -> RunPlan:
         conversation=of_host.get("conversation", config.conversation),
     )
     if benchmark.frames:
-        from llava_consensus.evaluation.runs.pictures import decoder  # only now: it takes a while
+        from llava_consensus.evaluation.media import decoder  # only now: it takes a while
 
         decoder()  # or says what to install
     return RunPlan(**vars(checked), questions=_read_questions(checked), description=_describe(checked, of_host))
@@ -351,12 +282,12 @@ def _describe(config: RunConfig, of_host: Record) -> Record:
     loading = {name: value for name, value in asdict(config.loading).items() if value != usual[name]}
     return {
         "benchmark": benchmark.name,
-        "benchmark_version": benchmark.version,
+        "benchmark_version": benchmark.answer_version,
         **describe_reduction(config.method, config.budget),
         "model": config.model,
-        "weights": fingerprint(models.find(config.model, config.loading.revision).files()),
+        "weights": checksum_of(models.find(config.model, config.loading.revision).files()),
         "data": place(str(config.data)),
-        "questions": fingerprint(path for path in files if path.exists()),
+        "questions": checksum_of(path for path in files if path.exists()),
         "limit": config.limit,
         **({} if config.sample is None else {"sample": config.sample}),
         **of_host,
@@ -383,7 +314,7 @@ def describe_reduction(method: Method, budget: Budget | Share | None) -> Record:
             changed[one.name] = options[one.name]
     return {
         "method": method_name(method),
-        "method_version": method.version,
+        "method_version": method.answer_version,
         "tokens": None if budget is None else amount(budget),
         "merged": budget.merged if isinstance(budget, Budget) else None,
         "options": options,

@@ -22,11 +22,12 @@ import shortuuid
 from llava_consensus.errors import ConsensusError, DataError, ImageError, Interrupted, OptionError, QuestionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
+from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
 from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, check_shape
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Loading
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
-from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, changed_pictures, of_pictures, prepare
+from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.execution import (
     DEATH,
     LONGEST,
@@ -326,7 +327,7 @@ class Asker:
                 "notes": list(answer.notes),
                 **({"videos": CLIPS if plan.clips else "frames"} if plan.benchmark.frames else {}),
                 **self._costs.of(answer.prefill, plan.shown(question), budgets, answer.outcomes),
-                **(of_pictures(plan.pictures(question)) if plan.content is None else {}),
+                **(picture_checksums(plan.pictures(question)) if plan.content is None else {}),
             },
         }
 

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, collector_rests, misread
+from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, gc_paused, misread
 from llava_consensus.evaluation.models import Host, Prompt
 from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import RunPlan, versions
@@ -154,7 +154,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
     return account(method, budget, shape).record()
 
 
-@collector_rests()
+@gc_paused()
 def measure(plan: RunPlan, folder: Run) -> Record:
     """What metrics.json says of the answers; it follows from them alone.
 

@@ -44,8 +44,8 @@ from llava_consensus.evaluation.files import (
     canonical,
     check_lock,
     check_shape,
-    collector_rests,
     digest,
+    gc_paused,
     parse,
     parse_lines,
     read_json,
@@ -114,7 +114,7 @@ class Run:
         path = self.path / METRICS
         return read_json(path, AGAIN, dict) if path.exists() else None
 
-    @collector_rests()
+    @gc_paused()
     def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
         check_lock(self._lock, self.path / LOCK)
@@ -157,7 +157,7 @@ class Run:
         self.close()
 
 
-@collector_rests()
+@gc_paused()
 def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) -> Run:
     """Opens the run of a configuration, new or begun, and takes its lock.
 

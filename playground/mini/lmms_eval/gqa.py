@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llava_consensus.evaluation.benchmarks.gqa import convert
-from llava_consensus.evaluation.runs.pictures import open_image
+from llava_consensus.evaluation.media import open_image
 
 FOLDER = Path("playground/mini/eval/gqa/data")
 

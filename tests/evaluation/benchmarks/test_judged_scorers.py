@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from judged_data import BROKEN, mm_vet_dialogue
 
 from llava_consensus.evaluation.benchmarks import judged, video_qa
+from llava_consensus.evaluation.benchmarks import mmvet as mmvet_benchmark
 from llava_consensus.evaluation.judge import mmvet
 
 OFFICIAL_JUDGE = "gpt-4-0613"
@@ -61,7 +62,7 @@ def check_run(inputs: dict[str, Any], official: Any) -> bool:
                 grades.setdefault(key, []).append(grade.value)
     capabilities = {key: one["capability"] for key, one in inputs["metadata"].items() if key in chosen}
     decimals = int(inputs["args"][1]) if inputs["args"] else 1
-    ours = mmvet.evaluate(capabilities, grades, inputs["num_run"], decimals)
+    ours = mmvet_benchmark.tables(capabilities, grades, inputs["num_run"], decimals)
     rest = {"total": ours["total"], "std": ours["std"], "runs": str(ours["runs"])}
     header, row = csv.reader(io.StringIO(official["cap_score_csv"]))
     table = {name: str(value) for name, value in (ours["capability"] | rest).items()}
@@ -155,14 +156,14 @@ def test_mm_vet_reads_the_first_word(reply: str | None, expected: Any) -> None:
 
 
 def test_mm_vet_rounds_as_numpy_does() -> None:
-    score = mmvet.evaluate({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
+    score = mmvet_benchmark.tables({"a": ["rec"], "b": ["ocr", "rec"]}, {"a": [0.003], "b": [0.0]})
     assert score["total"] == 0.2 and score["capability"] == {"rec": 0.2, "ocr": 0.0} and score["runs"] == [0.2]
     with pytest.raises(ValueError):
-        mmvet.evaluate({}, {})
+        mmvet_benchmark.tables({}, {})
 
 
 def test_a_missing_grade_counts_as_nothing() -> None:
-    score = mmvet.evaluate({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
+    score = mmvet_benchmark.tables({"a": ["rec"], "b": ["ocr"]}, {"a": [1.0]})
     assert score["total"] == 50.0 and score["capability"] == {"rec": 100.0, "ocr": 0.0}
 
 

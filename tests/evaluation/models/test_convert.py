@@ -16,9 +16,9 @@ from llava_consensus import cli
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import make
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.evaluation.models.convert import EMBEDDING, HEAD
-from llava_consensus.evaluation.runs.pictures import open_image
 
 pytestmark = pytest.mark.skipif(
     int(transformers.__version__.split(".")[0]) < 5,

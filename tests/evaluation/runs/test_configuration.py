@@ -14,6 +14,7 @@ from fakes import FakeHost, config, make_place
 from PIL import Image
 from tiny_data import make_mme
 
+from llava_consensus.evaluation import checksums
 from llava_consensus.evaluation.benchmarks import make
 from llava_consensus.evaluation.runs import configuration, loop
 from llava_consensus.evaluation.runs.configuration import prepare
@@ -41,17 +42,17 @@ def test_a_changed_label_in_a_folder_of_labels_is_another_run(tmp_path: Path) ->
 def test_any_byte_of_a_large_file_counts_and_is_read_once(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(configuration, "LARGE", 100)
+    monkeypatch.setattr(checksums, "LARGE", 100)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
-    before = configuration.fingerprint([weights])
+    before = checksums.checksum_of([weights])
     content = bytearray(1000)
     content[500] = 1
     weights.write_bytes(content)
-    after = configuration.fingerprint([weights])
+    after = checksums.checksum_of([weights])
     assert after != before and len(list(cache.iterdir())) == 1
-    monkeypatch.setattr(configuration, "digest", lambda *_: pytest.fail("read again"))
-    assert configuration.fingerprint([weights]) == after
+    monkeypatch.setattr(checksums, "digest", lambda *_: pytest.fail("read again"))
+    assert checksums.checksum_of([weights]) == after
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"stamp": 5}'])
@@ -60,12 +61,12 @@ def test_a_damaged_or_absent_cache_is_made_again(
 ) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(1000))
-    known = configuration.remembered(weights)
+    known = checksums.cached_checksum(weights)
     (remembered,) = cache.iterdir()
     remembered.write_text(content)
-    assert configuration.remembered(weights) == known
+    assert checksums.cached_checksum(weights) == known
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    assert configuration.remembered(weights) == known
+    assert checksums.cached_checksum(weights) == known
 
 
 def test_a_comment_in_the_source_restarts_nothing(tmp_path: Path) -> None:
@@ -97,9 +98,9 @@ def test_a_raised_version_of_answers_is_another_run(
         monkeypatch.setattr(configuration, "REDUCTION", 2)
     elif raised == "host":
         for name, entry in HOSTS.items():
-            monkeypatch.setitem(HOSTS, name, entry._replace(version=2))
+            monkeypatch.setitem(HOSTS, name, entry._replace(answer_version=2))
     else:
-        monkeypatch.setattr(type(getattr(asked, raised)), "version", 2)
+        monkeypatch.setattr(type(getattr(asked, raised)), "answer_version", 2)
     assert run_name(prepare(asked).description) != before
 
 

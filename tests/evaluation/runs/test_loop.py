@@ -25,12 +25,13 @@ from llava_consensus import cli
 from llava_consensus.errors import BusyError, ConsensusError, DataError, Interrupted, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import read_answers, read_lines
+from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models.loading import check_checkpoint
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
-from llava_consensus.evaluation.runs.pictures import EncodingCache, open_image
+from llava_consensus.evaluation.runs.pictures import EncodingCache
 from llava_consensus.evaluation.runs.store import open_run, run_name
 from llava_consensus.methods import make
 

@@ -12,10 +12,10 @@ from PIL import Image
 from tiny_data import write_mp4
 
 from llava_consensus.errors import ImageError, MissingDependency
+from llava_consensus.evaluation.media import read_frames, sample_places
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.pictures import read_frames, sample_places
 
 av = pytest.importorskip("av")
 
@@ -134,7 +134,7 @@ def test_a_head_that_promises_more_than_there_is(tmp_path: Path) -> None:
 
 def test_a_huge_frame_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mp4(tmp_path / "large.mp4", 2)
-    monkeypatch.setattr("llava_consensus.evaluation.runs.pictures.MAX_SIDE", 60)
+    monkeypatch.setattr("llava_consensus.evaluation.media.MAX_PIXELS", 60)
     with pytest.raises(ImageError, match="64 x 48 pixels"):
         read_frames(path, 8)
 

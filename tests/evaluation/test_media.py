@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from llava_consensus.errors import ImageError
-from llava_consensus.evaluation.runs.pictures import MAX_PIXELS, MAX_SIDE, open_image
+from llava_consensus.evaluation.media import MAX_PADDED, MAX_PIXELS, open_image, shrink_to_pad
 
 GRADIENT = np.linspace(0, 255, 30 * 20 * 3).astype(np.uint8).reshape(20, 30, 3)
 
@@ -153,7 +153,7 @@ def test_absent_empty_foreign_folder(tmp_path: Path) -> None:
         open_image(tmp_path / ("x" * 5000))
 
 
-@pytest.mark.parametrize("size", [(60_000, 60_000), (10_000, 10_000), (MAX_SIDE + 1, 2), (2, MAX_SIDE + 1)])
+@pytest.mark.parametrize("size", [(60_000, 60_000), (10_000, 10_000), (2, MAX_PIXELS // 2 + 1)])
 def test_bombs_are_refused_quietly_and_with_the_limit(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(png(*size))
@@ -161,6 +161,15 @@ def test_bombs_are_refused_quietly_and_with_the_limit(tmp_path: Path, size: tupl
         warnings.simplefilter("error")
         with pytest.raises(ImageError, match=f"bomb.*{MAX_PIXELS:,}"):
             open_image(path)
+
+
+def test_a_long_picture_is_opened_and_padded_in_bounded_memory(tmp_path: Path) -> None:
+    for size in ((1200, 9000), (30_000, 200)):
+        Image.new("RGB", size, (250, 240, 230)).save(tmp_path / "long.png")
+        opened = open_image(tmp_path / "long.png")
+        assert opened.size == size and max(shrink_to_pad(opened).size) == MAX_PADDED
+    small = Image.new("RGB", (MAX_PADDED, 8))
+    assert shrink_to_pad(small) is small
 
 
 def test_an_error_names_the_file_and_has_the_exit_code_of_data(tmp_path: Path) -> None:

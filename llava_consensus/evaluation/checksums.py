@@ -1,0 +1,83 @@
+"""Checksums of what a run depends on: question files, weights and pictures.
+
+Of a large file the checksum is cached in ~/.cache by its size and times, so that weights are read once.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from zlib import crc32
+
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import Record, digest, read_json, write_json
+
+LARGE = 1 << 26  # bytes; the checksum of a larger file is cached
+LABELS = {".txt", ".json", ".jsonl", ".csv", ".tsv"}  # of a folder of labels, such as MME's; pictures are none
+
+
+def checksum_of(paths: Iterable[Path]) -> str:
+    """One checksum of the names and contents of files; of a folder among them, of its label files."""
+    total = hashlib.sha256()
+    for one in paths:
+        files = sorted(file for file in one.rglob("*") if file.suffix in LABELS) if one.is_dir() else [one]
+        for path in files:
+            size = path.stat().st_size
+            total.update(f"{path.name}\0{size}\0".encode())
+            total.update(path.read_bytes() if size <= LARGE else cached_checksum(path).encode())
+    return total.hexdigest()
+
+
+def cached_checksum(path: Path) -> str:
+    """The sha256 of a file, cached by its path, size and times."""
+    real, status = path.resolve(), path.stat()
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "llava-consensus" / "digests"
+    memory = folder / f"{hashlib.sha256(str(real).encode()).hexdigest()[:24]}.json"
+    stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    with contextlib.suppress(DataError, KeyError, TypeError):
+        known = read_json(memory)
+        if known["stamp"] == stamp:
+            return str(known["sha256"])
+    found = digest(path)
+    with contextlib.suppress(DataError, OSError):  # without a cache it is computed again
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write_json(memory, {"file": str(real), "stamp": stamp, "sha256": found})
+    return found
+
+
+def picture_checksums(paths: Sequence[Path]) -> Record:
+    """The entry `pictures` of an answer's metadata: one checksum for each picture; empty for a question without any."""
+    found = [_content(path, *_times(path)) for path in paths]
+    return {"pictures": "".join(found)} if found else {}
+
+
+def changed_pictures(since: int, pictures: Mapping[int, Sequence[Path]], answers: Mapping[int, Record]) -> list[int]:
+    """Indexes of questions whose pictures have changed since they were answered. Only pictures with a later time than
+    the answers are read; those that are gone count as unchanged.
+
+    Args:
+        since: when answers were written last, in nanoseconds.
+        pictures: files of each question's pictures, by its index.
+        answers: records by the same indexes.
+    """
+    every: Collection[Path] = {path for paths in pictures.values() for path in paths}
+    newer = {path for path in every if path.exists() and max(_times(path)) > since}
+    found = []
+    for index, paths in pictures.items() if newer else ():
+        stored = answers[index]["metadata"].get("pictures")
+        if stored is not None and not newer.isdisjoint(paths) and all(path.exists() for path in paths):
+            found += [index] if picture_checksums(paths)["pictures"] != stored else []
+    return found
+
+
+def _times(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=1024)  # most pictures have several questions
+def _content(path: Path, *_times: int) -> str:
+    return f"{crc32(path.read_bytes()):08x}"

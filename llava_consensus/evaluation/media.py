@@ -1,0 +1,255 @@
+"""Pictures and videos as RGB, opened safely, or one line that says why not.
+
+Colours are those of LLaVA's own `Image.open(path).convert("RGB")`, so answers stay comparable: the alpha channel is
+dropped (not laid over white), palettes and CMYK go through Pillow's plain conversion, the first frame of an animation
+counts, and a rotation written in EXIF is not applied unless `upright` (which `ask` sets, benchmarks do not).
+The one difference: 16-bit and float grayscale is scaled to 0..255, where LLaVA clips it to white.
+
+Refused with an ImageError: missing, empty, truncated and foreign files, and pictures of so many pixels
+that opening them would exhaust memory. Only raster formats are decoded: nothing here ever starts a program (Pillow runs
+Ghostscript for EPS).
+
+Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
+of one frame shows it `count` times. Nothing is flipped (Video-LLaVA flips half of the videos at random even when it
+evaluates). Any container and codec that PyAV reads (`pip install 'llava-consensus[video]'`); an animated GIF is read by
+Pillow. Files are decoded once, and only the wanted frames are kept in memory.
+
+    from llava_consensus.evaluation.media import open_image, read_clip
+    image, clip = open_image("photo.jpg", upright=True), read_clip("clip.mp4", 8)
+"""
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from llava_consensus.errors import ImageError, missing_extra
+from llava_consensus.evaluation.models.base import Clip
+
+MAX_PIXELS = 89_478_485  # from here on Pillow itself suspects a decompression bomb
+MAX_PADDED = 8_192  # side of a square that a picture is padded to: 1 GB in LLaVA's preprocessing
+_FORMATS = "JPEG MPO PNG GIF BMP DIB WEBP AVIF TIFF JPEG2000 PPM TGA ICO PCX QOI DDS SGI PSD"
+FORMATS = tuple(_FORMATS.split())
+DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel
+# demuxers of files that name no other file
+VIDEO_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,rm,mjpeg,ivf,dv,mxf,wav,mp3"
+INTACT = 0.9  # of the frames that the head of a file promises; with fewer it counts as cut off
+_HEADERS = threading.Lock()  # the filter of warnings is one per process
+
+
+def open_image(path: str | Path, upright: bool = False, content: bytes | None = None) -> Image.Image:
+    """The picture as RGB; `upright` turns it as its EXIF says. ImageError if it cannot be read.
+
+    `content` is the picture itself where it is no file of its own; `path` then only names it.
+    """
+    path = Path(path)
+    if content is None:
+        check_file(path)
+    elif not content:
+        raise ImageError(f"{path}: empty (0 bytes)")
+    with open_header(path, content) as picture:
+        check_size(path, picture.size)
+        try:
+            picture.load()
+            shown = _turned(picture) if upright else picture
+            return shown.convert("RGB") if not shown.mode.startswith(DEEP) else _from_deep(shown)
+        except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
+            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
+
+
+def check_file(path: Path, kind: str = "picture") -> None:
+    """Raises an ImageError unless there is a regular file with something in it."""
+    try:
+        if path.is_dir():
+            raise ImageError(f"{path}: is a folder, not a {kind}")
+        if not path.exists():
+            raise ImageError(f"{path}: no such {kind}")
+        if not path.is_file():
+            raise ImageError(f"{path}: not a regular file")
+        if path.stat().st_size == 0:
+            raise ImageError(f"{path}: empty file (0 bytes)")
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def open_header(path: Path, content: bytes | None = None) -> Image.Image:
+    """Reads no pixels yet. Pillow's own warning about large pictures is left to `check_size`, which refuses them."""
+    Image.init()
+    try:
+        with _HEADERS, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Image.open(
+                path if content is None else io.BytesIO(content),
+                formats=[name for name in FORMATS if name in Image.OPEN],
+            )
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{path}: not a picture in a known format, or its head is damaged") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(_too_large(path, f"over {2 * MAX_PIXELS:,} pixels")) from error
+    except Exception as error:  # as above
+        raise ImageError(f"{path}: cannot be read ({reason(error)})") from error
+
+
+def check_size(path: Path, size: tuple[int, int]) -> None:
+    """Raises an ImageError for a size in pixels that could exhaust memory, or for none at all."""
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise ImageError(_too_large(path, f"{width:,} x {height:,} pixels"))
+    if min(size) < 1:
+        raise ImageError(f"{path}: a picture without pixels ({width} x {height})")
+
+
+def _too_large(path: Path, what: str) -> str:
+    limit = f"limit: {MAX_PIXELS:,} pixels"
+    return f"{path}: {what}, refused as a possible decompression bomb ({limit}). Scale it down first"
+
+
+def shrink_to_pad(picture: Image.Image) -> Image.Image:
+    """The picture, scaled down where a square of its longer side would take gigabytes.
+
+    For preprocessing that pads to a square before it resizes to some hundred pixels.
+    """
+    scale = MAX_PADDED / max(picture.size)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return picture if scale >= 1 else picture.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _from_deep(picture: Image.Image) -> Image.Image:
+    """16-bit, 32-bit or float gray to 8 bits: by the range of its type, or by its brightest value if unclear."""
+    values = np.nan_to_num(np.asarray(picture, dtype=np.float32), posinf=0, neginf=0).clip(min=0)
+    top = float(values.max())
+    if picture.mode == "F" and top <= 1:
+        full = 1.0
+    elif top <= 255 and not picture.mode.startswith("I;16"):
+        full = 255.0
+    else:
+        full = max(65535.0, top) if picture.mode != "F" else top
+    return Image.fromarray((values * (255 / full)).round().astype(np.uint8)).convert("RGB")
+
+
+def _turned(picture: Image.Image) -> Image.Image:
+    """A loaded picture as its EXIF wants it seen; a damaged EXIF turns nothing."""
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # the pixels are fine, and that is what was asked for
+        return picture
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, or its name where it says nothing."""
+    return str(error) or type(error).__name__
+
+
+def decoder() -> ModuleType:
+    """PyAV, or a MissingDependency with the line to type."""
+    try:
+        import av
+    except ImportError as error:
+        raise missing_extra("reading videos needs PyAV (av)", "video") from error
+    av.logging.set_level(None)  # what goes wrong is raised; the codecs' own chatter helps nobody
+    module: ModuleType = av
+    return module
+
+
+def sample_places(length: int, count: int) -> list[int]:
+    """Which of `length` frames are shown: `count` of them, ascending, first and last included."""
+    places: list[int] = np.linspace(0, length - 1, count, dtype=int).tolist()
+    return places
+
+
+def read_frames(path: str | Path, count: int) -> list[Image.Image]:
+    """`count` frames of a video as RGB pictures; ImageError names the file that cannot be read."""
+    return list(read_clip(path, count).frames)
+
+
+def read_clip(path: str | Path, count: int) -> Clip:
+    """`count` frames of a video, RGB, and where they stand in it; ImageError names the file that cannot be read."""
+    path = Path(path)
+    check_file(path, "video")
+    try:
+        with open(path, "rb") as file:
+            content = file.read() if file.read(4) == b"GIF8" else None
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be read ({error.strerror})") from error
+    return _from_video(path, count) if content is None else _from_gif(path, content, count)
+
+
+def _from_gif(path: Path, content: bytes, count: int) -> Clip:
+    with open_header(path) as animation:
+        check_size(path, animation.size)
+        if not content.rstrip(b"\0").endswith(b";"):  # Pillow would show what is left
+            raise ImageError(f"{path}: damaged or cut off (no end mark)")
+        try:
+            shown, milliseconds = [], 0.0
+            length = getattr(animation, "n_frames", 1)
+            places = sample_places(length, count)
+            for place in places:
+                animation.seek(place)
+                shown.append(animation.convert("RGB"))
+                milliseconds += animation.info.get("duration", 0) / count
+            return Clip(tuple(shown), tuple(places), length, 1000 / milliseconds if milliseconds else None)
+        except Exception as error:  # decoders fail in many ways, and each means that the file is damaged
+            raise ImageError(f"{path}: damaged or cut off ({reason(error)})") from error
+
+
+def _from_video(path: Path, count: int) -> Clip:
+    av = decoder()
+    try:
+        length, rate = _length(av, path)
+        kept, decoded = _pick(av, path, sample_places(length, count))
+        if 0 < decoded < length:  # packets without a frame of their own, as old .avi files have them
+            length = decoded
+            kept, decoded = _pick(av, path, sample_places(length, count))
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise ImageError(f"{path}: not a video, damaged or cut off ({reason(error)})") from error
+    if not decoded:
+        raise ImageError(f"{path}: a video without a single readable frame")
+    places = sample_places(length, count)
+    return Clip(tuple(kept[place] for place in places), tuple(places), length, rate)
+
+
+def _open(av: ModuleType, path: Path) -> Any:
+    """The file by a demuxer that opens no other one, as those of lists and playlists (concat, HLS, DASH) do."""
+    return av.open(str(path.absolute()), options={"format_whitelist": VIDEO_FORMATS, "protocol_whitelist": "file"})
+
+
+def _length(av: ModuleType, path: Path) -> tuple[int, float | None]:
+    """Number of coded frames, counted without decoding, and how many a second has, where the file says so. ImageError
+    for a file that is no video or is cut off.
+    """
+    with closing(_open(av, path)) as container:
+        if not container.streams.video:
+            raise ImageError(f"{path}: no video stream in it")
+        stream = container.streams.video[0]
+        check_size(path, (stream.codec_context.width, stream.codec_context.height))
+        length = sum(packet.size > 0 for packet in container.demux(stream))
+        if length < INTACT * stream.frames:
+            raise ImageError(f"{path}: cut off, {length} of {stream.frames} frames are there")
+        rate = stream.average_rate
+    return max(length, 1), float(rate) if rate else None
+
+
+def _pick(av: ModuleType, path: Path, places: list[int]) -> tuple[dict[int, Image.Image], int]:
+    """The frames at `places` (ascending), and how many there are up to the last that was decoded."""
+    kept: dict[int, Image.Image] = {}
+    decoded, wanted = 0, set(places)
+    with closing(_open(av, path)) as container:
+        for decoded, frame in enumerate(_decode(container), start=1):
+            if decoded - 1 in wanted:
+                kept[decoded - 1] = frame.to_image().convert("RGB")
+            if decoded > places[-1]:
+                break
+    return kept, decoded
+
+
+def _decode(container: Any) -> Iterator[Any]:
+    stream = container.streams.video[0]
+    stream.thread_type = "AUTO"
+    yield from container.decode(stream)
