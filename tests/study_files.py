@@ -96,24 +96,3 @@ def _measured(method: str, title: str, tokens: int) -> dict[str, Any]:
         "peak_bytes": None,
         "paper": {"flops": 1e9 * tokens},
     }
-
-
-def growth() -> dict[str, Any]:
-    """A file of `bench --growth` with two methods, one of which stops half way."""
-    points = [
-        {
-            "curve": curve,
-            "method": method,
-            "patches": patches,
-            "tokens": 64,
-            "batch": number + 1,
-            "merged": 5 * patches,
-            "ms": None if method == "vispruner" and number else 0.1 * patches,
-            "bytes": 4 * patches**2,
-            "reason": "",
-        }
-        for curve in ("fixed", "ninth", "batch", "merged")
-        for number, patches in enumerate((576, 2304))
-        for method in ("consensusdrop", "vispruner")
-    ]
-    return {"points": points}

@@ -54,7 +54,7 @@ MOVED = {  # commands of versions before this one
     "completion": "--print-completion SHELL",
     **{
         name: f"paper {name}"
-        for name in ("table", "ablation", "study", "positions", "figures", "claims", "examples", "gallery", "ledger")
+        for name in ("table", "ablation", "study", "figures", "claims", "examples", "gallery", "ledger")
     },
 }
 COMPLETION = "--print-completion"

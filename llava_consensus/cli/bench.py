@@ -32,7 +32,6 @@ METHODS = "consensusdrop visionzip vispruner sparsevlm"  # of the paper's effici
 TOKENS = "432 288 144 57 28"
 QUESTION = "Is there a dog in the image?\nAnswer the question using a single word or phrase."
 SIDE = 672  # pixels of the picture of noise: four tiles of LLaVA-NeXT, 576 tokens of Qwen2.5-VL
-GROWTH = "growth.json"
 PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -67,11 +66,6 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg("--blocks", default=400, type=int, help="with --serve: of the cache, of 32 tokens each (%(default)s)"),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
     arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
-    arg(
-        "--growth",
-        action="store_true",
-        help=f"how the methods' own work grows with patches, batch and merged tokens; no model ({OUT}/{GROWTH})",
-    ),
     examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
 )
 def bench(given: argparse.Namespace) -> Iterator[str]:
@@ -86,9 +80,6 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     budgets, loading = arguments.budgets(given.tokens), arguments.loading(given)
     protocol = efficiency.Protocol(given.repeats, given.length, given.warmup)
     _check(given)
-    if given.growth:
-        yield from _growth(given, made, loading.device)
-        return
     pictures = _pictures(given)
     if given.serve:
         yield from _serving(given, made, budgets, pictures)
@@ -219,27 +210,3 @@ def _serving(
             write_json(given.out, {**described, "settings": settings, "blocks": given.blocks, "measured": records})
     yield from serving.lines(records)
     yield f"written to {given.out}"
-
-
-def _growth(given: argparse.Namespace, made: "dict[str, Method]", device: str) -> Iterator[str]:
-    """A line for each point of the curves; the file is written after each."""
-    import torch
-
-    from llava_consensus.evaluation.bench import growth
-    from llava_consensus.evaluation.files import write_json
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    out = given.out.parent / GROWTH if given.out == Path(OUT) / "bench.json" else given.out
-    out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"width": growth.WIDTH, "threads": torch.get_num_threads(), "device": device, "processor": _processor()}
-    points = []
-    yield f"{'curve':8} {'method':16} patches  tokens  batch  milliseconds     MiB"
-    for point in growth.measure(growth.growing(made), torch.device(device)):
-        points.append(point)
-        write_json(out, {**content, "load_average": os.getloadavg()[0], "points": points})
-        taken = "-" if point["bytes"] is None else f"{point['bytes'] / 2**20:.0f}"
-        took = point["reason"] if point["ms"] is None else f"{point['ms']:.1f}"
-        where = f"{point['patches']:7} {point['tokens']:7} {point['batch']:6}"
-        yield f"{point['curve']:8} {point['method']:16} {where}  {took:>12} {taken:>7}"
-    yield f"written to {out}"

@@ -423,40 +423,6 @@ def _rates(text: str) -> list[float]:
 
 
 @command(
-    "paper positions",
-    "what kept and closed-up positions do to attention, layer by layer",
-    arg("--bench", default="textvqa", metavar="NAME", help="benchmark (%(default)s)"),
-    arg("--tokens", default=64, type=int, help="budget (%(default)s)"),
-    arg("--look", default=100, type=int, metavar="N", help="questions whose attention is read (%(default)s)"),
-    *arguments.LOADED,
-    *arguments.RUN,
-    examples=("paper positions --bench textvqa --tokens 64",),
-)
-def positions(given: argparse.Namespace) -> Iterator[str]:
-    """A line for every run, then the tables. The grid of policies and methods is `paper table positions`."""
-    from llava_consensus.evaluation import benchmarks
-    from llava_consensus.methods import make
-    from llava_consensus.paper.study import results
-    from llava_consensus.paper.study import tables as report
-    from llava_consensus.reduction.budget import budget
-
-    if given.workers > 1:
-        raise OptionError(f"--workers {given.workers}: attention is read in one process. Take 1")
-    config = arguments.config(given, benchmarks.make(given.bench), make("full"))
-    tokens, loader = budget(given.tokens), loaded_once(given)
-    full = results.closing_grid(config, tokens, 0)[0]
-    assert loader is not None
-    host = loader(full.plan.model, full.plan.loading, full.plan.host_options)
-    cells = results.closing_grid(config, tokens, host.shape().layers)
-    found = yield from _all_run(((cells[:1], given.out), (cells[1:], given.out / results.RUNS)), given, loader)
-    count = min(given.look, len(full.plan.questions))
-    content = results.positions(found, given.tokens, results.attention(host, full.plan, given.tokens, count), count)
-    yield from _left(
-        given.out / results.POSITIONS, content, report.positions_tables(content), report.positions_csv(content)
-    )
-
-
-@command(
     "paper ledger",
     "published results with their budgets as entering, kept, layer mean and FLOPs",
     arg("--sort", default="average", metavar="COLUMN", help="one of the CSV's columns (%(default)s)"),

@@ -14,7 +14,7 @@ from llava_consensus.evaluation.report.results import in_sections
 from llava_consensus.evaluation.report.rows import Catalogue, read_rows
 from llava_consensus.evaluation.report.section import Section
 
-STUDY, SCAP, GROWTH = "study.json", "scap.json", "growth.json"
+STUDY, SCAP = "study.json", "scap.json"
 STUDY_AGAIN = "Remove it; llava-consensus paper study makes it again"
 AGAIN = "Measure again with llava-consensus bench, or move it away"
 
@@ -32,7 +32,6 @@ class Material:
 
     study: dict[str, Any] | None = None  # content of study.json
     scap: dict[str, Any] | None = None  # content of scap.json
-    growth: dict[str, Any] | None = None  # content of growth.json
 
     @property
     def measured(self) -> list[dict[str, Any]]:
@@ -64,8 +63,7 @@ def read(out: Path, known: Catalogue | None = None) -> Material:
     """
     benches = [read_json(path, AGAIN) for path in sorted(out.glob("bench*.json"))]
     measured = [content for content in benches if isinstance(content, dict) and content.get("rows")]
-    growth = read_json(out / GROWTH, AGAIN, dict) if (out / GROWTH).is_file() else None
-    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP), growth)
+    return Material(in_sections(read_rows(out, known)), measured, _of_study(out, STUDY), _of_study(out, SCAP))
 
 
 def _of_study(out: Path, name: str) -> dict[str, Any] | None:

@@ -7,10 +7,8 @@ further forward with the choice of a token before it. Beside it: how much memory
 and a refusal of what does not fit before it is allocated.
 """
 
-import ctypes
 import re
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -171,10 +169,3 @@ def refuse_too_large(name: str, weights: int, cache: int, device: str) -> None:
             f"shape={name!r} on {device}: needs about {sizes[0]} (weights {sizes[1]}, cache {sizes[2]}), {sizes[3]} "
             "are free. Take --dtype bfloat16 or float16, a smaller --shape, or another machine"
         )
-
-
-def give_back() -> None:
-    """Has the C library give memory back that nobody uses, so that what is taken next comes in its place."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

@@ -5,13 +5,13 @@ results are not there is named with the command that makes them, and nothing is 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llava_consensus.evaluation.report.rows import Row
-from llava_consensus.paper.ablations import TITLES, settings
-from llava_consensus.paper.figures import ablations, costs, diagrams, study, style
+from llava_consensus.paper.ablations import settings
+from llava_consensus.paper.figures import ablations, costs, study, style
 from llava_consensus.paper.material import Material, NotMeasured, read
 
 __all__ = ["FIGURES", "Drawn", "Material", "draw", "read"]
@@ -20,10 +20,8 @@ STUDY = "llava-consensus paper study"
 METHODS = '--methods "consensusdrop vispruner sparsevlm" --tokens "192 128 64 32"'
 SWEEP = f'llava-consensus sweep --bench "vqav2 gqa sqa textvqa pope mme mmbench mmbench_cn mmvet" {METHODS}'
 ABLATION = "llava-consensus paper ablation"
-FIVE = "for name in alpha temperature recovery anchors score; do llava-consensus paper ablation $name; done"
 TIMED = f"{SWEEP} && llava-consensus bench --out results/bench-tradeoff.json {METHODS}"
 BENCH = 'llava-consensus bench --out results/bench.json --tokens "432 288 144 57 28"'
-GROWTH = "llava-consensus bench --growth --methods all"
 
 
 class Figure(NamedTuple):
@@ -46,11 +44,15 @@ class Drawn(NamedTuple):
     missing: str = ""
 
 
-def of_study(material: Material) -> str:
-    """What the study's figures are of."""
+def of_study(material: Material, drawn: Callable[[Sequence[Any]], Sequence[str]] | None = None) -> str:
+    """Model, data and questions of the study's benchmarks, or of those that `drawn` picks of its rows."""
     if material.study is None:
         return ""
-    full = {row["title"]: row for row in material.study["rows"] if row["scores"] == "full"}
+    rows = material.study["rows"]
+    names = None if drawn is None else drawn(rows)
+    full = {
+        row["title"]: row for row in rows if row["scores"] == "full" and (names is None or row["benchmark"] in names)
+    }
     return f"{_setting(material.study['description'])}: {_counts(full)}; positions kept"
 
 
@@ -61,19 +63,18 @@ def of_scap(material: Material) -> str:
 
 
 def of_runs(material: Material) -> str:
-    """What the runs of the largest section are of, whose budgets are drawn."""
-    return _asked(max(material.sections, key=lambda one: len(one.rows)).rows)
+    """Model, data and questions of the benchmarks whose mean is drawn."""
+    section, _ = costs.drawn(material)
+    assert section.full is not None
+    return _asked([section.full.runs[name] for name in section.averaged])
 
 
-def of_ablation(*names: str) -> Callable[[Material], str]:
-    """What the runs of these ablations are of; one without runs is left out."""
+def of_ablation(ablation: str) -> Callable[[Material], str]:
+    """Model, data and questions of the benchmarks that every setting of an ablation has, which alone are drawn."""
 
     def about(material: Material) -> str:
-        rows = []
-        for name in names:
-            with suppress(NotMeasured):
-                rows += [one.row for cells in settings(material, name).cells.values() for one in cells.values()]
-        return _asked(rows)
+        found = settings(material, ablation)
+        return _asked([cells[name].row for cells in found.cells.values() for name in found.names])
 
     return about
 
@@ -118,22 +119,17 @@ def _ablation(file: str, title: str, draw: Callable[[Material], Any], name: str)
 FIGURES = (
     Figure("f02-recovery-helps", "both signals alone and together", study.recovery_helps, STUDY, of_study),
     Figure("f03-three-way", "disagreement, correction and gain", study.three_way, STUDY, of_study),
-    Figure("f04-decay", "correction over the recovery rate", study.decay, STUDY, of_study),
-    Figure("f05-pipeline", "the method", diagrams.pipeline),
+    Figure(
+        "f04-decay", "correction over the recovery rate", study.decay, STUDY, partial(of_study, drawn=study.in_decay)
+    ),
     Figure("f06-pareto", "accuracy over time and cache", costs.pareto, TIMED, of_both),
-    Figure("f07-per-dataset", "the same for each benchmark", costs.per_dataset, TIMED, of_both),
-    Figure("f08-fusers", "the two fusers", diagrams.fusers),
     _ablation("f09-alpha", "weight of the vision side", ablations.alpha, "alpha"),
     _ablation("f10-temperature", "temperatures of both sides", ablations.temperature, "temperature"),
     _ablation("f11-recovery", "student and rate of recovery", ablations.recovery, "recovery"),
     _ablation("f12-anchors", "how many tokens are merged ones", ablations.anchors, "anchors"),
     _ablation("f13-score", "how saliencies are scored", ablations.score, "score"),
-    Figure("f14-summary", "the best of every ablation", ablations.bars, FIVE, of_ablation(*TITLES)),
-    Figure("f15-summary-radar", "the same as a radar", ablations.circle, FIVE, of_ablation(*TITLES)),
     Figure("f16-efficiency", "six costs over the share taken away", costs.over_ratio, BENCH, of_bench),
-    Figure("f17-time-and-cache", "time and cache over the same", costs.time_and_cache, BENCH, of_bench),
     Figure("f18-speedup", "speed-ups by budget", costs.speedups, BENCH, of_bench),
-    Figure("f19-growth", "how the methods' own work grows", costs.growth, GROWTH),
     Figure("claim-11-scap", "where the probe looks whatever the picture shows", study.scap_by_place, STUDY, of_scap),
 )
 

@@ -4,12 +4,10 @@ and levels cannot.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import floor, pi
 from typing import Any
 
-from llava_consensus.evaluation.report.section import Cell
-from llava_consensus.evaluation.report.stats import Bounds, compare
-from llava_consensus.paper.ablations import TITLES, Setting, Settings, settings
+from llava_consensus.evaluation.report.stats import compare
+from llava_consensus.paper.ablations import Setting, Settings, settings
 from llava_consensus.paper.figures import style
 from llava_consensus.paper.material import Material, NotMeasured
 
@@ -19,28 +17,16 @@ COLOURS = "PuOr"  # of maps: two hues that colour-blind people can tell apart, a
 
 
 def alpha(material: Material) -> Any:
-    """F9: scores over alpha, one panel a benchmark, and all of them as a radar."""
+    """F9: scores over alpha, one panel a benchmark."""
     found = settings(material, "alpha")
-    figure, panels = style.panels(len(found.names) + 1, 3, (2.4, 2.0))
-    for panel, name, title in zip(panels, found.names, found.titles, strict=False):
+    figure, panels = style.panels(len(found.names), 3, (2.4, 2.0))
+    for panel, name, title in zip(panels, found.names, found.titles, strict=True):
         _line(panel, found, list(found.cells), [setting[0] for setting in found.cells], name, "ConsensusDrop", 0)
         printed = {setting[0]: scores[name] for setting, scores in found.printed.items() if name in scores}
         _beside(panel, printed)
         panel.set_title(title)
         panel.set_xlabel("alpha")
-    spare = panels[-1]
-    place = spare.get_subplotspec()
-    assert place is not None  # as every panel of a grid has one
-    spare.remove()
-    polar = figure.add_subplot(place, projection="polar")
-    best = {name: max(found.percent(setting, name) for setting in found.cells) or 1.0 for name in found.names}
-    lines = {
-        f"alpha {setting[0]:g}": [100 * found.percent(setting, name) / best[name] for name in found.names]
-        for setting in found.cells
-    }
-    _radar(polar, found.titles, lines, first=1)
-    polar.set_title("percent of the best alpha", pad=12)
-    style.key(figure, [panels[0], polar], 5)
+    style.key(figure, panels, 5)
     return figure
 
 
@@ -233,103 +219,3 @@ def _note(panel: Any, image: Any, place: tuple[int, int], value: float, words: s
     red, green, blue, _ = image.cmap(image.norm(value))
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
     panel.text(*place, words, ha="center", va="center", fontsize=6.5, color="white" if dark else "black")
-
-
-def bars(material: Material) -> Any:
-    """F14: a group of bars for each benchmark."""
-    titles, lines, ends = _best(material)
-    figure, (panel,) = style.panels(1, 1, (7.0, 2.8))
-    width = 0.85 / len(lines)
-    for number, (label, values) in enumerate(lines.items()):
-        across = [place + (number - (len(lines) - 1) / 2) * width for place in range(len(titles))]
-        colour = style.GREY if label == FULL else style.look(number - 1).colour
-        hatch = ("", "", "///", "...", "xxx", "\\\\\\")[number % 6]
-        panel.bar(
-            across,
-            values,
-            0.92 * width,
-            yerr=style.reaches(values, ends[label]),
-            color=colour,
-            label=label,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0,
-            error_kw={"elinewidth": 0.7},
-        )
-    panel.set_xticks(range(len(titles)), titles)
-    panel.set_ylabel("score (%)")
-    style.key(figure, [panel], 3)
-    return figure
-
-
-def circle(material: Material) -> Any:
-    """F15: the same in percent of the full model."""
-    titles, lines, _ = _best(material)
-    if FULL not in lines or not all(lines[FULL]):
-        raise NotMeasured("no complete runs with all tokens of the ablations' benchmarks")
-    shares = {
-        label: [100 * value / full for value, full in zip(values, lines[FULL], strict=True)]
-        for label, values in lines.items()
-        if label != FULL
-    }
-    figure, (panel,) = style.panels(1, 1, (4.2, 3.4), subplot_kw={"projection": "polar"})
-    _radar(panel, titles, shares)
-    panel.set_title("percent of the score with all tokens", pad=14)
-    style.key(figure, [panel], 2)
-    return figure
-
-
-def _best(material: Material) -> tuple[list[str], dict[str, list[float]], dict[str, list[Bounds]]]:
-    """Titles of the benchmarks that all ablations have, and by label the best settings' scores and intervals."""
-    grids: list[Settings] = []
-    for name in TITLES:
-        try:
-            grids.append(settings(material, name))
-        except NotMeasured:
-            continue
-    if not grids:
-        raise NotMeasured("no ablation with two complete settings")
-    names = [name for name in grids[0].names if all(name in one.names for one in grids)]
-    if len(names) < 3:
-        raise NotMeasured("the ablations have fewer than three benchmarks in common")
-    section = grids[0].section
-    best = {f"{one.ablation.title}: {_named(one.best)}": one.cells[one.best[0]] for one in grids}
-    if section.full is not None and all(name in section.full.runs for name in names):
-        best = {FULL: {name: Cell(section.full.runs[name]) for name in names}, **best}
-    lines = {label: [cells[name].percent for name in names] for label, cells in best.items()}
-    ends = {label: [cells[name].percent_bounds for name in names] for label, cells in best.items()}
-    return [section.title(name) for name in names], lines, ends
-
-
-def _named(best: Sequence[Setting]) -> str:
-    """The best setting, or that several are alike: none of these is better than the others."""
-    if len(best) == 1:
-        return ", ".join(map(str, best[0]))
-    return " = ".join(", ".join(map(str, one)) for one in best) if len(best) < 4 else f"{len(best)} settings alike"
-
-
-def _radar(panel: Any, titles: Sequence[str], lines: Mapping[str, Sequence[float]], first: int = 0) -> None:
-    """Lines over a circle of benchmarks.
-
-    Args:
-        panel: polar axes.
-        titles: of the benchmarks.
-        lines: by label, a value for each benchmark, in percent of the reference.
-        first: number of the first line's look.
-    """
-    angles = [2 * pi * place / len(titles) for place in range(len(titles))]
-    for number, (label, values) in enumerate(lines.items(), start=first):
-        colour, marker = style.look(number)
-        closed = [*values, values[0]]
-        panel.plot([*angles, angles[0]], closed, color=colour, marker=marker, label=label, linewidth=1.2)
-    lowest = min(min(values) for values in lines.values())
-    bottom, top = max(0, 10 * floor((lowest - 3) / 10)), max(100.0, *(max(values) for values in lines.values()))
-    panel.set_ylim(bottom, 1.02 * top)
-    middle = (bottom + 100) / 2
-    panel.set_yticks([bottom, middle, 100], [f"centre: {bottom:g} %", f"{middle:g} %", "100 %"])
-    panel.set_xticks(angles, titles)
-    panel.set_theta_offset(pi / 2)
-    panel.set_rlabel_position(90 / len(titles))
-    panel.tick_params(axis="y", labelsize=6, colors="#666666")
-    panel.tick_params(axis="x", pad=9)
-    panel.grid(True)

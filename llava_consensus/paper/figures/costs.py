@@ -1,5 +1,4 @@
-"""What time and memory cost: F6 and F7 (accuracy over time and cache), F16 to F18 (from files of
-`llava-consensus bench`), F19 (how the methods' own work grows, from `bench --growth`: on random features).
+"""What time and memory cost: F6 (accuracy over time and cache), F16 and F18 (from files of `llava-consensus bench`).
 
 Accuracy comes from runs, times from bench files. Beside a small model the paper's seconds mean nothing: its numbers are
 grey where they can be compared, which speed-ups, savings and shares of the full model's always can, milliseconds and
@@ -7,7 +6,6 @@ bytes only beside a model of the same size. Where there are two models, the firs
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llava_consensus.evaluation.report import paper
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DRAWN = ("ConsensusDrop", "VisPruner", "SparseVLM")  # methods of F6 and F7, as we and the paper call them
+DRAWN = ("ConsensusDrop", "VisPruner", "SparseVLM")  # methods of F6, as we and the paper call them
 DASHES = ("-", "--", ":")
 MIB, GB, TERA = 2**-20, 1e-9, 1e-12
 
@@ -68,7 +66,7 @@ class Bought(NamedTuple):
 
 def pareto(material: Material) -> "Figure":
     """F6: Acc over time and over cache; below, both in percent of the full model beside the paper's."""
-    section, bench = _measured(material)
+    section, bench = drawn(material)
     figure, panels = style.panels(4, 2, (3.2, 2.4))
     for column, price in enumerate(PRICES):
         full, curves = _curves(section, bench, price, None)
@@ -83,22 +81,7 @@ def pareto(material: Material) -> "Figure":
     return figure
 
 
-def per_dataset(material: Material) -> "Figure":
-    """F7: the same against the time to the first token, in percent of the full model, one panel a benchmark."""
-    section, bench = _measured(material)
-    names, price = section.averaged, PRICES[0]
-    figure, panels = style.panels(len(names), 4, (2.1, 1.9))
-    for panel, name in zip(panels, names, strict=True):
-        column = section.catalogue.benchmark(name).column or ""
-        words = "score (%)" if panel is panels[0] else ""
-        _shares(panel, *_curves(section, bench, price, name), price, column, words)
-        panel.set_title(section.title(name))
-        panel.set_xlabel("time to first token (%)")
-    style.key(figure, panels, 4)
-    return figure
-
-
-def _measured(material: Material) -> tuple[Section, Sequence[Row]]:
+def drawn(material: Material) -> tuple[Section, Sequence[Row]]:
     """The section with most of the methods that are drawn, and the rows of bench.json."""
     counts = [
         sum(section.accuracy(line) is not None for line in section.reduced if line.label in DRAWN)
@@ -183,7 +166,7 @@ def _lines_of(panel: "Axes", curves: Mapping[str, Sequence[Bought]]) -> None:
     panel.grid(True)
 
 
-# ---- F16 to F18
+# ---- F16 and F18
 
 
 class Quantity(NamedTuple):
@@ -245,11 +228,6 @@ def over_ratio(material: Material) -> "Figure":
     ]
     known = [quantity for quantity in QUANTITIES if any(quantity.ours(*pair) is not None for pair in rows)]
     return _over_ratio(material, known, 3)
-
-
-def time_and_cache(material: Material) -> "Figure":
-    """F17: time to first token and cache over the same."""
-    return _over_ratio(material, (TTFT, KV), 2)
 
 
 def speedups(material: Material) -> "Figure":
@@ -349,75 +327,3 @@ def _model_of(table: str) -> str:
 
 
 # ---- F19
-
-GROWING = {  # as tables call them; the order is that of their colours
-    "consensusdrop": "ConsensusDrop",
-    "divprune": "DivPrune",
-    "vispruner": "VisPruner",
-    "cdpruner": "CDPruner",
-    "tome_post": "ToMe behind the tower",
-    "visionzip": "VisionZip",
-    "prumerge": "PruMerge",
-}
-LEAST = 1.0  # MiB; what took less cannot be told from the allocator's own
-
-
-class Growth(NamedTuple):
-    """One panel: a curve, what is along it, and what is shown."""
-
-    title: str
-    curve: str
-    along: str
-    axis: str
-    shows: Callable[[Mapping[str, Any]], float | None]
-
-
-def _memory(point: Mapping[str, Any]) -> float | None:
-    return None if point["bytes"] is None or point["bytes"] * MIB < LEAST else MIB * float(point["bytes"])
-
-
-TIME, MEMORY = "time (ms)", "memory (MiB)"
-GROWTHS = (
-    Growth(f"{TIME}, 64 tokens", "fixed", "patches", "patches N", itemgetter("ms")),
-    Growth(f"{TIME}, N / 9 tokens", "ninth", "patches", "patches N", itemgetter("ms")),
-    Growth(f"{TIME}, N = 576, 64 tokens", "batch", "batch", "pictures in a batch", itemgetter("ms")),
-    Growth(f"{MEMORY}, 64 tokens", "fixed", "patches", "patches N", _memory),
-    Growth(f"{MEMORY}, N / 9 tokens", "ninth", "patches", "patches N", _memory),
-    Growth(f"{TIME}, N = 2,304, 64 kept", "merged", "merged", "merged tokens M", itemgetter("ms")),
-)
-
-
-def growth(material: Material) -> "Figure":
-    """F19: six panels, both axes logarithmic; a line of slope 1 in grey."""
-    if material.growth is None:
-        raise NotMeasured("no growth.json")
-    points = material.growth["points"]
-    figure, panels = style.panels(len(GROWTHS), 3)
-    for panel, view in zip(panels, GROWTHS, strict=True):
-        _growth(panel, view, [point for point in points if point["curve"] == view.curve])
-    style.key(figure, panels)
-    return figure
-
-
-def _growth(panel: "Axes", view: Growth, points: list[Mapping[str, Any]]) -> None:
-    lowest: list[tuple[float, float]] = []
-    for number, (name, title) in enumerate(GROWING.items()):
-        found = [(point[view.along], view.shows(point)) for point in points if point["method"] == name]
-        line = [(float(place), value) for place, value in found if value is not None]
-        if not line:
-            continue
-        colour, marker = style.look(number)
-        panel.plot(*zip(*line, strict=True), color=colour, marker=marker, label=title)
-        lowest = min(lowest or line, line, key=lambda one: one[0][1])
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    if lowest:
-        (first, least), last = lowest[0], lowest[-1][0]
-        panel.plot((first, last), (least, least * last / first), color=style.GREY, linestyle=":", label="slope 1")
-    ticks = sorted({point[view.along] for point in points})
-    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], rotation=45)
-    panel.yaxis.set_major_locator(style.ticks(1.0, 3.0))
-    panel.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    panel.minorticks_off()
-    panel.set_xlabel(view.axis)
-    panel.set_title(view.title)

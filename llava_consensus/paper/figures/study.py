@@ -72,8 +72,7 @@ def three_way(material: Material) -> "Figure":
 def decay(material: Material) -> "Figure":
     """F4: the correction factor over the rate, one panel a benchmark."""
     rows = [row for row in _rows(material) if row["scores"] == "recovery"]
-    names = [name for name in DECAY if any(row["benchmark"] == name for row in rows)]
-    names = names or [rows[0]["benchmark"]]
+    names = in_decay(rows)
     figure, panels = style.panels(len(names), 2, (2.8, 2.3), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         own = [row for row in rows if row["benchmark"] == name]
@@ -97,6 +96,12 @@ def decay(material: Material) -> "Figure":
     panels[0].set_ylabel("correction factor")
     style.key(figure, panels, 2)
     return figure
+
+
+def in_decay(rows: Sequence[Row]) -> list[str]:
+    """The benchmarks that F4 draws of these rows: those of the paper, else the first."""
+    names = list(dict.fromkeys(row["benchmark"] for row in rows))
+    return [name for name in DECAY if name in names] or names[:1]
 
 
 def scap_by_place(material: Material) -> "Figure":

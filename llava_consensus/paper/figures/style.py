@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHEET = "paper.mplstyle"
 KINDS = ("png", "svg")
+NARROWEST = 3.8  # inches of a figure; captions and keys of one panel need them
+INCH_OF_LETTER, INCH_OF_HANDLE = 0.055, 0.5  # of a key
 GREY = "#9a9a9a"  # what the paper prints
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -61,7 +63,8 @@ def panels(
 
     columns = min(columns, count)
     rows = ceil(count / columns)
-    figure = Figure(figsize=(size[0] * columns + 0.2, size[1] * rows + 0.4), layout="constrained")
+    width = max(size[0] * columns + 0.2, NARROWEST)
+    figure = Figure(figsize=(width, size[1] * rows + 0.4), layout="constrained")
     found = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for panel in found[count:]:
         panel.set_axis_off()
@@ -89,6 +92,8 @@ def key(figure: "Figure", axes: "Sequence[Axes]", columns: int = 4) -> None:
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     if handles:
+        widest = INCH_OF_HANDLE + INCH_OF_LETTER * max(map(len, handles))
+        columns = max(1, min(columns, int(figure.get_figwidth() / widest)))
         figure.legend(
             handles.values(),
             handles.keys(),

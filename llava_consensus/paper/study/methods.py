@@ -12,12 +12,9 @@ it stops before every layer, computes that layer's attention of the same words f
 and records how its ranking of the visual tokens compares with SCAP's.
 
 `ClosedFrom` drops tokens before the first layer and closes positions up from a layer of choice on, as LLaVA does in all
-layers after a reduction; `attention_by_place` reads where the last word of a prompt looks, layer by layer, from the
-model's own attention.
+layers after a reduction.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,13 +22,10 @@ import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError, boolean, choose, whole_or_none, within
-from llava_consensus.evaluation.models import Encoded, Host, Prompt
-from llava_consensus.evaluation.models.base import Answer
-from llava_consensus.evaluation.models.check_host import watching
 from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
-from llava_consensus.reduction.method import Method, Shape
+from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.saliency import AGGREGATES, cross_saliency, text_attention
 from llava_consensus.reduction.selection import agreement, rank
 from llava_consensus.reduction.tokens import Need, Stopwatch, VisualTokens
@@ -222,46 +216,3 @@ class ClosedFrom(InDecoder):
                 return Chosen(selection.top(vision_saliency(view.tower), view.cut.kept))
         everything = torch.arange(view.cut.kept, device=view.columns.device).expand_as(view.columns)
         return Chosen(everything)
-
-
-Ask = tuple[list[Encoded], Prompt]  # the pictures of a question, and its prompt
-
-
-def attention_by_place(
-    host: Host, method: Method, tokens: int, questions: Sequence[Callable[[], Ask]], stretches: int
-) -> list[list[float]]:
-    """Where the last word of a prompt looks: the share of its attention in each equal stretch of the patches, in every
-    decoder layer, mean over heads and questions.
-
-    Args:
-        host: a model with its language model in reach.
-        method: reduces; only methods that act before the language model, so that every layer has one length.
-        tokens: of the budget.
-        questions: each gives its picture, encoded for what is attached, and its prompt. One untiled picture each.
-        stretches: how many.
-    Returns:
-        [layers][stretches], each stretch's share of all attention, text included.
-    """
-    total: Tensor | None = None
-    with host.attach(method, Budget(tokens)) as attached:
-        for question in questions:
-            encoded, prompt = question()
-            with ExitStack() as stack:
-                watches = [stack.enter_context(watching(layer)) for layer in attached.here.decoder.layers]
-                (answer,) = host.answer([encoded], [prompt])
-            rows = torch.stack([watch.weights[0].mean(1)[0, -1] for watch in watches])  # [layers, n]
-            found = _by_stretch(rows, answer, stretches)
-            total = found if total is None else total + found
-    return [] if total is None else (total / len(questions)).tolist()
-
-
-def _by_stretch(rows: Tensor, answer: Answer, stretches: int) -> Tensor:
-    """Attention [layers, n] of a prompt's last row, added up over equal stretches of a picture: [layers, stretches]."""
-    (outcome,) = answer.outcomes
-    parts = [reduction.source[0].cpu() for _, reduction in outcome.reductions]
-    places = torch.cat(parts) if parts else torch.arange(outcome.before)
-    assert answer.prefill is not None
-    start = answer.prefill.text - answer.prefill.question
-    visual, of_patches = rows[:, start : start + len(places)], places >= 0  # some tokens stand for no patch
-    stretch = places[of_patches] * stretches // outcome.before
-    return torch.zeros(len(rows), stretches).index_add(1, stretch, visual[:, of_patches])

@@ -1,4 +1,4 @@
-"""The runs of the study, and what they say: the content of study.json, scap.json and positions.json.
+"""The runs of the study, and what they say: the content of study.json and scap.json.
 
 The runs are ordinary ones of a sweep, so they are resumed, shared out and kept as any other. What is read of them is
 read from their folders alone; tables (`tables.py`) and figures are made of these files.
@@ -60,23 +60,6 @@ A contrast is a mean over the benchmarks in which all tokens are above guessing,
     contrasts     "late": SCAP in the last third of the patches less that in the first, in percent of no preference;
                   "rotation": the same less that without rotation
 
-`positions.json` says what closing up the positions of the tokens that stay does:
-
-    {"description": {...}, "benchmark": "textvqa", "title": "TextVQA", "scale": 1.0, "tokens": 64,
-     "layers": [{"closed_from": null, "accuracy": 78.1, "interval": [...], "difference": null, ...}, ...],
-     "questions": 100, "attention": [{"positions": "full", "layer": 1, "stretches": [...], "visual": 0.31}, ...]}
-
-    closed_from   the first decoder layer, counted from 0, whose positions are closed up; null is none of them, the row
-                  that the others are compared with; "full" stands for all tokens, "calibrated" for positions closed
-                  up nowhere with attention calibrated by distance (RESTORE, `reduction/calibration.py`)
-    accuracy, interval   as in study.json
-    difference, difference_interval, p   to the row whose positions are closed up nowhere, paired by question
-    questions     how many were looked at for `attention`
-    positions     "full" (all tokens), "renumber" or "keep", of ConsensusDrop
-    layer         a decoder layer, counted from 1
-    stretches     share of the last prompt word's attention in each equal stretch of patch indices, mean over heads
-    visual        their sum
-
 A null number was not measured, or means nothing there. Rows stand in the order they were run.
 """
 
@@ -90,7 +73,6 @@ import numpy as np
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
-from llava_consensus.evaluation.models import Host
 from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
 from llava_consensus.evaluation.report.stats import (
     Comparison,
@@ -101,28 +83,21 @@ from llava_consensus.evaluation.report.stats import (
     mean_difference,
     paired,
 )
-from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
-from llava_consensus.evaluation.runs.pictures import reader
+from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.sweep import Cell, cells
-from llava_consensus.methods import make
 from llava_consensus.paper.study.methods import (
     PUBLISHED_LAYER,
     RECOVERY,
     SIDES,
-    STRETCHES,
-    Ask,
-    ClosedFrom,
     LayerProbe,
     Selection,
-    attention_by_place,
 )
 from llava_consensus.reduction.budget import Share
 from llava_consensus.reduction.decoder import only_cut
 from llava_consensus.reduction.saliency import AGGREGATES
 
-STUDY, SCAP, POSITIONS = "study.json", "scap.json", "positions.json"
+STUDY, SCAP = "study.json", "scap.json"
 RUNS = "study"  # folder in that of results, so that tables of methods do not mix with the study's selections
-POLICIES = {"full": make("full"), "renumber": make("consensusdrop"), "keep": make("consensusdrop", positions="keep")}
 
 
 def grid(
@@ -375,69 +350,3 @@ def _late(run: Row, name: str) -> Report:
                 {"index": answer["metadata"]["index"], "picture": answer["metadata"].get("pictures"), "correct": value}
             )
     return {"extracted": rows}
-
-
-# ---- positions
-
-
-def closing_grid(full: RunConfig, tokens: Any, layers: int) -> list[Cell]:
-    """All tokens, positions closed up nowhere, the same with calibrated attention, and from each of the `layers`
-    decoder layers on.
-    """
-    first = prepare(full)
-    methods = [ClosedFrom(), ClosedFrom(calibrate=True), *(ClosedFrom(closed_from=layer) for layer in range(layers))]
-    return [Cell(first), *(Cell(first.reduced_by(method, tokens, "kept")) for method in methods)]
-
-
-def attention(host: Host, plan: RunPlan, tokens: int, count: int) -> list[Record]:
-    """Rows of `attention`: the first `count` questions of a plan, with all tokens and under both policies."""
-    read, questions = reader(plan), plan.questions[:count]
-
-    def ask(question: Any) -> Ask:
-        pictures = [picture for path in plan.pictures(question) for picture in read(path)]
-        return host.encode(pictures), plan.prompt(question)
-
-    rows = []
-    for name, method in POLICIES.items():
-        asks = [lambda question=question: ask(question) for question in questions]
-        shares = attention_by_place(host, method, tokens, asks, STRETCHES)
-        rows += [
-            {"positions": name, "layer": layer, "stretches": stretches, "visual": sum(stretches)}
-            for layer, stretches in enumerate(shares, 1)
-        ]
-    return rows
-
-
-def positions(folders: Sequence[Path], tokens: int, looked_at: Sequence[Record], count: int) -> Record:
-    """The content of positions.json.
-
-    Args:
-        folders: of complete runs, in the order of `closing_grid`.
-        tokens: of the budget.
-        looked_at: what `attention` found.
-        count: questions of that.
-    """
-    full, nowhere, calibrated, *closed = [read_row(folder) for folder in folders]
-    rows = [_closed_row("full", full, None), _closed_row(None, nowhere, None)]
-    rows += [_closed_row("calibrated", calibrated, nowhere)]
-    rows += [_closed_row(run.config["options"]["closed_from"], run, nowhere) for run in closed]
-    facts = {"benchmark": full.benchmark, "title": full.facts.title, "scale": full.scale, "tokens": tokens}
-    return {
-        "description": description([full]),
-        **facts,
-        "layers": rows,
-        "questions": count,
-        "attention": list(looked_at),
-    }
-
-
-def _closed_row(closed_from: Any, run: Row, reference: Row | None) -> Record:
-    test = None if reference is None else compare(run, reference)
-    return {
-        "closed_from": closed_from,
-        "accuracy": run.score,
-        "interval": run.bounds,
-        "difference": None if test is None else test.difference,
-        "difference_interval": None if test is None else test.bounds,
-        "p": None if test is None else test.p,
-    }

@@ -20,7 +20,7 @@ from PIL import Image
 from llava_consensus import cli, load, make
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.bench import efficiency, growth, timing
+from llava_consensus.evaluation.bench import efficiency, timing
 from llava_consensus.evaluation.bench.efficiency import UNKNOWN_TOWER, Bench, Protocol, cases_of, prompt_shape
 from llava_consensus.evaluation.bench.timing import (
     Timing,
@@ -388,32 +388,3 @@ def test_bad_arguments_are_refused_before_weights_load(
     monkeypatch.setattr("llava_consensus.evaluation.models.load", lambda *_: pytest.fail("loaded"))
     assert cli.main(["bench", "--model", MINI, *arguments]) == code
     assert why in capsys.readouterr().err
-
-
-# ---- growth
-
-
-def test_growth_measures_every_method_at_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curves = {
-        "fixed": [growth.CurvePoint("fixed", patches, 9) for patches in (36, 64)],
-        "batch": [growth.CurvePoint("batch", 36, 9, batch=2)],
-        "merged": [growth.CurvePoint("merged", 64, 12, 4)],
-    }
-    monkeypatch.setattr(growth, "CURVES", curves)
-    file = tmp_path / "growth.json"
-    assert cli.main(["bench", "--growth", "--methods", "all", "--device", "cpu", "--out", str(file)]) == 0
-    points = json.loads(file.read_text())["points"]
-    names = {point["method"] for point in points}
-    assert {"consensusdrop", "divprune", "vispruner", "cdpruner", "tome_post"} <= names
-    assert not names & {"full", "fastv", "tome", "downsample"}, "their work is part of the model's"
-    assert all(point["ms"] > 0 and point["reason"] == "" for point in points)
-    assert [point["method"] for point in points if point["curve"] == "merged"] == ["consensusdrop", "consensusdrop+"]
-    assert len([point for point in points if point["method"] == "consensusdrop"]) == 4
-
-
-def test_growth_leaves_out_what_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "LONGEST", 1e-9)
-    curve = {"fixed": [growth.CurvePoint("fixed", patches, 9) for patches in (36, 64, 144)]}
-    first, *others = growth.measure({"random": make("random")}, torch.device("cpu"), curve)
-    assert first["ms"] > 0 and first["reason"] == ""
-    assert [(point["ms"], point["reason"]) for point in others] == [(None, "more than 1e-09 s")] * 2

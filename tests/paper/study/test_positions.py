@@ -1,8 +1,5 @@
-"""Kept and closed-up positions: the study's method beside those that act after the tower, the attention that is read,
-and the command. Run: `pytest tests/paper/study`.
-"""
+"""Positions closed up from a layer on: the study's method beside those that act after the tower."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +12,13 @@ from models import tiny_llava
 from PIL import Image
 from prompts import batch, row, tiles
 
-from llava_consensus import attach, cli
+from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.models import Prompt
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
-from llava_consensus.methods import make
-from llava_consensus.paper.study.methods import ClosedFrom, attention_by_place
+from llava_consensus.paper.study.methods import ClosedFrom
 from llava_consensus.reduction.budget import Budget
 
 TOKENS = 6
@@ -154,44 +150,6 @@ def test_calibrated_attention_is_restores_formula(llava_model: Any, prompt: Simp
         hook.remove()
     with Attachment(view_of(model), ClosedFrom(), Budget(TOKENS)):
         assert not torch.allclose(logits(model, prompt), given.logits[0][0], atol=1e-3), "it is another policy"
-
-
-def test_attention_falls_on_the_tokens_that_stay(mini: Any, scene: Any) -> None:
-    """With as many stretches as patches, only those of kept tokens have any; nothing is more than all attention."""
-    shares = attention_by_place(mini, make("vispruner"), 64, [lambda: (mini.encode([scene]), QUESTION)], 576)
-    found = torch.tensor(shares)
-    assert found.shape == (4, 576) and ((found > 0).sum(1) == 64).all() and (found.sum(1) < 1).all()
-    shares = attention_by_place(mini, make("full"), 576, [lambda: (mini.encode([scene]), QUESTION)], 576)
-    full = torch.tensor(shares)
-    assert ((full > 0).sum(1) == 576).all()
-
-
-@needs_5
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [
-        "paper",
-        "positions",
-        "--limit",
-        "2",
-        "--look",
-        "1",
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-        "--no-progress",
-    ]
-    assert cli.main(given) == 0
-    said = capsys.readouterr().out
-    assert (
-        "closed up from layer 4 on" in said
-        and "kept, attention calibrated by distance" in said
-        and "**layer 4**" in said
-    )
-    content = json.loads((tmp_path / "positions.json").read_text())
-    assert [one["closed_from"] for one in content["layers"]] == ["full", None, "calibrated", 0, 1, 2, 3]
-    assert len(content["attention"]) == 3 * 4 and len(content["attention"][0]["stretches"]) == 24
-    assert cli.main([*given, "--workers", "2"]) == 2
 
 
 @torch.no_grad()
