@@ -94,6 +94,19 @@ def _llava() -> Any:
     return ready(LlavaForConditionalGeneration, config)
 
 
+def llava_over(kind: str, **text: Any) -> Any:
+    """LLaVA over another tower of transformers, with a class token and square pictures."""
+    from transformers import CONFIG_MAPPING, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    config = LlavaConfig(
+        vision_config=CONFIG_MAPPING[kind](**SQUARE),
+        text_config=LlamaConfig(**TEXT | text),
+        image_token_index=IMAGE,
+        image_seq_length=16,
+    )
+    return ready(LlavaForConditionalGeneration, config)
+
+
 def square(number: int) -> Picture:
     return Picture([IMAGE] * 16, {"pixel_values": noise(1, 3, 56, 56, seed=number)})
 
@@ -406,6 +419,10 @@ TILES = 20  # a budget with a token for each of the 17 tiles that a picture can 
 
 CASES: dict[str, Case] = {
     "llava": Case(_llava, square, clip_tower),
+    "llava dinov2": Case(
+        lambda: llava_over("dinov2"), square, lambda model: [model.model.vision_tower.encoder.layer[-2].attention]
+    ),
+    "llava vit": Case(lambda: llava_over("vit"), square, lambda model: [model.model.vision_tower.layers[-2].attention]),
     "llava_next": Case(lambda: _next("LlavaNext"), tiled, clip_tower, 10, 20),
     "qwen2_5_vl": Case(lambda: _qwen("Qwen2_5_VL"), grid(14), qwen_tower),
     "qwen2_5_vl video": Case(lambda: _qwen("Qwen2_5_VL"), film(14, False), qwen_tower, clips=(0, 1, 2, 3)),

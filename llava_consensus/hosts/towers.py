@@ -145,18 +145,21 @@ class ClipBlocks:
         self.last_norm = inner.post_layernorm
         self.embeddings, self.kernel = inner.embeddings, getattr(module.config, "_attn_implementation", "eager")
 
+    def attention(self, block: int) -> tuple[Any, int, float]:
+        """The attention module of a block, with `q_proj` and `k_proj`; its heads, and the scale of its products."""
+        module: Any = self.blocks[block]
+        return module.self_attn, module.self_attn.num_heads, module.self_attn.scale
+
     def scale(self, block: int) -> float:
         """What the products of queries and keys of a block are multiplied with."""
-        module: Any = self.blocks[block]
-        scale: float = module.self_attn.scale
-        return scale
+        return self.attention(block)[2]
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
         """Projections of queries and keys of one block, and the output of another."""
-        attending: Any = self.blocks[attention]
-        heads, taps = attending.self_attn.num_heads, []
+        taps = []
         if Need.ATTENTION in needs:
-            taps.append(Tap(attending.self_attn.q_proj, lambda output: {"query": split_heads(output, heads)}))
+            module, heads, _ = self.attention(attention)
+            taps.append(Tap(module.q_proj, lambda output: {"query": split_heads(output, heads)}))
             taps.append(self.key_tap(attention))
         if Need.FEATURES in needs:
             first = 0 if self.class_is_token else self.classes
@@ -172,9 +175,8 @@ class ClipBlocks:
 
     def key_tap(self, block: int) -> Tap:
         """Where the keys [T, H, t, d] of a block are read."""
-        module: Any = self.blocks[block]
-        heads = module.self_attn.num_heads
-        return Tap(module.self_attn.k_proj, lambda output: {"key": split_heads(output, heads)})
+        module, heads, _ = self.attention(block)
+        return Tap(module.k_proj, lambda output: {"key": split_heads(output, heads)})
 
     def angles(self, hidden: Tensor, place: Tensor) -> None:
         """Positions are in the embeddings: attention rotates nothing."""

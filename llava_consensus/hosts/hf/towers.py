@@ -1,6 +1,7 @@
 """Vision towers that several families of transformers have."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,12 @@ from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import Need
 
 PATCHES = frozenset({Need.ATTENTION, Need.FEATURES})  # what every tower offers
+ACTED_INSIDE = ("clip_vision_model", "siglip_vision_model")
+READ = {"dinov2": "encoder.layer", "dinov2_with_registers": "encoder.layer", "vit": "layers"}  # where the blocks are
+UNREAD = MappingProxyType(
+    {place: "acts inside the vision tower, which is done in CLIP and SigLIP towers alone" for place in
+     (Place.PICTURE, Place.TOWER)}
+)  # fmt: skip
 MERGER = MappingProxyType(  # where methods can act before a projector that takes several patches at a time
     {
         Place.PICTURE: "",
@@ -24,37 +31,54 @@ MERGER = MappingProxyType(  # where methods can act before a projector that take
 
 
 class LlavaTower(ClipBlocks):
-    """CLIP or SigLIP under a LLaVA-type model, with its projector: one token for each patch.
+    """A vision transformer under a LLaVA-type model, with its projector: one token for each patch.
+
+    CLIP and SigLIP are read and methods act inside them; DINOv2 and ViT are read. Any other tower serves methods that
+    read tokens alone.
 
     Args:
         inner: the model without its head.
         module: the vision tower.
     Raises:
-        OptionError: for a tower of another kind, or features of several layers.
+        OptionError: for features of several layers, or a class token among the patches.
     """
 
     projects_class = False
 
     def __init__(self, inner: Any, module: Any) -> None:
         config = inner.config
-        kind, layer = config.vision_config.model_type, config.vision_feature_layer
-        if kind not in ("clip_vision_model", "siglip_vision_model"):
-            raise OptionError(f"vision tower {kind!r}: adapted are CLIP and SigLIP towers, whose pictures are square")
+        vision, layer = config.vision_config, config.vision_feature_layer
+        kind, strategy = vision.model_type, config.vision_feature_select_strategy
         if not isinstance(layer, int):
             raise OptionError(f"vision_feature_layer={layer}: features of several layers are not adapted")
-        encoder = getattr(module, "vision_model", module).encoder
-        super().__init__(module, hidden_state_block(layer, len(encoder.layers)))
-        self.classes = 1 if kind == "clip_vision_model" else 0
-        self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
-        self.drops = config.vision_feature_select_strategy == "default"
-        if self.drops != bool(self.classes):
+        self.layer, self._inner, self.drops = layer, inner, strategy == "default"
+        registers = getattr(vision, "num_register_tokens", 0)  # LLaVA's model takes them for patches
+        self.side: int = 0 if registers else vision.image_size // vision.patch_size
+        self.tokens: int = (vision.image_size // vision.patch_size) ** 2 + registers
+        if kind in ACTED_INSIDE:
+            blocks = getattr(module, "vision_model", module).encoder.layers
+            super().__init__(module, hidden_state_block(layer, len(blocks)))
+            self.classes = 1 if kind == "clip_vision_model" else 0
+            self.offers = self.offers if self.classes else PATCHES | {Need.PROJECTOR}
+        else:
+            self.module, self.inside = module, UNREAD
+            if kind in READ:
+                self.blocks = list(attrgetter(READ[kind])(module))
+                self.feature_block = hidden_state_block(layer, len(self.blocks))
+            else:
+                self.blocks, self.feature_block, self.offers = [module], 0, frozenset()
+        if kind in (*ACTED_INSIDE, *READ) and self.drops != bool(self.classes):
             raise OptionError(
-                f"vision_feature_select_strategy={config.vision_feature_select_strategy!r} does not fit a {kind}: "
+                f"vision_feature_select_strategy={strategy!r} does not fit a {kind}: "
                 "a class token among the patches is no candidate"
             )
-        self.layer, self._inner = layer, inner
-        self.side: int = config.vision_config.image_size // config.vision_config.patch_size
-        self.tokens: int = self.side**2
+
+    def attention(self, block: int) -> tuple[Any, int, float]:
+        """The attention module of a block, with `q_proj` and `k_proj`; its heads, and the scale of its products."""
+        if self.module.config.model_type in ACTED_INSIDE:
+            return super().attention(block)
+        module: Any = self.blocks[block]
+        return module.attention, module.attention.num_attention_heads, module.attention.scaling
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Tiles [T, 3, h, w] through tower and projector: [T, N, D], with class tokens where these are told to stay."""
