@@ -3,6 +3,7 @@ installed package adds its own under the entry point `llava_consensus.hosts` (do
 imported when it is used.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ class HostEntry(NamedTuple):
     clips: bool = False  # whether a video can be shown to it as one clip, and not as pictures
     towers: tuple[str, ...] = ()  # where its classes are another host's too: words, one of which its towers' names have
     remote: bool = False  # whether code is run that the user must trust
+    lacks: tuple[str, ...] = ()  # of a derived family, what derivation finds that the usual checkpoint does not have
     answer_version: int = 1  # raised by hand where the same model and method come to answer otherwise
 
     @property
@@ -37,6 +39,18 @@ class HostEntry(NamedTuple):
 
 OURS = "llava_consensus.hosts"
 GROUP = "llava_consensus.hosts"  # entry points of other packages, each a `HostEntry`
+
+DERIVED = f"{OURS}.derived.model:DerivedModel"  # of families that no file describes
+
+
+# What a derived family may lack: a tower that can be read, layers that can be cut between, positions of one axis.
+TOWER, LAYERS, ONE_AXIS = "tower", "layers", "one axis"
+
+
+def _derived(line: str, types: tuple[str, ...], *classes: str, lacks: tuple[str, ...] = ()) -> HostEntry:
+    """A family of transformers that is tested and has no file."""
+    return HostEntry(DERIVED, "hf", classes, f"{line} (derived)", types, lacks=lacks)
+
 
 HOSTS: dict[str, HostEntry] = {
     "llava": HostEntry(
@@ -176,6 +190,64 @@ HOSTS: dict[str, HostEntry] = {
         options={"class_tokens": ("keep", "drop", "candidates")},
         clips=True,
     ),
+    "qwen3.5": _derived(
+        "Qwen3.5, dense and of experts: SCAP reads layer 3, the first one with attention",
+        ("qwen3_5", "qwen3_5_moe"),
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+        lacks=(LAYERS, ONE_AXIS),
+    ),
+    "gemma-4": _derived(
+        "Gemma 4: pictures of any shape", ("gemma4",), "Gemma4ForConditionalGeneration", lacks=(LAYERS,)
+    ),
+    "gemma-3n": _derived(
+        "Gemma 3n: a tower without attention, which no method reads",
+        ("gemma3n",),
+        "Gemma3nForConditionalGeneration",
+        lacks=(TOWER, LAYERS),
+    ),
+    "molmo-2": _derived("Molmo 2: overview and crops", ("molmo2",), "Molmo2ForConditionalGeneration", lacks=(LAYERS,)),
+    "minicpm-v": _derived(
+        "MiniCPM-V 4.6 and 4.7: SCAP reads layer 3, the first one with attention",
+        ("minicpmv4_6", "minicpmv4_7"),
+        "MiniCPMV4_6ForConditionalGeneration",
+        "MiniCPMV4_7ForConditionalGeneration",
+        lacks=(LAYERS,),
+    ),
+    "lfm2-vl": _derived(
+        "LFM2-VL and LFM3-VL: SCAP reads the first layer that is no convolution",
+        ("lfm2_vl", "lfm3_vl"),
+        "Lfm2VlForConditionalGeneration",
+        "Lfm3VlForConditionalGeneration",
+        lacks=(LAYERS,),
+    ),
+    "llama-4": _derived("Llama 4: tiles", ("llama4",), "Llama4ForConditionalGeneration", lacks=(LAYERS,)),
+    "paligemma": _derived("PaliGemma 1 and 2", ("paligemma",), "PaliGemmaForConditionalGeneration", lacks=(LAYERS,)),
+    "kimi-k2.5": _derived(
+        "Kimi-K2.5: pictures of any size", ("kimi_k25",), "Kimi_K25ForConditionalGeneration", lacks=(LAYERS,)
+    ),
+    "glm-ocr": _derived(
+        "GLM-OCR: pictures of any size", ("glm_ocr",), "GlmOcrForConditionalGeneration", lacks=(LAYERS, ONE_AXIS)
+    ),
+    "perception-lm": _derived(
+        "PerceptionLM: a tower of timm, which no method reads",
+        ("perception_lm",),
+        "PerceptionLMForConditionalGeneration",
+        lacks=(TOWER,),
+    ),
+    "granite-vision": _derived(
+        "Granite Vision 4: rows of a Q-Former, which no method reads the tower of",
+        ("granite4_vision",),
+        "Granite4VisionForConditionalGeneration",
+        lacks=(TOWER, LAYERS),
+    ),
+    "paddleocr-vl": _derived(
+        "PaddleOCR-VL: pictures of any size",
+        ("paddleocr_vl",),
+        "PaddleOCRVLForConditionalGeneration",
+        lacks=(ONE_AXIS,),
+    ),
+    "video-llama-3": _derived("Video-LLaMA 3: pictures", ("video_llama_3",), "VideoLlama3ForConditionalGeneration"),
     "qwen-vl": HostEntry(
         f"{OURS}.remote.qwen_vl:QwenVLChat",
         "remote",
@@ -203,6 +275,10 @@ HOSTS: dict[str, HostEntry] = {
 }
 
 
+# Of a model of transformers that no entry names.
+OTHER = _derived("any other vision-language model of transformers that takes `mm_encoder_outputs`", ())
+
+
 def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     """A host's view of a model that is loaded, compiled or not: what `Attachment` is given.
 
@@ -215,6 +291,8 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     model = getattr(model, "_orig_mod", model)
     names = [cls.__name__ for cls in type(model).__mro__]
     entry = adapting(names, None, tower_named(vars(getattr(model, "config", object))))
+    if entry is None and takes_features(model):
+        entry = OTHER
     if entry is None:
         inner = next((path for path in INNER if hasattr(model, path)), None)
         if inner is not None:
@@ -227,6 +305,14 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
     view = load_place(entry.view)(model, chosen(entry, type(model).__name__, options))
     keep_freed_memory()
     return view
+
+
+def takes_features(model: Any) -> bool:
+    """Whether a model is one of transformers that encodes pictures apart and takes their features: what is derived."""
+    base = getattr(model, "model", None)
+    encodes = hasattr(model, "get_image_features") or hasattr(base, "get_image_features")
+    forward = getattr(type(model), "forward", None)
+    return encodes and forward is not None and "mm_encoder_outputs" in inspect.signature(forward).parameters
 
 
 def known_hosts() -> dict[str, HostEntry]:

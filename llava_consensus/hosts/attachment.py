@@ -10,6 +10,7 @@ where there is none. The class of the model is never touched.
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,6 +66,7 @@ class Attachment:
         self._clip = model.clip_text() if Need.QUESTION in method.needs else None
         self._warned = False
         self._latest: Call | None = None
+        self.settled = False  # whether a host that derives its record at the first pictures has installed what it names
         self._handles: list[Any] = []
         self._shadows: list[Shadow] = []
         self.cuts: Any = None  # hooks between decoder layers
@@ -82,7 +84,7 @@ class Attachment:
             from llava_consensus.hosts.layer_hooks import Cuts
 
             self.cuts = Cuts(self)
-        if self.cuts is not None or Need.PROBE in self.method.needs:
+        if self.cuts is not None or (Need.PROBE in self.method.needs and not getattr(self.model, "records", False)):
             check = getattr(self.model.decoder, "check_attention", None)
             if check is not None:
                 check(self.cuts is not None)
@@ -101,9 +103,30 @@ class Attachment:
         if self.cuts is not None:
             self._handles += self.cuts.install(self.model.decoder)
             self._shadows += self.cuts.shadows(self.model.decoder)
+        getattr(self.model, "install", lambda attachment: None)(self)
         for name, entrance in self.model.entrances(self).items():
             owner, _, attribute = name.rpartition(".")
             self._shadows.append(Shadow(module.get_submodule(owner), attribute, entrance))
+
+    def plain(self, module: Any) -> Any:
+        """The model, or its replica, without what this attachment has replaced: the same weights and submodules."""
+        twin = copy.copy(module)
+        for shadow in self._shadows:
+            if shadow.target is self.model.module:
+                shadow.uncover(twin)
+        for name in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_hooks_always_called",
+        ):
+            object.__setattr__(twin, name, OrderedDict())
+        return twin
+
+    def add(self, shadows: list[Shadow], handles: list[Any]) -> None:
+        """Keeps shadows and hooks of the host's own until `detach`."""
+        self._shadows += shadows
+        self._handles += handles
 
     def _check(self) -> None:
         """Raises OptionError for what cannot be attached, with the remedy."""
@@ -111,6 +134,10 @@ class Attachment:
         hooks = self.model.module._forward_pre_hooks.values()
         if any(isinstance(getattr(hook, "__self__", None), Attachment) for hook in hooks):
             raise OptionError("this model has a method attached already: detach it first")
+        self.check_tower()
+
+    def check_tower(self) -> None:
+        """Raises OptionError for a method that reads what the vision side, where it is known, does not have."""
         tower = self.model.tower
         if tower is None:
             return

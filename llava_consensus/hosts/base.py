@@ -53,6 +53,15 @@ class Offer(NamedTuple):
     feature_block: int = 22  # the one whose output feeds the projector
 
 
+class Attending(NamedTuple):
+    """Queries and keys of the language model's first attention, as its kernel gets them of whole sequences."""
+
+    query: Tensor  # [R, H, S, d], rotated
+    key: Tensor  # [R, H_kv, S, d]
+    scale: float
+    cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
+
+
 class Tap(NamedTuple):
     """A module of a model whose output is read while it runs; the output itself stays as it is."""
 

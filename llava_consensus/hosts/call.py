@@ -144,6 +144,13 @@ class Shadow:
         # Past the model's own `__setattr__`, which would register what it takes for a submodule or a parameter.
         object.__setattr__(target, name, value)
 
+    def uncover(self, twin: Any) -> None:
+        """A shallow copy of the target gets what stood there."""
+        if self.before is _ABSENT:
+            vars(twin).pop(self.name, None)
+        else:
+            vars(twin)[self.name] = self.before
+
     def restore(self) -> None:
         """Puts back what stood there. A second time does nothing."""
         if self.name in vars(self.target):

@@ -13,7 +13,7 @@ from torch import nn
 
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import ConsensusError
-from llava_consensus.hosts import HostEntry, known_hosts
+from llava_consensus.hosts import DERIVED, LAYERS, ONE_AXIS, TOWER, HostEntry, known_hosts
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.towers import ClipBlocks, needs_of
 from llava_consensus.methods import known_methods, make
@@ -38,7 +38,7 @@ def cells() -> dict[str, dict[str, str]]:
 
 def keeping() -> list[str]:
     """Hosts whose positions have axes, so that they are kept whatever a method's default is."""
-    return [name for name, entry in known_hosts().items() if getattr(load_place(entry.view), "keeps_positions", False)]
+    return [name for name, entry in known_hosts().items() if getattr(stand_in(entry), "keeps_positions", False)]
 
 
 def otherwise() -> dict[str, list[str]]:
@@ -96,8 +96,25 @@ def stand_in(entry: HostEntry) -> Any:
         feature_block=offer.feature_block,
     )
     parts: dict[str, Any] = {"tower": tower, "most_tiles": 1}
+    if entry.view == DERIVED:
+        parts |= _derived_parts(entry, tower)
     if Need.QUESTION in offer.needs:
         parts["clip_text"] = lambda view: None
     module = type(entry.classes[0], (nn.Module,), {"get_vision_tower": lambda model: None})()
     module.config = SimpleNamespace(vision_config=None)
     return type(cls.__name__, (cls,), parts)(module, entry.defaults)
+
+
+def _derived_parts(entry: HostEntry, tower: Any) -> dict[str, Any]:
+    """What the view of a family without a file has in place of what is derived of a model."""
+    from llava_consensus.hosts.derived.record import Record
+
+    if TOWER in entry.lacks:
+        tower.offers = frozenset()
+    uncut = "rows cannot leave between its layers" if LAYERS in entry.lacks else ""
+    read = "" if TOWER in entry.lacks else "a block"
+    record = Record(
+        fields=(), listed=True, embedded=True, axes=3 if ONE_AXIS in entry.lacks else 1, first="a layer", layer=0,
+        layers="", block=read, blocks="", number=0, full=(0,), classes=0, uncut=uncut,
+    )  # fmt: skip
+    return {"record": record, "inner": None}

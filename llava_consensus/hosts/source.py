@@ -66,6 +66,14 @@ def probe_text(full: Assembled, layout: Layout, decoder: Decoder, fronts: Fronts
     rows = [picture.row for picture in asking]
     every = rows == list(range(len(layout.real)))  # then nothing is copied
     row, texts, row_mask = torch.tensor(rows, device=device), texts.to(device), row_mask.to(device)
+    if full.attending is not None:
+        query, key, scale, cap = full.attending
+        key, real = (value if every else value[row] for value in (key, full.real))
+        query = query[row[:, None], :, texts].transpose(1, 2)
+        still = key.new_ones(len(key), *key.shape[2:])  # they are rotated: angles that turn nothing
+        return TextProbe(
+            query, key, still, torch.zeros_like(still), scale, texts, row_mask, real, padded, cap=cap
+        )  # fmt: skip
     if EXPERTS in full.channels:
         decoder, fronts = cast(ExpertDecoder, decoder).choosing(full.channels[EXPERTS].values), None
     start = 0 if fronts is None else fronts.size

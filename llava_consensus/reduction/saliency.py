@@ -134,7 +134,10 @@ def _text_rows(probe: TextProbe, chunk: slice, key: Tensor, front: Tensor | None
     visible = (torch.arange(size, device=key.device) <= places[..., None]) & probe.key_mask[:, None]  # [I, l, S]
     # a padding row sees everything, so that its softmax is finite; it is zeroed afterwards
     hidden = ~(visible | ~real[..., None])[:, None].repeat(1, 1, groups, 1)
-    logits = (query @ key.transpose(2, 3) * probe.scale).masked_fill(hidden, -torch.inf)  # [I, H_kv, groups l, S]
+    logits = query @ key.transpose(2, 3) * probe.scale
+    if probe.cap:
+        logits = torch.tanh(logits / probe.cap) * probe.cap
+    logits = logits.masked_fill(hidden, -torch.inf)  # [I, H_kv, groups l, S]
     if front is not None and probe.front is not None:
         logits = torch.cat((_products(query, front, probe.front.which) * probe.scale, logits), dim=-1)
     weights = torch.softmax(logits, dim=-1)

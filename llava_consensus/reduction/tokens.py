@@ -78,6 +78,7 @@ class TextProbe(NamedTuple):
     key_mask: Tensor  # [I, S] true where the key is not padding
     padded: bool = True  # whether there may be padding among the text rows
     front: FrontKeys | None = None  # keys before the others, where prompts share them
+    cap: float = 0.0  # of logits, tanh(x / cap) * cap; 0 for none
 
 
 class ClipSides(NamedTuple):

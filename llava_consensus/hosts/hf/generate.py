@@ -41,8 +41,8 @@ FILLED = (
     "past_key_values: the cache of a reduced prompt has fewer rows than the prompt, so pictures can only go in at its "
     "beginning: pass the whole conversation without a cache, or later turns of text without pixels"
 )
+EMBEDS = "reduced embeddings"  # of the prompt of a call, in its state
 GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions that `generate` asks for them
-TYPES = ("mm_token_type_ids", "token_type_ids")  # arguments that go with the rows
 
 
 class ReducedFeatures(dict[str, Any]):
@@ -50,6 +50,7 @@ class ReducedFeatures(dict[str, Any]):
 
     prompt: Shortened
     report: Report
+    embeds: Tensor | None = None
 
 
 def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
     arguments, prompt = _reduced(attachment, inputs)
     if prompt is not None and "mm_encoder_outputs" in arguments:
         features = ReducedFeatures(arguments["mm_encoder_outputs"])
-        features.prompt, features.report = prompt, call.report
+        features.prompt, features.report, features.embeds = prompt, call.report, call.state.get(EMBEDS)
         arguments["mm_encoder_outputs"] = features
     return arguments
 
@@ -140,7 +141,8 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     inputs, prompt = _entering(attachment, named(type(view.module).forward, args, kwargs))
-    output = (plain or functools.partial(type(view.module).forward, view.module))(**contained(view, inputs))
+    with view.entering(attachment, inputs):
+        output = (plain or functools.partial(type(view.module).forward, view.module))(**contained(view, inputs))
     if prompt is not None:
         remember(cache_of(output), prompt)
     return output
@@ -264,7 +266,7 @@ def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortene
             "so far, with new words after it"
         )
     changed = {name: value for name, value in kwargs.items() if name != "position_ids"}
-    changed |= {name: kwargs[name][:, -new:] for name in TYPES if kwargs.get(name) is not None}
+    changed |= {name: kwargs[name][:, -new:] for name in row_types(kwargs, ids)}
     return {**changed, "input_ids": ids[:, -new:], "attention_mask": prompt.mask(mask, cached, new)}
 
 
@@ -278,6 +280,7 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     features = inputs.get("mm_encoder_outputs")
     if isinstance(features, ReducedFeatures):
         call.tell(features.report)
+        call.state[EMBEDS] = features.embeds
         return inputs, features.prompt
     if features and attachment.method.reduces:
         raise OptionError(
@@ -287,6 +290,7 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     if not encoder_inputs and call.given.encoded is None:
         return inputs, None
     ids, real = _prompts(view, inputs)
+    view.settle(attachment, inputs)
     known_ids, known_real = torch.stack((ids, real.to(ids.dtype))).cpu()  # the one time that the device is waited for
     placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")
@@ -302,11 +306,10 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
         attachment.arm(call, layout, inputs["input_ids"], tiles)
-    positions = view.positions(inputs, known_ids, kinds.real).to(ids.device)
-    full = assembled(view, inputs, ids, real, positions, features)
+    full = view.assembled(attachment, inputs, ids, real, features, known_ids, kinds.real)
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
-        return reduced_arguments(attachment, inputs, full, _held(call, layout, placed), used_names), None
+        return reduced_arguments(attachment, inputs, full, _held(call, layout, placed), used_names, features), None
     kinds = without_dropped(kinds)
     layout = attachment.layout(kinds)
     full = replace(full, real=kinds.real.to(real.device))
@@ -314,9 +317,10 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     if kinds.real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
     keeps = view.keeps_positions or attachment.method.positions != "renumber"
-    return reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names), shortened(
-        full, out, keeps
-    )
+    if not view.embedded:
+        call.state[EMBEDS] = out.embeds
+    arguments = reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names, features)
+    return arguments, shortened(full, out, keeps)
 
 
 def _refuse_embeds(attachment: Attachment, inputs: dict[str, Any]) -> None:
@@ -423,15 +427,29 @@ def assembled(
             plane.masked_scatter(at_placeholder, more.to(plane.device, plane.dtype))
             for plane, more in zip(planes, modality_features.planes, strict=True)
         ]
-    channels = {"ids": Channel(ids, _padding(view), Rule.SOURCE)}
-    channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in TYPES if inputs.get(name) is not None}
+    channels = {"ids": Channel(ids, padding_id(view), Rule.SOURCE)}
+    channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
     if inputs.get("labels") is not None:
         channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
     channels |= {f"plane {i}": Channel(plane, 0, Rule.MEAN) for i, plane in enumerate(planes)}
     return Assembled(embeds, real, positions, channels)
 
 
-def _padding(view: Any) -> int:
+def row_types(inputs: dict[str, Any], ids: Tensor) -> list[str]:
+    """Arguments with a whole number for each row of prompts [R, S], such as token types."""
+    others = ("input_ids", "attention_mask", "position_ids", "labels", "decoder_input_ids")
+    return [
+        name
+        for name, value in inputs.items()
+        if name not in others
+        and isinstance(value, Tensor)
+        and value.shape == ids.shape
+        and not value.is_floating_point()
+    ]
+
+
+def padding_id(view: Any) -> int:
+    """The id that fills rows of padding."""
     token_id = view.module.config.get_text_config().pad_token_id
     return 0 if token_id is None else int(token_id)
 
@@ -443,7 +461,12 @@ def _setting(attachment: Attachment, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def reduced_arguments(
-    attachment: Attachment, inputs: dict[str, Any], out: Assembled, held: dict[str, list[int]], used_names: set[str]
+    attachment: Attachment,
+    inputs: dict[str, Any],
+    out: Assembled,
+    held: dict[str, list[int]],
+    used_names: set[str],
+    features: dict[str, Features],
 ) -> dict[str, Any]:
     """The arguments for the reduced prompts, without those the encoders have used; `held` says how many rows of each
     modality a prompt has.
@@ -453,7 +476,7 @@ def reduced_arguments(
     planes = [value for name, value in values.items() if name.startswith("plane ")]
     ids, arguments = values["ids"], {name: value for name, value in inputs.items() if name not in used_names}
     arguments.pop("position_ids", None)
-    arguments |= {name: value for name, value in values.items() if name in (*TYPES, "labels")}
+    arguments |= {name: value for name, value in values.items() if name in inputs and name != "input_ids"}
     arguments |= {"input_ids": ids, "attention_mask": out.real.long()}
     if view.keeps_positions or attachment.method.positions != "renumber":
         arguments |= view.placing(inputs, out.positions, out.real)
@@ -467,7 +490,7 @@ def reduced_arguments(
             [part[row, places[row, :count]] for row, count in enumerate(counts) if count]
             for part in (out.embeds, *planes)
         ]
-        encoded[view.handed.get(modality, modality)] = view.output(parts[0], parts[1:])
+        encoded[view.handed.get(modality, modality)] = view.output(parts[0], parts[1:], features[modality].output)
     return {**arguments, "mm_encoder_outputs": encoded}
 
 
@@ -478,5 +501,5 @@ def contained(view: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     lists = [name for name in lists if isinstance(encoded[name].pooler_output, list)]
     if not lists:
         return kwargs
-    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], []) for name in lists}
+    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], [], None) for name in lists}
     return {**kwargs, "mm_encoder_outputs": {**encoded, **tensors}}

@@ -3,6 +3,7 @@ family's own file says the rest: where its blocks are, how block rows become tok
 stand.
 """
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from llava_consensus.hosts.hf import generate as entrances
 from llava_consensus.hosts.hf.rows import Features, PictureRows
 from llava_consensus.hosts.hf.towers import PATCHES
 from llava_consensus.hosts.lengths import COUNTING, recounting
+from llava_consensus.hosts.sequence import Assembled
 from llava_consensus.reduction.method import Method
 
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
@@ -42,6 +44,8 @@ class HfModel:
     chunks = True  # whether `generate` reads a prompt in chunks as it reads it at once
     tiled_alone = False  # whether a picture has tiles only where its prompt has no other
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
+    embedded = True  # whether the embeddings of visual rows are the features
+    records = False  # whether the language model's first attention is recorded, and not projected by a view of it
     image_processor: Any = None  # where the harness has one
 
     def __init__(self, module: Any, options: Mapping[str, str]) -> None:
@@ -171,6 +175,30 @@ class HfModel:
         """What a processor gives with the ids [R, S] of prompts, apart from pixels, given the values of `placed_by`."""
         return {}
 
+    def install(self, attachment: Attachment) -> None:
+        """Called when a method is attached, for hooks of the host's own."""
+
+    def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
+        """Called with the arguments of a call that shows pictures, before anything is asked about them."""
+
+    def assembled(
+        self,
+        attachment: Attachment,
+        inputs: dict[str, Any],
+        ids: Tensor,
+        real: Tensor,
+        features: dict[str, Features],
+        known_ids: Tensor,
+        known_real: Tensor,
+    ) -> Assembled:
+        """The full prompts [R, S] as the language model would have read them. Known ids and mask are on the CPU."""
+        positions = self.positions(inputs, known_ids, known_real).to(ids.device)
+        return entrances.assembled(self, inputs, ids, real, positions, features)
+
+    def entering(self, attachment: Attachment, inputs: dict[str, Any]) -> Any:
+        """Around a forward of the model with the arguments it is given."""
+        return contextlib.nullcontext()
+
     def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
         """Arguments that say where the reduced rows stand: `positions` as they were, of rows that are `real`."""
         return {"position_ids": positions}
@@ -182,8 +210,8 @@ class HfModel:
         tokens = torch.cat([picture.tokens for picture in pictures])
         return Features(tiles, tokens, tuple(torch.cat(plane) for plane in planes))
 
-    def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
-        """What the model takes for the result of an encoder."""
+    def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
+        """What the model takes for the result of an encoder, whose own result is `like`."""
         return transformers.modeling_outputs.BaseModelOutputWithPooling(pooler_output=tokens)
 
 

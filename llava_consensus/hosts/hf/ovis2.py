@@ -72,7 +72,7 @@ class Ovis2(InternVL):
             embeds = torch.where((ids == indicator)[..., None], row.to(embeds), embeds)
         return embeds
 
-    def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
+    def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
         """With the embeddings of the rows around tiles, which the model puts in itself."""
         from transformers.models.ovis2.modeling_ovis2 import BaseModelOutputWithVisualIndicatorFeatures
 

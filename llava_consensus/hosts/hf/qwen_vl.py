@@ -196,9 +196,9 @@ class QwenVL(HfModel):
         self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
         return {"position_ids": torch.cat((text[None], positions.permute(2, 0, 1)))}
 
-    def output(self, tokens: Any, planes: list[list[Tensor]]) -> Any:
+    def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
         """With DeepStack's features where the model has them."""
-        output = super().output(tokens, planes)
+        output = super().output(tokens, planes, like)
         if not planes:
             return output
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures

@@ -1,6 +1,6 @@
 """Where the tokens of pictures stand in the prompts of a model of transformers, and their features."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,3 +82,4 @@ class Features(NamedTuple):
     tiles: list[Tiles]  # of each picture
     tokens: Tensor  # [all tokens, D] in the order of the placeholders
     planes: tuple[Tensor, ...] = ()  # [all tokens, D] each: what some models add between decoder layers
+    output: Any = None  # what the encoder returned, where the model takes nothing plainer

@@ -1,0 +1,530 @@
+"""A model of transformers whose family no file describes, as an attachment views it.
+
+What can be read of the class stands at attach; the rest is derived at the first call with pictures, since only a
+processor knows the form of a family's pixels, proved there (`proof.py`), and kept for every model of the same
+configuration.
+"""
+
+import contextlib
+import threading
+from collections import OrderedDict
+from contextvars import ContextVar
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.base import IGNORE, Attending, Offer
+from llava_consensus.hosts.call import Shadow
+from llava_consensus.hosts.decoders import LlamaDecoder, MRopeDecoder
+from llava_consensus.hosts.derived import record as deriving
+from llava_consensus.hosts.derived.proof import ROOM as TOWER_ROOM
+from llava_consensus.hosts.derived.proof import WIDE, prove, tower_error
+from llava_consensus.hosts.derived.record import (
+    TRIED_BLOCKS,
+    DecoderCall,
+    Encoded,
+    Fields,
+    Record,
+    ReducedRows,
+    decoder_call,
+    encode,
+    listed_in,
+    map_patches,
+    note_entry,
+    note_output,
+    reduced_rows,
+    seam_of,
+    sees_ahead,
+    stand_aside,
+    text_arguments,
+    tower_modules,
+)
+from llava_consensus.hosts.derived.rows import Mapped, Mixed, sides_of, unread
+from llava_consensus.hosts.derived.tap import attention_modules, install, recording
+from llava_consensus.hosts.hf.generate import EMBEDS, padding_id, row_types
+from llava_consensus.hosts.hf.model import HfModel
+from llava_consensus.hosts.hf.rows import Features, PictureRows, runs
+from llava_consensus.hosts.hf.towers import PATCHES
+from llava_consensus.hosts.sequence import Assembled, Channel, Rule
+from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, fingerprint
+from llava_consensus.reduction.method import Method, Place
+from llava_consensus.reduction.tokens import Need
+
+MAPS = 256  # shapes of pictures whose maps are kept for a configuration
+_RECORDS: dict[str, Record] = {}  # by configuration
+_MAPS: dict[str, OrderedDict[Any, list[Mapped]]] = {}
+# Encoded pictures whose shapes were new, for the step that would encode them again.
+_STASH: ContextVar[tuple[dict[str, Any], Encoded] | None] = ContextVar("llava_consensus_encoded", default=None)
+_DERIVING = threading.RLock()
+
+
+class DerivedTower:
+    """The vision side by its record: what methods ask of a tower without running it.
+
+    Args:
+        module: the model.
+        record: of its configuration.
+        most: the most tokens a picture can have.
+    """
+
+    side, members, varies, inside = 0, None, True, {}
+
+    def __init__(self, module: Any, record: Record, most: int) -> None:
+        self.tokens, self.classes = most, record.classes
+        self.blocks: Any = module.get_submodule(record.blocks) if record.blocks else range(1)
+        self.feature_block = record.number
+        self.full = record.full or range(len(self.blocks))
+        self.offers = (
+            PATCHES | ({Need.CLASS_FEATURE} if record.classes else frozenset()) if record.block else frozenset()
+        )
+        self.kernel = getattr(module.config, "_attn_implementation", "sdpa")
+
+    def scale(self, block: int) -> float:
+        """The factor of the products of queries and keys: they are kept with it."""
+        return 1.0
+
+    def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Any]:
+        """None: the model's own encoder is recorded."""
+        return []
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Never asked for: the model's own encoder runs."""
+        raise NotImplementedError
+
+    def project(self, features: Tensor) -> Tensor:
+        """Not offered."""
+        raise NotImplementedError
+
+
+class DerivedModel(HfModel):
+    """A `...ForConditionalGeneration` that takes `mm_encoder_outputs`."""
+
+    offer = Offer(PATCHES)
+    records = True
+
+    @cached_property
+    def key(self) -> str:
+        """The configuration that records are kept by."""
+        return deriving.fingerprint(self.module)
+
+    @property
+    def record(self) -> Record | None:
+        """What was derived of models of this configuration; None before the first call with pictures."""
+        return _RECORDS.get(self.key)
+
+    @property
+    def inner(self) -> Any:
+        """The part that encodes pictures. OptionError where there is none."""
+        return seam_of(self.module)
+
+    @property
+    def tower(self) -> Any:
+        """The vision side; None before it is known."""
+        record = self.record
+        return None if record is None else self._tower_of(record)
+
+    def _tower_of(self, record: Record) -> DerivedTower:
+        return DerivedTower(self.module, record, self.reach)
+
+    @property
+    def reach(self) -> int:
+        """Positions the language model was made for."""
+        return int(getattr(self.module.config.get_text_config(), "max_position_embeddings", 0) or 0)
+
+    @property
+    def keeps_positions(self) -> bool:  # type: ignore[override]
+        """Whether positions have several axes, so that they can only be kept."""
+        record = self.record
+        return hasattr(self.inner, "get_rope_index") if record is None else record.axes > 1
+
+    @property
+    def tensors(self) -> frozenset[str]:  # type: ignore[override]
+        """Modalities whose features the model wants in one tensor."""
+        record = self.record
+        return frozenset({"image"}) if record is not None and not record.listed else frozenset()
+
+    @property
+    def embedded(self) -> bool:  # type: ignore[override]
+        """Whether the embeddings of visual rows are the features."""
+        record = self.record
+        return record is None or record.embedded
+
+    @property
+    def decoder(self) -> Any:
+        """The language side, for methods between its layers."""
+        return (MRopeDecoder if self.keeps_positions else LlamaDecoder)(self.module.get_decoder())
+
+    def check(self, method: Method) -> None:
+        """Raises OptionError for a model or a method that derivation does not cover."""
+        super().check(method)
+        record, _ = self.record, self.inner
+        if record is not None and record.uncut and method.place is Place.DECODER:
+            raise OptionError(
+                f"{type(method).__name__} cuts between decoder layers, and {type(self.module).__name__} does not take "
+                f"it: {record.uncut}. Take a method that acts after the tower"
+            )
+        if "positions" in method.asked and method.positions == "renumber" and self.keeps_positions:
+            raise OptionError(
+                f"positions=renumber: {type(self.module).__name__} has positions of several axes, which are kept. "
+                "Leave it out, or take positions=keep"
+            )
+        if record is not None and record.unkept and method.positions != "renumber":
+            raise OptionError(
+                f"positions={method.positions}: {type(self.module).__name__} does not keep them ({record.unkept}). "
+                "Take positions=renumber"
+            )
+        if record is not None and Need.PROBE in method.needs and not record.first:
+            raise OptionError(
+                f"{type(method).__name__} reads the first attention of {type(self.module).__name__}, which it "
+                f"does not show ({record.unasked}). Take a method that asks no question of it"
+            )
+        if Need.PROBE in method.needs and not getattr(method, "scap_rope", True):
+            raise OptionError(
+                f"scap_rope=false: queries and keys of {type(self.module).__name__} are read behind their rotation. "
+                "Leave it out"
+            )
+        if method.acts_inside:
+            raise OptionError(
+                f"{type(method).__name__} acts before the projector, and no file says how the tower of "
+                f"{type(self.module).__name__} takes fewer patches. Take a method that acts after the tower"
+            )
+
+    def install(self, attachment: Attachment) -> None:
+        """Taps and hooks, silent until a call records: of the modules the record names, or of all that may be they."""
+        module, record = self.module, self.record
+        hook = module.get_decoder().register_forward_pre_hook(note_entry, with_kwargs=True)
+        if record is None:
+            attachment.add(install(attention_modules(module)), [hook])
+        else:
+            read = [self._attention(record, block) for block in self._read(attachment, record)]
+            first = [module.get_submodule(record.first)] if record.first else []
+            attachment.add(install([*first, *read]), [hook])
+            self._install_record(attachment, record)
+            attachment.settled = True
+
+    def _install_record(self, attachment: Attachment, record: Record) -> None:
+        """What is to be known of the modules beside their kernel calls."""
+        module, shadows, handles = self.module, [], []
+        if record.block and attachment.method.needs & READ:
+            features, _ = blocks_read(self._tower_of(record), attachment.method)
+            handles.append(module.get_submodule(record.blocks)[features].register_forward_hook(note_output))
+        for layer in module.get_submodule(record.layers)[: record.layer] if record.first else ():
+            shadows.append(Shadow(layer, "forward", partial(stand_aside, layer.forward)))
+        attachment.add(shadows, handles)
+
+    def _read(self, attachment: Attachment, record: Record) -> list[int]:
+        """The blocks whose attention the method reads: of the block itself, and of the earlier one where it wants it;
+        and the one that pictures of new shapes are mapped by.
+        """
+        method, tower = attachment.method, self._tower_of(record)
+        if not record.block:
+            return []
+        if not method.needs & READ:
+            return [record.number]
+        _, attention = blocks_read(tower, method)
+        earlier = [earlier_block(tower, method)] if Need.EARLIER in method.needs else []
+        return [record.number, attention, *earlier]
+
+    def _attention(self, record: Record, block: int) -> Any:
+        """The attention module of a block of the tower. OptionError where it has none of that name."""
+        path = f"{record.blocks}.{block}{record.block.removeprefix(f'{record.blocks}.{record.number}')}"
+        try:
+            return self.module.get_submodule(path)
+        except AttributeError as error:
+            raise OptionError(f"vision block {block}: has no attention like that of block {record.number}") from error
+
+    def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
+        """Derives and proves the record at the first call with pictures of a configuration."""
+        if attachment.settled:
+            return
+        with _DERIVING:
+            record = self.record
+            if record is None:
+                _RECORDS[self.key] = self._proved(attachment, inputs)
+            else:
+                self._install_record(attachment, record)
+            attachment.settled = True
+        self.check(attachment.method)
+        attachment.check_tower()
+
+    def _proved(self, attachment: Attachment, inputs: dict[str, Any]) -> Record:
+        """The record, proved by the pictures it was derived of."""
+        plain, modules = attachment.plain(self.module), attention_modules(self.module)
+        record, text, fields = self._derived(plain, inputs)
+        self._install_record(attachment, record)
+        first = self.module.get_submodule(record.first) if record.first else None
+        return prove(plain, record, inputs, text, fields, "image", modules, first)
+
+    def _derived(self, plain: Any, inputs: dict[str, Any]) -> tuple[Record, dict[str, Any], Fields]:
+        """The record, step by step."""
+        module, base, modality = self.module, self.inner, "image"
+        arguments = self.encoder_inputs(inputs)[modality]
+        ids = inputs["input_ids"]
+        known_ids, placeholder = ids.cpu(), self.placeholder(modality)
+        count = int((known_ids == placeholder).sum())
+        names = {id(one): path for path, one in module.named_modules()}
+        modules = attention_modules(module)
+
+        with torch.no_grad(), recording(modules) as calls:
+            output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
+        fields = Fields(output, count)
+
+        def counts(found: Fields) -> list[int]:
+            return sizes_of(found, arguments, known_ids, placeholder)
+
+        # decoder call and first attention
+        text = text_arguments(module, inputs, self.encoder_names(modality))
+        seen = set(map(id, (call.module for call in calls)))
+        seen_paths = list(dict.fromkeys(names[id(call.module)] for call in calls))
+        language = [one for one in modules if id(one) not in seen]
+        with torch.no_grad():
+            entered = decoder_call(plain, text, {modality: output}, language)
+        embeds, positions = entered.arguments["inputs_embeds"], entered.arguments.get("position_ids")
+        rows = embeds[ids == placeholder]
+        flat = fields.flat()[0]
+        embedded = bool(fields.names) and flat.shape == rows.shape and torch.equal(flat.to(rows), rows)
+        axes = positions.shape[0] if positions is not None and positions.ndim == 3 else 1
+        first = layers = ""
+        number = 0
+        if entered.attention is not None and entered.attention.query.shape[2] == ids.shape[1]:
+            first = names[id(entered.attention.module)]
+            layers, number = listed_in(module, first)
+
+        uncut = ""
+        if entered.attention is not None and sees_ahead(entered.attention):
+            uncut = "rows of pictures attend to later ones"
+        elif fields.deep and not hasattr(module.get_decoder(), "_deepstack_process"):
+            uncut = "features are added between its layers"
+
+        # tower block and map
+        block, why, classes = "", "no attention module of the tower reaches a kernel", 0
+        for candidate in reversed(tower_modules(base, calls)[-TRIED_BLOCKS:]):
+            try:
+                found = map_patches(base, modality, arguments, candidate, count, counts)
+            except Mixed as reason:
+                why = f"{names[id(candidate)]}: {reason}"
+                continue
+            assert found.map is not None
+            error = tower_error(found.calls, found.map.pictures)
+            if error > TOWER_ROOM.get(embeds.dtype, WIDE):
+                why = f"{names[id(candidate)]}: its kernel does more than softmax of queries and keys ({error:.1g})"
+                continue
+            block, why, classes = names[id(candidate)], "", found.map.classes
+            break
+        blocks, place = listed_in(module, block) if block else ("", 0)
+        shapes = {path: [call.query.shape for call in calls if names[id(call.module)] == path] for path in seen_paths}
+        full = tuple(
+            listed_in(module, path)[1]
+            for path in seen_paths
+            if block and listed_in(module, path)[0] == blocks and shapes[path] == shapes[block]
+        )
+        record = Record(
+            fields=(*fields.names, *fields.deep), listed=fields.listed, embedded=embedded, axes=axes, first=first,
+            layer=number, layers=layers, block=block, blocks=blocks, number=place, full=full, classes=classes,
+            uncut=uncut, why=why,
+        )  # fmt: skip
+        return record, text, fields
+
+    # Pictures
+
+    def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Arguments of the encoder of pictures. OptionError for videos, whose rows nobody has looked at."""
+        if any(inputs.get(name) is not None for name in ("pixel_values_videos", "video_grid_thw")):
+            raise OptionError(
+                f"videos of {type(self.module).__name__} are not adapted: pass their frames as pictures, or detach"
+            )
+        names = self.encoder_names("image")
+        arguments = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        return {"image": arguments} if any(name.startswith(deriving.PIXELS) for name in arguments) else {}
+
+    def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
+        """The rows of every picture, by the map of pictures of these shapes."""
+        placeholder = self.placeholder(modality)
+        key = _shapes(inputs), tuple(runs(ids, placeholder))
+        maps = _MAPS.setdefault(self.key, OrderedDict())
+        found = maps.get(key)
+        if found is None:
+            found = maps[key] = self._mapped(modality, inputs, ids, int((ids == placeholder).sum()))
+            while len(maps) > MAPS:
+                maps.popitem(last=False)
+        return list(found)
+
+    def _mapped(self, modality: str, inputs: dict[str, Any], ids: Tensor, count: int) -> list[Mapped]:
+        """The rows of pictures of new shapes, which are encoded for it."""
+        record = self.record
+        assert record is not None
+
+        def counts(fields: Fields) -> list[int]:
+            return sizes_of(fields, inputs, ids, self.placeholder(modality))
+
+        if record.block:
+            block = self.module.get_submodule(record.block)
+            with contextlib.suppress(Mixed):
+                encoded = map_patches(self.inner, modality, inputs, block, count, counts)
+                if not torch.is_grad_enabled():
+                    _STASH.set((inputs, encoded))
+                return encoded.map.pictures
+        with torch.no_grad():
+            encoded = encode(self.inner, modality, inputs, [], count)
+        if not torch.is_grad_enabled():
+            _STASH.set((inputs, encoded))
+        sizes = counts(encoded.fields)
+        return unread(sizes, sides_of(inputs, sizes))
+
+    def encode(
+        self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
+    ) -> Features:
+        """The model's own encoder, with what the method reads of the tower."""
+        record, stash = self.record, _STASH.get()
+        assert record is not None
+        reads = bool(record.block and attachment.method.needs & READ)
+        _, block, *earlier = self._read(attachment, record) if reads else (0, 0)
+        modules = [self._attention(record, one) for one in (block, *earlier)] if reads else []
+        _STASH.set(None)
+        if stash is not None and stash[0] is inputs and (not reads or (block == record.number and not earlier)):
+            encoded = stash[1]
+        else:
+            encoded = encode(self.inner, modality, inputs, modules, sum(len(rows.token) for rows in pictures))
+        by_block = [[call for call in encoded.calls if call.module is one] for one in modules]
+        tokens, *planes = encoded.fields.flat()
+        tiles, first = [], 0
+        for rows in pictures:
+            assert isinstance(rows, Mapped)
+            if attachment.method.needs & READ and not rows.patches:
+                raise OptionError(
+                    f"{type(attachment.method).__name__} reads the vision tower, and the patches of this picture could "
+                    "not be told from each other. Take a method that reads none (llava-consensus list)"
+                )
+            own = tokens.detach()[first : first + len(rows.token)]
+            first += len(rows.token)
+            own_tiles = rows.tiles_of(own, by_block[0] if reads else [], encoded.states, record.classes)
+            for front, calls in zip((EARLIER,), by_block[1:], strict=False):
+                parts = rows.tiles_of(own, calls, [], record.classes).parts
+                own_tiles.parts.update({front + name: value for name, value in parts.items()})
+            tiles.append(own_tiles)
+        if Need.FINGERPRINT in attachment.method.needs:
+            for one, pixels in zip(tiles, pixels_of(inputs, [rows.tiles for rows in pictures]), strict=True):
+                one.parts["fingerprint"] = fingerprint(pixels).expand(len(one.projected))
+        return Features(tiles, tokens, tuple(planes), encoded.fields)
+
+    # Prompts
+
+    def assembled(
+        self,
+        attachment: Attachment,
+        inputs: dict[str, Any],
+        ids: Tensor,
+        real: Tensor,
+        features: dict[str, Features],
+        known_ids: Tensor,
+        known_real: Tensor,
+    ) -> Assembled:
+        """The full prompts as the model itself hands them to its language model."""
+        record, module = self.record, self.module
+        plain = attachment.plain(module)
+        assert record is not None
+        text = text_arguments(module, inputs, self.encoder_names("image"))
+        outputs = {name: one.output.output for name, one in features.items()}
+        first = [module.get_submodule(record.first)] if Need.PROBE in attachment.method.needs else None
+        with torch.autocast(ids.device.type, enabled=False):
+            entered = decoder_call(plain, text, outputs, first)
+        positions = entered.arguments.get("position_ids")
+        if record.axes == 1:
+            positions = self.positions(inputs, known_ids, known_real).to(ids.device)
+        else:
+            positions = positions.expand(-1, *ids.shape).permute(1, 2, 0)
+        channels = {"ids": Channel(ids, padding_id(self), Rule.SOURCE)}
+        channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
+        if inputs.get("labels") is not None:
+            channels["labels"] = Channel(inputs["labels"], IGNORE, Rule.BLANK)
+        embeds = entered.arguments["inputs_embeds"]
+        for modality, one in features.items():
+            visual = (ids == self.placeholder(modality))[..., None]
+            planes = one.planes if record.embedded else (one.tokens, *one.planes)
+            for number, plane in enumerate(planes):
+                values = plane.new_zeros(*ids.shape, plane.shape[-1]).masked_scatter(visual, plane)
+                channels[f"plane {number}"] = Channel(values, 0, Rule.MEAN)
+        return Assembled(embeds, real, positions, channels, attending=self._attending(entered))
+
+    @staticmethod
+    def _attending(entered: DecoderCall) -> Attending | None:
+        call = entered.attention
+        if call is None:
+            return None
+        return Attending(call.query.detach(), call.key.detach(), call.scale, float(call.options.get("softcap") or 0.0))
+
+    def entering(self, attachment: Attachment, inputs: dict[str, Any]) -> Any:
+        """Around a forward: merged rows as they are, where the model makes other embeddings of features than these."""
+        embeds, record = attachment.current(fresh=False).state.get(EMBEDS), self.record
+        if embeds is None or record is None or record.embedded or not inputs.get("mm_encoder_outputs"):
+            return contextlib.nullcontext()
+        ids = inputs["input_ids"]
+        visual = ids == self.placeholder("image")
+        beams = len(ids) // len(embeds)
+        embeds = pad(embeds, (0, 0, 0, ids.shape[1] - embeds.shape[1])).repeat_interleave(beams, 0)
+        return reduced_rows(ReducedRows(visual, embeds[visual]))
+
+    def placing(self, inputs: dict[str, Any], positions: Tensor, real: Tensor) -> dict[str, Any]:
+        """Positions in the axes the model takes."""
+        if positions.ndim == 2:
+            return {"position_ids": positions}
+        if hasattr(self.inner, "rope_deltas"):  # for decoding loops that give no positions
+            following = positions.masked_fill(~real[..., None], 0).amax((1, 2)) + 1
+            self.inner.rope_deltas = following[:, None] - real.sum(1, keepdim=True)
+        return {"position_ids": positions.permute(2, 0, 1)}
+
+    def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
+        """The encoder's result with other rows."""
+        parts = [tokens, *planes] if self.record.embedded else planes
+        return like.with_parts(parts)
+
+
+def pixels_of(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
+    """The pixels of each picture, [1, values] each: by entry where there is one for each picture or tile, by rows in
+    equal shares of a prompt's else.
+    """
+    pixels = next(value for name, value in inputs.items() if name.startswith(deriving.PIXELS))
+    if len(pixels) == len(tiles):
+        return [one.reshape(1, -1) for one in pixels]
+    if len(pixels) == sum(tiles):
+        return [one.reshape(1, -1) for one in pixels.split(tiles)]
+    grids = [
+        value.long().prod(-1).tolist()
+        for value in inputs.values()
+        if isinstance(value, Tensor) and value.ndim == 2 and len(value) == len(tiles) and not value.is_floating_point()
+    ]
+    for axis in range(pixels.ndim):
+        for counts in grids:
+            if pixels.shape[axis] == sum(counts):
+                return [one.reshape(1, -1) for one in pixels.split(counts, axis)]
+    return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
+
+
+READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE})  # of the tower
+
+
+def _shapes(inputs: dict[str, Any]) -> tuple[Any, ...]:
+    """What maps depend on: the shapes of pixels, and the numbers that say how pictures are cut."""
+    told = []
+    for name, value in sorted(inputs.items()):
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.numel() > 1 << 16):
+            told.append((name, tuple(value.shape)))
+        else:
+            told.append((name, str(value.tolist() if isinstance(value, Tensor) else value)))
+    return tuple(told)
+
+
+def sizes_of(fields: Fields, inputs: dict[str, Any], ids: Tensor, placeholder: int) -> list[int]:
+    """Rows of each picture: of each entry of a list of features, where the processor gives something for each, else of
+    each unbroken run of placeholders.
+    """
+    sizes = fields.sizes()
+    counts = {len(value) for value in inputs.values() if isinstance(value, Tensor) and value.ndim <= 2}
+    if sizes is not None and (len(sizes) > 1 or len(sizes) in counts):
+        return sizes
+    return [length for _, _, length in runs(ids, placeholder)]

@@ -1,0 +1,233 @@
+"""A record proved on the model itself, before its first use: no reference model is needed.
+
+    all rows kept     ids, features and positions give the logits of the plain call, which ran without taps
+    attention         what was read of both blocks gives what their kernels gave
+    half of the rows  the shortened call equals the language model on its own call, cut
+    generate          its first token's logits are those of forward
+
+The first finds a model that asks for its kernel's name, the third one that takes positions for row numbers, the last
+one that counts positions anew.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llava_consensus.errors import OptionError
+from llava_consensus.hosts.derived.record import Fields, Record, decoder_call
+from llava_consensus.hosts.derived.rows import Mapped
+from llava_consensus.hosts.derived.tap import KernelCall, untapped
+
+ROOM = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of the largest number
+WIDE = 0.1  # in half precision
+ASKED = 32  # last rows of a prompt whose attention is computed again
+KEEP, RENUMBER = "keep", "renumber"
+
+
+def prove(
+    module: Any,
+    record: Record,
+    inputs: dict[str, Any],
+    text: dict[str, Any],
+    fields: Fields,
+    modality: str,
+    tapped: Collection[nn.Module],
+    first: nn.Module | None,
+) -> Record:
+    """The record, without what this model does not show or keep.
+
+    Args:
+        inputs: of the call, with pixels.
+        text: its arguments without them (`text_arguments`).
+        fields: of the encoder's output.
+        tapped: all modules with a tap.
+        first: the language model's first attention module.
+    Raises:
+        OptionError: the record does not hold, with the check that failed.
+    """
+    with torch.no_grad():
+        proof = _Proof(module, record, text, fields, modality)
+        with untapped(tapped):
+            plain = proof.logits(inputs)
+        for how in (KEEP, RENUMBER):
+            proof.hold(f"all rows kept (positions={how})", proof.logits(proof.cut(proof.every, how)), plain)
+        record = proof.asked(record, first)
+        unkept = ""
+        for how in (RENUMBER, KEEP):
+            try:
+                proof.half(how)
+            except (OptionError, IndexError, RuntimeError) as error:
+                if how == RENUMBER or record.axes > 1:
+                    raise OptionError(f"{proof.name}: {error}") from error
+                unkept = str(error)
+    return replace(record, unkept=unkept)
+
+
+class _Proof:
+    def __init__(self, module: Any, record: Record, text: dict[str, Any], fields: Fields, modality: str) -> None:
+        self.module, self.record, self.fields, self.modality = module, record, fields, modality
+        self.name = type(module).__name__
+        self.text = text
+        ids = text["input_ids"]
+        self.visual = ids == module.config.image_token_id
+        mask = text.get("attention_mask")
+        self.real = torch.ones_like(self.visual) if mask is None else mask.bool()
+        self.every = torch.ones_like(ids, dtype=torch.bool)
+        self.entered = decoder_call(module, text, {modality: fields.output})
+        self.room = ROOM.get(self.entered.arguments["inputs_embeds"].dtype, WIDE)
+
+    def hold(self, what: str, found: Tensor, expected: Tensor) -> None:
+        """Raises OptionError where two results differ."""
+        found, expected = found[self.real[:, -1]].float(), expected[self.real[:, -1]].float()
+        difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-6))
+        if not difference <= self.room:
+            raise OptionError(f"{what}: differs by {difference:.1g} of its size, so this model is not understood")
+
+    def asked(self, record: Record, first: nn.Module | None) -> Record:
+        """The record without SCAP, where the first attention cannot be read on the embeddings."""
+        if first is None:
+            return record
+        try:
+            call = decoder_call(self.module, self.text, {self.modality: self.fields.output}, [first]).attention
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            return replace(record, first="", unasked=f"layers before {record.first} hand on more than states: {error}")
+        if call is None or call.query.shape[2] != self.visual.shape[1]:
+            return replace(record, first="", unasked=f"{record.first} does not see the whole prompt")
+        return record
+
+    def logits(self, inputs: dict[str, Any]) -> Tensor:
+        """Of the last row of each prompt: [R, V]."""
+        names = ("attention_mask", "position_ids", "mm_encoder_outputs")
+        given = {
+            name: value
+            for name, value in inputs.items()
+            if name not in ("labels", "past_key_values", "use_cache") and (isinstance(value, Tensor) or name in names)
+        }
+        out: Tensor = self.module(**given, use_cache=False).logits
+        return out[:, -1]
+
+    def cut(self, stays: Tensor, how: str) -> dict[str, Any]:
+        """The call with these rows [R, S] alone, as many of each prompt."""
+        shape = stays.shape
+        positions = self.positions
+        given = {
+            name: value[stays].view(shape[0], -1) if value.shape == shape else value
+            for name, value in self.text.items()
+        }
+        if how == KEEP or self.record.axes > 1:
+            given["position_ids"] = torch.stack([axis[stays].view(shape[0], -1) for axis in positions])
+            given["position_ids"] = given["position_ids"] if self.record.axes > 1 else given["position_ids"][0]
+        else:
+            given.pop("position_ids", None)
+        keep = stays[self.visual]
+        parts = [part[keep.to(part.device)] for part in self.fields.flat()]
+        output = self.fields.with_parts([[part] for part in parts])
+        return {**given, "mm_encoder_outputs": {self.modality: output}}
+
+    @property
+    def positions(self) -> Tensor:
+        """Of the full prompts: [axes, R, S]."""
+        given = self.entered.arguments.get("position_ids")
+        if given is not None and given.ndim == 3:
+            return given.expand(-1, *self.visual.shape)
+        return (self.real.cumsum(1) - 1).clamp_min(0)[None]
+
+    def half(self, how: str) -> None:
+        """Raises OptionError where half of the visual rows are not read as the language model reads its call, cut."""
+        stays = self.every.clone()
+        for row in range(len(stays)):  # as many of each prompt, so that no padding comes in
+            places = self.visual[row].nonzero()[:, 0]
+            stays[row, places[1 : 1 + 2 * (int(self.visual.sum(1).min()) // 2) : 2]] = False
+        call = self.cut(stays, how)
+        outputs: list[Tensor] = []
+        decoder = self.module.get_decoder()
+        handle = decoder.register_forward_hook(lambda module, args, output: outputs.append(_states(output)))
+        try:
+            logits = self.logits(call)
+            arguments = {name: self._shorter(value, stays) for name, value in self.entered.arguments.items()}
+            if how == KEEP or self.record.axes > 1:
+                arguments["position_ids"] = call["position_ids"]
+            else:
+                arguments["position_ids"] = decoder_call(
+                    self.module, {**call, "mm_encoder_outputs": None}, call["mm_encoder_outputs"]
+                ).arguments.get("position_ids")
+            decoder(**arguments)
+        finally:
+            handle.remove()
+        self.hold(f"half of the rows (positions={how})", outputs[0][:, -1], outputs[1][:, -1])
+        if not bool(self.real[:, -1].all()):
+            return
+        generated = self.module.generate(
+            **call, max_new_tokens=1, do_sample=False, return_dict_in_generate=True, output_logits=True,
+            pad_token_id=0,
+        )  # fmt: skip
+        self.hold(f"generate (positions={how})", generated.logits[0], logits)
+
+    def _shorter(self, value: Any, stays: Tensor) -> Any:
+        """An argument of the decoder without the rows that leave."""
+        rows, size = stays.shape
+        if isinstance(value, dict):
+            return {name: self._shorter(one, stays) for name, one in value.items()}
+        if isinstance(value, list | tuple) and not hasattr(value, "get_seq_length"):
+            return type(value)(self._shorter(one, stays) for one in value)
+        if not isinstance(value, Tensor):
+            return value
+        visual = int(self.visual.sum())
+        features = value.ndim == 2 and value.is_floating_point() and value.shape[1] != size
+        if value.ndim and value.shape[0] == visual and (visual != size or features):
+            return value[stays[self.visual]]
+        for axis in range(value.ndim):
+            if value.shape[axis] == size and size != rows:
+                left = torch.stack([row.nonzero()[:, 0] for row in stays])
+                value = _gathered(value, axis, left)
+        return value
+
+
+def _gathered(value: Tensor, axis: int, left: Tensor) -> Tensor:
+    """Rows `left` [R, L] along one axis of a tensor whose first axes may be the batch."""
+    batch = next((place for place in range(axis) if value.shape[place] == len(left)), None)
+    if batch is None:
+        return value.index_select(axis, left[0])
+    shape = [1] * value.ndim
+    shape[batch], shape[axis] = left.shape
+    target = list(value.shape)
+    target[axis] = left.shape[1]
+    return value.gather(axis, left.view(shape).expand(target))
+
+
+def _states(output: Any) -> Tensor:
+    states: Tensor = output[0]  # of a tuple or of a `ModelOutput`
+    return states
+
+
+def tower_error(calls: list[KernelCall], pictures: list[Mapped]) -> float:
+    """How far the kernel's output of each tile is from what its queries, keys and values make, as a share of it."""
+    worst = 0.0
+    for picture in pictures:
+        for tile in picture.patches:
+            call = calls[tile.call]
+            place = tile.position.to(call.query.device)
+            query, key, value = (one[tile.entry][:, place] for one in (call.query, call.key, call.value))
+            assert call.output is not None
+            fed = tile.row >= 0
+            own = call.output[tile.entry][place].transpose(0, 1)[:, fed]
+            worst = max(worst, _distance(_attended(query, key, value, call.scale, None)[:, fed], own))
+    return worst
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    key, value = (one.repeat_interleave(len(query) // len(one), 0) for one in (key, value))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    logits = query.to(wide) @ key.to(wide).transpose(-1, -2) * scale
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
+    return logits.softmax(-1) @ value.to(wide)
+
+
+def _distance(found: Tensor, own: Tensor) -> float:
+    wide = own.to(found.dtype)
+    return float((found - wide).norm() / wide.norm().clamp_min(1e-9))

@@ -1,0 +1,182 @@
+"""Queries and keys of one attention module, read where the module hands them to its attention kernel.
+
+Every attention module of transformers 5 looks its kernel up at each forward, by the name in its own configuration. A
+tap gives one module instance a configuration whose name leads to `_tapped`, which records the call where this thread
+records, and then runs the kernel the module had. What is recorded has norms, rotation and compression (MLA) behind it,
+so no code knows how a family makes its queries. Other modules, and other models of the same class, keep their kernel.
+"""
+
+import copy
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from llava_consensus.hosts.attachment import Shadow
+
+NAME = "_attn_implementation_internal"  # attribute of a configuration behind its `_attn_implementation`
+OWN = "_llava_consensus_own"  # attribute of a tapped configuration: the one it stands for
+
+
+class KernelName(str):
+    """The name of an attention kernel: equal to it for every comparison, another key for a dictionary.
+
+    Models compare the name: nine families of 5.23 apply their sparse mask only under "sdpa" or "eager", and 47 files
+    search it for "flash". Under a name of its own a tap silently changes their logits. The other seams are worse:
+    replacing the kernel in the registry reaches every model of the process, a mode on torch's own SDPA misses flash
+    kernels, swapping the configuration for the length of a call breaks with a second thread, and a `forward` with
+    other globals breaks where accelerate or PEFT have wrapped it.
+    """
+
+    def __hash__(self) -> int:
+        return hash(("llava_consensus tap", str(self)))
+
+
+class KernelCall(NamedTuple):
+    """What an attention module handed to its kernel, rotated and before the scale."""
+
+    module: nn.Module
+    query: Tensor  # [B, H, S, d]
+    key: Tensor  # [B, H_kv, S, d]
+    value: Tensor  # [B, H_kv, S, d_v]
+    mask: Any  # [B or 1, 1, S, S] bool or additive; [B, S] of flash kernels; None
+    options: dict[str, Any]  # scaling, softcap, s_aux, cu_seq_lens_q, ...
+    output: Tensor | None  # [B, S, H, d_v]; None where the forward was left before the kernel
+
+    @property
+    def scale(self) -> float:
+        """The factor of the products of queries and keys."""
+        scaling = self.options.get("scaling")
+        return self.query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+
+
+class Left(Exception):
+    """Raised before the kernel to leave a forward of which no more is needed."""
+
+
+class _Recording(NamedTuple):
+    modules: frozenset[int]  # ids
+    leaves: bool  # whether the first recorded call ends the forward
+    cuts_graph: bool  # whether outputs become leaves of the autograd graph
+    calls: list[KernelCall]
+
+
+_RECORDING: ContextVar[_Recording | None] = ContextVar("llava_consensus_recording", default=None)
+
+
+class _WithOwnConfig:
+    """A module as its kernel sees it, with the configuration it had: flash kernels read `module.config` themselves."""
+
+    def __init__(self, module: nn.Module, config: Any) -> None:
+        self.__dict__.update(_module=module, config=config)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules that may look up a kernel, in order."""
+    return [
+        module
+        for module in model.modules()
+        if "Attention" in type(module).__name__
+        and not isinstance(module, PreTrainedModel)
+        and hasattr(getattr(module, "config", None), NAME)
+    ]
+
+
+def install(modules: Collection[nn.Module]) -> list[Shadow]:
+    """Taps on these modules; `restore` of the shadows takes them off. Modules that are tapped already are left out."""
+    shadows = []
+    for module in modules:
+        own: Any = module.config
+        if OWN in vars(own):
+            continue
+        config = copy.copy(own)
+        # In the instance and not in a closure, so that a deep copy of the model reads its own configuration.
+        config.__dict__[OWN] = own
+        config.__class__ = type("Tapped" + type(own).__name__, (type(own),), {NAME: property(_kernel_name, _ignore)})
+        shadows.append(Shadow(module, "config", config))
+    return shadows
+
+
+@contextmanager
+def untapped(modules: Collection[nn.Module]) -> Iterator[None]:
+    """The modules have their own configurations while the body runs."""
+    tapped: dict[nn.Module, Any] = {one: one.config for one in modules if OWN in vars(one.config)}
+    for module, config in tapped.items():
+        object.__setattr__(module, "config", vars(config)[OWN])
+    try:
+        yield
+    finally:
+        for module, config in tapped.items():
+            object.__setattr__(module, "config", config)
+
+
+def _kernel_name(config: Any) -> Any:
+    name = getattr(vars(config)[OWN], NAME)  # at each call, so that `set_attn_implementation` goes on working
+    if name is None:
+        return None
+    tapped = KernelName(name)
+    if tapped not in AttentionInterface._global_mapping:
+        AttentionInterface.register(tapped, _tapped)
+    return tapped
+
+
+def _ignore(config: Any, value: Any) -> None:
+    """A copy of a configuration sets its name; it is the own configuration's here."""
+
+
+@contextmanager
+def recording(
+    modules: Collection[nn.Module], leaves: bool = False, cuts_graph: bool = False
+) -> Iterator[list[KernelCall]]:
+    """Records the kernel calls of tapped modules in this thread (and asynchronous task) while the body runs.
+
+    Args:
+        modules: whose calls are recorded.
+        leaves: whether the first of them raises `Left`.
+        cuts_graph: whether each output becomes a leaf of the autograd graph, which begins there: what stands in front
+            ran without gradients, and nothing of it is kept.
+    """
+    calls: list[KernelCall] = []
+    token = _RECORDING.set(_Recording(frozenset(map(id, modules)), leaves, cuts_graph, calls))
+    try:
+        yield calls
+    finally:
+        _RECORDING.reset(token)
+
+
+def _tapped(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *args: Any, **options: Any
+) -> Any:
+    """The attention function behind a tapped name."""
+    own = vars(module.config)[OWN]
+    active = _RECORDING.get()
+    records = active is not None and id(module) in active.modules
+    if records and active.leaves:
+        active.calls.append(KernelCall(module, query, key, value, attention_mask, options, None))
+        raise Left
+    library = sys.modules[type(module).__module__]
+    kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), _eager(library, module))
+    output = kernel(_WithOwnConfig(module, own), query, key, value, attention_mask, *args, **options)
+    if records:
+        attended = output[0]
+        if active.cuts_graph:
+            attended = attended.detach().requires_grad_()
+            torch.set_grad_enabled(True)  # until the `no_grad` around the recording ends
+        output = (attended, *output[1:])
+        active.calls.append(KernelCall(module, query, key, value, attention_mask, options, attended))
+    return output
+
+
+def _eager(library: Any, module: nn.Module) -> Any:
+    """The file's own eager attention, which has no entry in the registry: that of a vision tower where it has two."""
+    names = [name for name in vars(library) if name.endswith("eager_attention_forward")]
+    vision = [name for name in names if name.startswith("vision") and "Vision" in type(module).__name__]
+    return vars(library)[(vision or names)[0]] if names else None

@@ -1,0 +1,410 @@
+"""Families of transformers that no file of the package describes: tiny random models shaped like the real ones, and
+pictures for them as their processors would make them.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IMAGE, VIDEO, START, END = 190, 191, 192, 193
+TEXT = dict(
+    vocab_size=200,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+IDS = dict(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START, vision_end_token_id=END)
+GLM_IDS = dict(
+    image_token_id=IMAGE,
+    video_token_id=VIDEO,
+    image_start_token_id=START,
+    image_end_token_id=END,
+    video_start_token_id=194,
+    video_end_token_id=195,
+)
+GEMMA_IDS = dict(
+    image_token_id=IMAGE, video_token_id=VIDEO, boi_token_id=START, eoi_token_id=END, audio_token_id=194,
+    boa_token_id=195, eoa_token_index=196,
+)  # fmt: skip
+SIGLIP = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4)
+MROPE = dict(rope_theta=1e4, rope_type="default", mrope_section=[2, 3, 3])
+LINEAR = dict(
+    num_hidden_layers=8,
+    head_dim=32,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    rope_parameters=dict(
+        rope_theta=1e4, partial_rotary_factor=0.25, rope_type="default", mrope_section=[2, 1, 1], mrope_interleaved=True
+    ),
+)
+EXPERTS = dict(
+    moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2
+)  # fmt: skip
+QWEN_TOWER = dict(
+    depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, num_position_embeddings=64
+)
+GRIDS = ((4, 6), (8, 4))  # patches of the two pictures
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family under test, with two pictures of different sizes.
+
+    Args:
+        kind: its `model_type`.
+        config: arguments of its configuration.
+        pixels: what a processor gives of these pictures, by their numbers.
+        rows: visual tokens of each picture.
+        members: [N, m] patches of a tile that make each token of a picture; None where they are not written down here.
+        tower: whether methods read the tower.
+        tiles: of each picture.
+        beside: positions of a tile beside its patches, behind them.
+        layer: whose attention SCAP reads.
+        cuts: whether methods between decoder layers work.
+        axes: of positions; several can only be kept.
+        turns: whether the plain model goes on from a cache as if it had read everything at once.
+        timm: whether its tower is one of timm.
+    """
+
+    kind: str
+    config: Callable[[], dict[str, Any]]
+    pixels: Callable[[list[int]], dict[str, Any]]
+    rows: tuple[int, int]
+    members: Callable[[int], Tensor] | None = None
+    tower: bool = True
+    tiles: tuple[int, int] = (1, 1)
+    beside: int = 0
+    layer: int = 0
+    cuts: bool = True
+    axes: int = 1
+    turns: bool = True
+    timm: bool = False
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.5
+
+
+def in_fours(picture: int) -> Tensor:
+    """Four patches that stand one after the other make a token."""
+    height, width = GRIDS[picture]
+    return torch.arange(height * width).view(-1, 4)
+
+
+def squares(picture: int, side: int = 2, grids: Any = GRIDS) -> Tensor:
+    """A square of patches makes a token."""
+    height, width = grids[picture]
+    place = torch.arange(height * width).view(height // side, side, width // side, side)
+    return place.permute(0, 2, 1, 3).reshape(-1, side * side)
+
+
+def in_tiles(picture: int) -> Tensor:
+    """A square of patches of a tile makes a token."""
+    return squares(0, grids=[(4, 4)])
+
+
+def one_each(count: int) -> Callable[[int], Tensor]:
+    return lambda picture: torch.arange(count)[:, None]
+
+
+def by_grid(*values: int) -> Callable[[list[int]], dict[str, Any]]:
+    """Rows of patches, one picture after the other, with their grids."""
+
+    def pixels(which: list[int]) -> dict[str, Any]:
+        parts = [noise(GRIDS[one][0] * GRIDS[one][1], *values, seed=one) for one in which]
+        return {"pixel_values": torch.cat(parts), "image_grid_thw": torch.tensor([[1, *GRIDS[one]] for one in which])}
+
+    return pixels
+
+
+def _qwen3_5(**more: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: dict(text_config={**TEXT, **LINEAR, **more}, vision_config=QWEN_TOWER, **IDS)
+
+
+GEMMA_GRIDS = ((6, 9), (9, 9))
+
+
+def _gemma4_pixels(which: list[int]) -> dict[str, Any]:
+    room = 90  # patches; what is over is padding
+    place = torch.full((len(which), room, 2), -1)
+    for number, one in enumerate(which):
+        height, width = GEMMA_GRIDS[one]
+        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        place[number, : height * width] = torch.stack((column.flatten(), row.flatten()), -1)
+    pixels = torch.stack([noise(room, 3 * 16 * 16, seed=one).clamp(0, 1) for one in which])
+    return {"pixel_values": pixels, "image_position_ids": place}
+
+
+def _gemma4() -> dict[str, Any]:
+    text = dict(
+        TEXT, head_dim=16, sliding_window=256, num_hidden_layers=6, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=200, num_kv_shared_layers=0, use_bidirectional_attention="vision",
+    )  # fmt: skip
+    vision = dict(SIGLIP, num_key_value_heads=4, head_dim=8, position_embedding_size=64)
+    return dict(text_config=text, vision_config=vision, audio_config=None, **GEMMA_IDS)
+
+
+def _gemma3n() -> dict[str, Any]:
+    text = dict(
+        TEXT, head_dim=16, num_hidden_layers=5, intermediate_size=[96] * 5, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=190, altup_num_inputs=2, num_kv_shared_layers=0, laurel_rank=4,
+        activation_sparsity_pattern=[0.0] * 5, sliding_window=1024, final_logit_softcapping=30.0,
+        layer_types=["sliding_attention"] * 4 + ["full_attention"], max_position_embeddings=2048,
+    )  # fmt: skip
+    vision = dict(
+        architecture="mobilenetv5_300m_enc", hidden_size=2048, vocab_size=4, vocab_offset=186, do_pooling=False
+    )
+    audio = dict(
+        vocab_size=4, vocab_offset=195, hidden_size=32, conf_num_attention_heads=4, conf_num_hidden_layers=1,
+        sscp_conv_channel_size=[8, 4],
+    )  # fmt: skip
+    ids = dict(image_token_id=IMAGE, audio_token_id=196, boi_token_id=188, eoi_token_id=191)
+    return dict(text_config=text, vision_config=vision, audio_config=audio, vision_soft_tokens_per_image=256, **ids)
+
+
+def _molmo2() -> dict[str, Any]:
+    text = dict(TEXT, head_dim=16, additional_vocab_size=16, vocab_size=184)
+    vision = dict(SIGLIP, num_key_value_heads=4, head_dim=8, image_size=[56, 56], patch_size=14)
+    adapter = dict(
+        vision_feature_layer=[-1, 1], hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+        intermediate_size=48, text_hidden_size=64,
+    )  # fmt: skip
+    ids = dict(image_start_token_id=START, image_end_token_id=END, low_res_image_start_token_id=194)
+    ids |= dict(image_patch_id=IMAGE, frame_start_token_id=195, frame_end_token_id=196)
+    vision["num_position_embeddings"] = 16
+    return dict(text_config=text, vision_config=vision, adapter_config=adapter, **ids)
+
+
+def _molmo2_pixels(which: list[int]) -> dict[str, Any]:
+    """Of the first picture an overview alone, of the second one and a grid of two crops."""
+    crops, pools = [], []
+    for one in which:
+        first = 16 * sum(map(len, crops))
+        pools.append(squares(0, grids=[(4, 4)]) + first)
+        if one:
+            sides = torch.arange(16, 48).view(2, 4, 4) + first
+            wide = torch.cat((sides[0], sides[1]), 1)
+            pools.append(wide.view(2, 2, 4, 2).permute(0, 2, 1, 3).reshape(-1, 4))
+        crops.append(noise(3 if one else 1, 16, 14 * 14 * 3, seed=one))
+    return {
+        "pixel_values": torch.cat(crops),
+        "image_token_pooling": torch.cat(pools),
+        "image_grids": torch.tensor([[2, 2, 2, 4] if one else [2, 2, 0, 0] for one in which]),
+        "image_num_crops": torch.tensor([len(one) for one in crops]),
+    }
+
+
+def _minicpm() -> dict[str, Any]:
+    vision = dict(SIGLIP, image_size=64, insert_layer_id=1, patch_size=14)
+    text = {**TEXT, **LINEAR, "model_type": "qwen3_5_text"}
+    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
+    return dict(text_config=text, vision_config=vision, insert_layer_id=1, image_size=64, patch_size=14, **ids)
+
+
+def _minicpm_pixels(which: list[int]) -> dict[str, Any]:
+    grids = [((8, 12), (16, 8))[one] for one in which]
+    parts = [noise(1, 3, 14, height * width * 14, seed=one) for one, (height, width) in zip(which, grids, strict=True)]
+    return {"pixel_values": torch.cat(parts, -1), "target_sizes": torch.tensor(grids, dtype=torch.int32)}
+
+
+def _lfm2() -> dict[str, Any]:
+    layers = ["conv", "conv", "full_attention", "conv", "full_attention"]
+    text = dict(TEXT, num_hidden_layers=5, layer_types=layers, model_type="lfm2")
+    vision = dict(
+        SIGLIP, patch_size=16, num_patches=16, model_type="siglip2_vision_model", vision_use_head=False
+    )  # fmt: skip
+    return dict(text_config=text, vision_config=vision, image_token_id=IMAGE, projector_hidden_size=48)
+
+
+def _lfm2_pixels(which: list[int]) -> dict[str, Any]:
+    mask = torch.stack([(torch.arange(40) < GRIDS[one][0] * GRIDS[one][1]).long() for one in which])
+    pixels = torch.stack([noise(40, 768, seed=one) for one in which])
+    return {
+        "pixel_values": pixels,
+        "spatial_shapes": torch.tensor([GRIDS[one] for one in which]),
+        "pixel_attention_mask": mask,
+    }
+
+
+def tiles(*counts: int, side: int = 56) -> Callable[[list[int]], dict[str, Any]]:
+    """Square tiles, so many of each of the two pictures."""
+    return lambda which: {"pixel_values": torch.cat([noise(counts[one], 3, side, side, seed=one) for one in which])}
+
+
+def _llama4() -> dict[str, Any]:
+    text = dict(
+        TEXT, intermediate_size_mlp=96, head_dim=16, num_local_experts=2, attention_chunk_size=128, moe_layers=[1, 3],
+        interleave_moe_layer_step=2,
+    )  # fmt: skip
+    vision = dict(
+        SIGLIP, image_size=56, patch_size=14, vision_output_dim=48, projector_input_dim=48, projector_output_dim=48,
+        intermediate_size=128,
+    )  # fmt: skip
+    ids = dict(image_token_index=IMAGE, boi_token_index=START, eoi_token_index=END)
+    return dict(text_config=text, vision_config=vision, **ids)
+
+
+def _paligemma() -> dict[str, Any]:
+    vision = dict(SIGLIP, image_size=56, patch_size=14, projection_dim=64, vision_use_head=False)
+    text = dict(TEXT, head_dim=16, model_type="gemma")
+    return dict(text_config=text, vision_config=vision, image_token_index=IMAGE, projection_dim=64, hidden_size=64)
+
+
+def _kimi() -> dict[str, Any]:
+    text = dict(
+        TEXT, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8, v_head_dim=16, qk_nope_head_dim=16,
+        n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=32,
+        num_key_value_heads=4, first_k_dense_replace=1, model_type="deepseek_v3",
+    )  # fmt: skip
+    vision = dict(SIGLIP, patch_size=14, pos_emb_height=8, pos_emb_width=8)
+    return dict(text_config=text, vision_config=vision, projection_hidden_size=32, **IDS)
+
+
+GLM_TOWER = dict(
+    depth=3, hidden_size=32, num_heads=4, intermediate_size=48, out_hidden_size=64, patch_size=14, image_size=112
+)
+
+
+def _glm_ocr() -> dict[str, Any]:
+    return dict(text_config=dict(TEXT, rope_parameters=MROPE), vision_config=GLM_TOWER, **GLM_IDS)
+
+
+def _perception() -> dict[str, Any]:
+    arguments = dict(
+        embed_dim=32, img_size=[56, 56], depth=3, num_heads=4, global_pool="", use_post_transformer_norm=False,
+        init_values=0.1, ref_feat_shape=[4, 4],
+    )  # fmt: skip
+    vision = dict(architecture="vit_pe_core_large_patch14_336", model_args=arguments, model_type="timm_wrapper")
+    vision |= dict(do_pooling=False, hidden_size=32)
+    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
+    return dict(text_config=dict(TEXT, model_type="llama"), vision_config=vision, projector_pooling_ratio=2, **ids)
+
+
+def _perception_pixels(which: list[int]) -> dict[str, Any]:
+    return {"pixel_values": tiles(1, 3)(which)["pixel_values"][None]}
+
+
+PINPOINTS = [[56, 112], [112, 56], [112, 112]]
+
+
+def _granite() -> dict[str, Any]:
+    text = dict(TEXT, num_hidden_layers=6, attention_multiplier=0.25, embedding_multiplier=2.0, residual_multiplier=0.5)
+    vision = dict(SIGLIP, hidden_size=64, image_size=56, patch_size=14, vision_use_head=False)
+    vision["model_type"] = "siglip_vision_model"
+    former = dict(hidden_size=64, num_attention_heads=1, intermediate_size=48, encoder_hidden_size=64)
+    former |= dict(num_hidden_layers=1, cross_attention_frequency=1)
+    layers = dict(deepstack_layer_map=[[1, 0], [2, 2]], spatial_vision_layer=-1, spatial_target_layers=[3, 4, 4, 5])
+    more = dict(vision_feature_select_strategy="full", downsample_rate="2/4", image_seq_length=4)
+    return dict(
+        text_config=text, vision_config=vision, qformer_config=former, image_token_index=IMAGE,
+        image_grid_pinpoints=PINPOINTS, use_image_newline_parameter=True, **layers, **more,
+    )  # fmt: skip
+
+
+def _granite_pixels(which: list[int]) -> dict[str, Any]:
+    sizes = [((100, 60), (56, 90))[one] for one in which]
+    return {
+        "pixel_values": torch.stack([noise(5, 3, 56, 56, seed=one) for one in which]),
+        "image_sizes": torch.tensor(sizes),
+    }
+
+
+def _paddle() -> dict[str, Any]:
+    text = dict(TEXT, head_dim=16, rope_parameters=MROPE)
+    return dict(text_config=text, vision_config=dict(SIGLIP, image_size=56, patch_size=14), **IDS)
+
+
+def _video_llama() -> dict[str, Any]:
+    ids = dict(image_token_id=IMAGE, video_token_id=VIDEO)
+    return dict(text_config=dict(TEXT, model_type="qwen2"), vision_config=dict(SIGLIP, patch_size=14), **ids)
+
+
+def _video_llama_pixels(which: list[int]) -> dict[str, Any]:
+    return {**by_grid(3 * 14 * 14)(which), "image_merge_sizes": torch.tensor([2] * len(which))}
+
+
+QWEN = by_grid(3 * 2 * 16 * 16)
+FAMILIES: dict[str, Family] = {
+    "qwen3_5": Family("qwen3_5", _qwen3_5(), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
+    "qwen3_5_moe": Family("qwen3_5_moe", _qwen3_5(**EXPERTS), QWEN, (6, 8), in_fours, layer=3, cuts=False, axes=3),
+    "gemma4": Family("gemma4", _gemma4, _gemma4_pixels, (6, 9), lambda one: squares(one, 3, GEMMA_GRIDS), cuts=False),
+    "gemma3n": Family("gemma3n", _gemma3n, tiles(1, 1, side=64), (256, 256), tower=False, cuts=False, timm=True),
+    "molmo2": Family("molmo2", _molmo2, _molmo2_pixels, (4, 12), cuts=False),
+    "minicpmv4_6": Family("minicpmv4_6", _minicpm, _minicpm_pixels, (6, 8), layer=3, cuts=False),
+    "lfm2_vl": Family("lfm2_vl", _lfm2, _lfm2_pixels, (6, 8), squares, layer=2, cuts=False),
+    "llama4": Family("llama4", _llama4, tiles(1, 3), (4, 12), in_tiles, tiles=(1, 3), beside=1, cuts=False),
+    "paligemma": Family("paligemma", _paligemma, tiles(1, 1), (16, 16), one_each(16), cuts=False, turns=False),
+    "kimi_k25": Family("kimi_k25", _kimi, by_grid(3, 14, 14), (6, 8), squares, cuts=False),
+    "glm_ocr": Family("glm_ocr", _glm_ocr, by_grid(3 * 2 * 14 * 14), (6, 8), in_fours, axes=3, cuts=False),
+    "perception_lm": Family("perception_lm", _perception, _perception_pixels, (4, 12), tower=False, timm=True),
+    "granite4_vision": Family(
+        "granite4_vision", _granite, _granite_pixels, (16, 14), tower=False, cuts=False, turns=False
+    ),
+    "paddleocr_vl": Family("paddleocr_vl", _paddle, by_grid(3, 14, 14), (6, 8), squares, axes=3),
+    "video_llama_3": Family("video_llama_3", _video_llama, _video_llama_pixels, (6, 8), in_fours),
+}
+
+
+def build(family: Family, dtype: torch.dtype = torch.float64, attention: str | None = None) -> Any:
+    """A model with weights large enough that every part is seen in its answers."""
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[family.kind](**family.config())
+    if attention is not None:
+        config._attn_implementation = attention
+    config._experts_implementation = "eager"  # grouped_mm has no float64
+    torch.manual_seed(0)
+    return filled(AutoModelForImageTextToText.from_config(config).to(dtype).eval())
+
+
+def filled(model: Any) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        values = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        if weight.ndim >= 2:
+            weight.data.copy_(values * (1.2 / max(weight[0].numel(), 1) ** 0.5))
+        else:
+            own = weight.data.double().nan_to_num().clamp(-2, 2).round()
+            weight.data.copy_(values * 0.05 + own)
+    for buffer in model.buffers():
+        if buffer.is_floating_point() and not torch.isfinite(buffer).all():
+            buffer.zero_()
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = None
+    return model
+
+
+def prompts(model: Any, family: Family, *shown: list[int], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Left-padded prompts with these pictures, text after each, and everything a processor would give."""
+    rows = []
+    for number, pictures in enumerate(shown):
+        row = [1, *range(10, 12 + number)]
+        for one in pictures:
+            row += [IMAGE] * family.rows[one] + [20 + one, 21 + one, 22 + number]
+        rows.append([*row, *range(30, 35)])
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    types = (ids == IMAGE).long()
+    found = {"input_ids": ids, "attention_mask": mask}
+    taken = inspect.signature(type(model).forward).parameters
+    for name in ("mm_token_type_ids", "moe_mm_token_type_ids", "token_type_ids"):
+        if name in taken:
+            found[name] = torch.zeros_like(types) if family.kind == "paligemma" else types
+    pixels = family.pixels([one for pictures in shown for one in pictures])
+    return found | {
+        name: value.to(dtype) if value.is_floating_point() else value for name, value in pixels.items()
+    }  # fmt: skip

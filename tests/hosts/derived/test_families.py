@@ -1,0 +1,169 @@
+"""Families that no file describes, each against transformers' own language model in float64: pictures of different
+sizes, left padding, positions kept and numbered anew, a later turn, and what is refused.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5.19")
+
+from families import FAMILIES, build, prompts  # noqa: E402
+from reference import answer, called, cross, kernel_calls, received  # noqa: E402
+
+from llava_consensus import attach  # noqa: E402
+from llava_consensus.errors import OptionError  # noqa: E402
+from llava_consensus.hosts import HOSTS, LAYERS, ONE_AXIS, TOWER  # noqa: E402
+from llava_consensus.hosts.derived.model import DerivedModel  # noqa: E402
+
+NAMES = list(FAMILIES)
+PEERS = ("divprune", "vispruner", "hiprune", "random", "fastv")
+BOTH, SECOND = [0, 1], [1]
+
+
+@cache
+def model_of(name: str) -> Any:
+    if FAMILIES[name].timm:
+        pytest.importorskip("timm")
+    return build(FAMILIES[name])
+
+
+def scap(name: str) -> str:
+    """The method whose choice is tested: that of the paper where the tower is read, else one by the words alone."""
+    return "consensusdrop" if FAMILIES[name].tower else "divprune"
+
+
+def alone(inputs: dict[str, Any], name: str, number: int, shown: list[int]) -> dict[str, Any]:
+    """One prompt of a batch without its padding."""
+    rows, shape = inputs["attention_mask"][number].bool(), inputs["input_ids"].shape
+    own = {key: value[number : number + 1, rows] for key, value in inputs.items() if value.shape == shape}
+    return {**prompts(model_of(name), FAMILIES[name], shown), **own}
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, room: float = 1e-5) -> None:
+    assert float((found - expected).abs().max() / expected.abs().max()) < room
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_rows_kept_is_the_plain_model_and_so_is_the_detached_one(name: str) -> None:
+    model, method = model_of(name), scap(name)
+    inputs = prompts(model, FAMILIES[name], BOTH, SECOND)
+    with torch.no_grad():
+        plain = model(**inputs).logits
+        with attach(model, method, tokens=4000):
+            assert torch.equal(model(**inputs).logits, plain)
+        assert torch.equal(model(**inputs).logits, plain)
+    assert not any(type(module.__dict__.get("config")).__name__.startswith("Tapped") for module in model.modules())
+
+
+@pytest.mark.parametrize("positions", ["keep", "renumber"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reduced_batch_is_read_as_the_language_model_reads_its_own_call_cut(name: str, positions: str) -> None:
+    model, family = model_of(name), FAMILIES[name]
+    inputs = prompts(model, family, BOTH, SECOND)
+    if family.axes > 1 and positions == "renumber":
+        with pytest.raises(OptionError, match="axes, which are kept"), attach(model, scap(name), positions=positions):
+            model(**inputs)
+        return
+    options = {"order": "raster"} if family.tower else {}
+    with attach(model, scap(name), tokens=0.5, positions=positions, **options) as attached, torch.no_grad():
+        logits, outcomes = model(**inputs).logits[:, -1], attached.outcomes
+        generated = model.generate(
+            **inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True, output_logits=True
+        )
+    near(generated.logits[0], logits, 1e-4)
+    assert [one.before for one in outcomes] == [family.rows[one] for one in (0, 1, 1)]
+    assert all(0 < one.after < one.before for one in outcomes)
+    for number, shown in enumerate((BOTH, SECOND)):
+        own = [one for one in outcomes if one.row == number]
+        near(logits[number], answer(model, alone(inputs, name, number, shown), own, positions == "keep"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_saliencies_are_those_of_the_kernels(name: str) -> None:
+    model, family = model_of(name), FAMILIES[name]
+    if not family.tower:
+        pytest.skip("no method reads this tower")
+    inputs = prompts(model, family, BOTH)
+    with attach(model, "consensusdrop", tokens=3, merged=0, tile_budget="global") as attached, torch.no_grad():
+        model(**inputs)
+        outcomes = attached.outcomes
+    for outcome, expected in zip(outcomes, cross(model, inputs, family.layer), strict=True):
+        near(outcome.reductions[0][1].cross[0].double(), expected)
+    if family.members is None:
+        return
+    with kernel_calls() as calls, torch.no_grad():
+        model(**inputs)
+    decoder = {id(module) for module in model.get_decoder().modules()}
+    tower = [call for call in calls if id(call[0]) not in decoder]
+    block = [call for call in tower if call[0] is tower[-1][0]]
+    tiles = [(*pair, call[3]) for call in block for pair in zip(call[1], call[2], strict=True)]
+    for number, (outcome, count) in enumerate(zip(outcomes, family.tiles, strict=True)):
+        members = family.members(number)
+        own, tiles = tiles[:count], tiles[count:]
+        parts = [
+            received(*(one[:, : members.numel() + family.beside] for one in tile[:2]), tile[2], members) for tile in own
+        ]
+        found = outcome.reductions[0][1].vision[0].double()
+        expected = torch.cat([part / part.sum() for part in parts])  # tiles of a picture count alike
+        near(found / found.sum(), expected / expected.sum())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_peers_are_read_so_too_or_refused_in_one_line(name: str) -> None:
+    model, family = model_of(name), FAMILIES[name]
+    inputs = prompts(model, family, BOTH)
+    for method in PEERS:
+        try:
+            with attach(model, method, tokens=0.5) as attached, torch.no_grad():
+                logits, outcomes = model(**inputs).logits[:, -1], attached.outcomes
+        except OptionError as error:
+            reads, between = method in ("vispruner", "hiprune"), method == "fastv"
+            assert (reads and not family.tower) or (between and not family.cuts), f"{method}: {error}"
+            assert "\n" not in str(error)
+            continue
+        assert all(0 < one.after < one.before for one in outcomes), method
+        if method != "fastv":
+            near(logits[0], answer(model, inputs, outcomes, family.axes > 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_later_turn_goes_on_from_the_reduced_cache(name: str) -> None:
+    model, family = model_of(name), FAMILIES[name]
+    if not family.turns:
+        pytest.skip("a later turn of the plain model is no continuation of the first either")
+    inputs, words = prompts(model, family, BOTH), torch.tensor([[41, 42, 43]])
+    none = torch.zeros_like(words)
+    more = {"input_ids": words, "attention_mask": none + 1}
+    longer = {
+        key: torch.cat((value, more.get(key, none)), 1) if value.shape == inputs["input_ids"].shape else value
+        for key, value in inputs.items()
+    }
+    positions = called(model, longer).get("position_ids")
+    with attach(model, "divprune", tokens=0.5), torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+        given = {"attention_mask": torch.ones_like(longer["input_ids"]), "past_key_values": cache}
+        if family.axes > 1:
+            given["position_ids"] = positions[..., -words.shape[1] :]
+        later = model(input_ids=words, **given).logits[:, -1]
+        near(later, model(**longer).logits[:, -1], 1e-4)  # recurrent kernels compute in float32
+
+
+def test_the_list_says_what_derivation_finds() -> None:
+    entries = {kind: entry for entry in HOSTS.values() for kind in entry.types}
+    for name, family in FAMILIES.items():
+        lacks = entries[family.kind].lacks
+        found = (TOWER in lacks, LAYERS in lacks, ONE_AXIS in lacks)
+        assert found == (not family.tower, not family.cuts, family.axes > 1), name
+
+
+def test_a_record_is_derived_once_for_a_configuration() -> None:
+    first, second = build(FAMILIES["llama4"]), build(FAMILIES["llama4"])
+    inputs = prompts(first, FAMILIES["llama4"], BOTH)
+    with attach(first, "divprune", tokens=0.5), torch.no_grad():
+        first(**inputs)
+    view = DerivedModel(second, {})
+    assert view.record is not None
+    assert any("SCAP" in line for line in view.record.lines())
