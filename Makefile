@@ -193,7 +193,7 @@ test: $(DEV_READY) data  ## all tests on the main stack
 
 MUTANTS := .venv-mutants
 
-mutate: $(DEV_READY) data  ## mutants of the maths and the sequence code, and which of them no test sees: make mutate SAMPLE=100
+mutate: $(DEV_READY) data  ## mutants of the maths and the hosts, and which of them no test sees: make mutate SAMPLE=100
 	test -x $(MUTANTS)/bin/cosmic-ray || { $(PYTHON3) -m venv $(MUTANTS) && $(MUTANTS)/bin/pip install -q cosmic-ray==8.7.0; }
 	$(MUTANTS)/bin/python tests/mutants.py list $(or $(SAMPLE),100) > $(MUTANTS)/mutants.json
 	OMP_NUM_THREADS=1 $(PYTHON) tests/mutants.py try $(MUTANTS)/mutants.json

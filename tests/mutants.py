@@ -1,4 +1,4 @@
-"""How much of the maths and of the sequence code the tests hold: mutants of it, made by cosmic-ray, one change each,
+"""How much of the maths and of the hosts the tests hold: mutants of them, made by cosmic-ray, one change each,
 and tried in turn by those tests of its place that run the changed line. `make mutate SAMPLE=100` prints those that
 survive and how many do not.
 
@@ -26,15 +26,18 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SEED = 0
 MATHS = ("tests/reduction", "tests/methods", "tests/evaluation/test_account.py")
-ROWS = tuple(
+HOSTS = tuple(
     f"tests/hosts/test_{name}.py"
-    for name in ("layouts", "shares", "newlines", "attachment", "kept_axes", "llava_host", "llava_loops", "loops")
+    for name in (
+        *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
+        *("attachment", "language_models", "ladder"),
+    )
 )
 TESTS = {  # of the files in each place
     "llava_consensus/reduction/*.py": MATHS,
     "llava_consensus/methods/*.py": MATHS,
-    "llava_consensus/hosts/sequence.py": ROWS,
-    "llava_consensus/hosts/reduce.py": ROWS,
+    "llava_consensus/hosts/*.py": HOSTS,
+    "llava_consensus/hosts/hf/*.py": HOSTS,
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
 

@@ -158,7 +158,7 @@ def test_an_upload_must_be_a_picture_and_its_place_stays_private(tmp_path: Path)
         desk.uploaded(str(file))
     with pytest.raises(OptionError, match="no picture yet"):
         desk.uploaded(None)
-    Image.new("RGB", (9000, 2)).save(file)
+    Image.new("1", (10_000, 9_000)).save(file)
     with pytest.raises(ConsensusError, match="limit"):
         desk.uploaded(str(file))
     Image.new("RGB", (9, 9)).save(file)
