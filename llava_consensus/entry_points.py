@@ -1,16 +1,11 @@
 """Classes by their place, `module:Class`: of this package, or registered by another one as an entry point, which makes
-its methods and benchmarks known wherever both are installed (docs/adding.md). What lists say of a class is read from
-the text of its file, as importing torch takes seconds.
+its methods and benchmarks known wherever both are installed (docs/adding.md).
 """
 
-import ast
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llava_consensus.errors import OptionError, unknown_name
 
@@ -18,37 +13,6 @@ from llava_consensus.errors import OptionError, unknown_name
 def load_place(place: str) -> Any:
     """What stands at `module:Class`."""
     return EntryPoint("", place, "").load()
-
-
-class Text(NamedTuple):
-    """A class as its file has it."""
-
-    module: str
-    page: ast.Module
-    node: ast.ClassDef
-
-
-def lineage(place: str) -> Iterator[Text]:
-    """The class that stands at a place, then its bases: each as far as its file imports it from where it is written."""
-    module, _, name = place.partition(":")
-    page = _page(module)
-    node = next((one for one in page.body if isinstance(one, ast.ClassDef) and one.name == name), None)
-    if node is None:
-        return
-    yield Text(module, page, node)
-    imports = [one for one in page.body if isinstance(one, ast.ImportFrom)]
-    origin = {alias.name: one.module for one in imports for alias in one.names}
-    for base in node.bases:
-        if isinstance(base, ast.Name):
-            yield from lineage(f"{origin.get(base.id) or module}:{base.id}")
-
-
-@cache
-def _page(module: str) -> ast.Module:
-    """The text of a module; empty where Python holds it in another form, as its own `abc`."""
-    spec = find_spec(module)
-    origin = (spec.origin if spec else None) or ""
-    return ast.parse(Path(origin).read_text("utf-8") if origin.endswith(".py") else "")
 
 
 class Registry(UserDict[str, Any]):

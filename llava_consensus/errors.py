@@ -86,10 +86,10 @@ def boolean(name: str, value: object) -> None:
         raise OptionError(f"{name}={value!r} must be true or false")
 
 
-def whole_or_none(name: str, value: object, meaning: str) -> None:
-    """Raises OptionError unless `value` is a whole number or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise OptionError(f"{name}={value!r} must be a whole number, {meaning}, or left out")
+def whole(name: str, value: object, optional: bool = False) -> None:
+    """Raises OptionError unless `value` is a whole number, or None with `optional`."""
+    if not (value is None and optional) and (not isinstance(value, int) or isinstance(value, bool)):
+        raise OptionError(f"{name}={value!r} must be a whole number{', or left out' if optional else ''}")
 
 
 def at_least(name: str, value: object, low: int) -> None:

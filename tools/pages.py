@@ -1,6 +1,6 @@
 """Generates the numbers of the pages from the results that are in the repository.
 
-    python -m tools.pages write             # `make pages`: blocks of README.md and docs/, docs/results.csv, costs.json
+    python -m tools.pages write             # `make pages`: blocks of README.md and docs/, docs/results.csv, index.json
     python -m tools.pages pack results      # keeps a folder of results as docs/measured.tar.xz
 
 Of a run the archive keeps its configuration, its metrics, and for every question whether it was answered right; of the
@@ -23,7 +23,6 @@ from typing import Any
 
 from llava_consensus import cli
 from llava_consensus.cli.arguments import one_word_method
-from llava_consensus.cli.models import COSTS, comes_to
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.bench.serving import BLOCK, lines
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
@@ -32,7 +31,8 @@ from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.stats import compare
 from llava_consensus.evaluation.report.table import csv_text
 from llava_consensus.evaluation.runs.configuration import describe_reduction
-from llava_consensus.methods import METHODS
+from llava_consensus.methods import INDEX
+from llava_consensus.methods.index import written
 from llava_consensus.paper import preset
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget
@@ -99,8 +99,7 @@ def write(root: Path = ROOT) -> None:
         write_out(docs / "paper/study.csv", csv_text(study_csv(study)).encode())
         for name in BESIDE:
             write_out(docs / "paper" / name, (out / name).read_bytes())
-    costs = {name: comes_to(name) for name in METHODS}
-    write_out(root / "llava_consensus" / COSTS, (json.dumps(costs, indent=1) + "\n").encode())
+    write_out(root / INDEX.relative_to(ROOT), written().encode())
 
 
 def of_preset(out: Path) -> Section:

@@ -2,12 +2,12 @@
 docstrings, and the notebook. Each function gives Markdown.
 """
 
+import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from llava_consensus.cli.models import cost
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
 from llava_consensus.hosts import HOSTS
 from llava_consensus.hosts.matrix import cells as matrix_cells
@@ -99,14 +99,12 @@ def _method(name: str) -> Iterator[str]:
     yield f"`{name}`, acts here: {told.place}"
     yield from told.paragraphs
     if told.options:
-        rows = [(f"`{one.name}`", f"`{one.default}`", one.text) for one in told.options]
-        yield table(("option", "default", "what it means, and what it may be"), rows)
+        rows = [(f"`{one.name}`", f"`{one.default}`", one.values, one.text) for one in told.options]
+        yield table(("option", "default", "values", "meaning"), rows)
     yield "Cost of one picture in FLOPs, two for each multiply-add:"
-    for function, text, body in told.costs:
-        comment = textwrap.fill(f"{function}: {text}", 100, initial_indent="# ", subsequent_indent="# ")
-        yield f"```python\n{comment}\n{body}\n```"
-    line = cost(name)
-    yield f"{line[0].upper()}{line[1:]}."
+    for function in told.counted:
+        yield f"```python\n{textwrap.dedent(inspect.getsource(getattr(METHODS[name], function)))}```"
+    yield f"{told.cost[0].upper()}{told.cost[1:]}."
 
 
 def hosts() -> str:

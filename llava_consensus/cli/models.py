@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.data.sources import Source
     from llava_consensus.evaluation.models.check_host import Finding
 
-SHAPE, TOKENS, WIDTH = "llava-1.5-7b", 64, 100
-COSTS = "methods/costs.json"
+WIDTH = 100
 WORDS = {True: "pass", False: "FAIL", None: "n/a"}
 WORKS = "works"
 OFFICIAL = Path("playground/data")
@@ -76,47 +75,26 @@ def _about(name: str, as_json: bool) -> Iterator[str]:
     """What a method does, as its file says: idea, paper, and what differs; its options, and its cost."""
     from llava_consensus.methods import about
 
-    told, costs = about(name), cost(name)
+    told = about(name)
     if as_json:
-        found = [one._asdict() for one in told.options]
-        words = {function: counted for function, counted, _ in told.costs}
-        about_it = {"acts": told.place, "about": told.paragraphs, "options": found, "counted": words, "cost": costs}
-        yield json.dumps({"method": name, **about_it}, indent=1)
+        found = {"method": name, "acts": told.place, "about": told.paragraphs}
+        options = [one._asdict() for one in told.options]
+        yield json.dumps({**found, "options": options, "counted": told.counted, "cost": told.cost}, indent=1)
         return
     yield terminal.wrapped(f"{name}, acts here: {told.place}")
     for paragraph in told.paragraphs:
         yield "\n" + terminal.wrapped(paragraph, "", WIDTH)
     yield "\noptions, each with its default:" if told.options else "\noptions: none"
     for one in told.options:
-        yield f"  {one.name}={one.default}"
+        values = f"  ({one.values})" if one.values else ""
+        yield terminal.wrapped(f"  {one.name}={one.default}{values}", " " * 6, WIDTH)
         yield terminal.wrapped(" " * 6 + one.text, " " * 6, WIDTH)
     if told.options:
         first = told.options[0]
         yield terminal.wrapped(f"give them as: --method {name} --option {first.name}={first.default}")
     yield "\n" + terminal.wrapped("cost of one picture, FLOPs, two for each multiply-add (docs/accounting.md):")
-    yield from (terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted, _ in told.costs)
-    yield terminal.wrapped(f"  {costs}")
-
-
-def cost(name: str) -> str:
-    """What a method costs on the model of the paper, in a line. Those of ours are kept in a file (`make pages`), as
-    counting anew imports torch; one that is not in it is counted.
-    """
-    kept = json.loads((Path(__file__).parents[1] / COSTS).read_text("utf-8"))
-    return kept[name] if name in kept else comes_to(name)
-
-
-def comes_to(name: str) -> str:
-    """The same, counted."""
-    from llava_consensus.methods import make
-    from llava_consensus.reduction.budget import Budget
-    from llava_consensus.reduction.costs import SHAPES, account
-
-    found = account(make(name), Budget(TOKENS), SHAPES[SHAPE])
-    if found.flops.method is None or found.flops.total is None:
-        return f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"
-    own, total = found.flops.method / 1e9, found.flops.total / 1e12
-    return f"on {SHAPE} at {TOKENS} tokens: {own:.3g} GFLOP of its own, {total:.3g} TFLOP in all"
+    yield from (terminal.wrapped(f"  {function}: {counted}", most=WIDTH) for function, counted in told.counted.items())
+    yield terminal.wrapped(f"  {told.cost}")
 
 
 def _matrix(as_json: bool) -> Iterator[str]:

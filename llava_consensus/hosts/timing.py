@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llava_consensus.errors import OptionError, whole_or_none
+from llava_consensus.errors import OptionError, at_least
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
@@ -57,9 +57,7 @@ def timed(
     Raises:
         OptionError: as `attach` does, for `rounds` below 1, or for a call that shows the model no picture.
     """
-    whole_or_none("rounds", rounds, "at least 1")
-    if rounds is None or rounds < 1:
-        raise OptionError(f"rounds={rounds} must be at least 1")
+    at_least("rounds", rounds, 1)
     view, chosen, amount = view_of(model), make(method, **options), budget(tokens)
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     counts = 0, 0

@@ -1,20 +1,19 @@
 """The reduction methods. METHODS is the only list: a new method is one file here and one line in it (docs/adding.md).
 
 METHODS["fastv"]        the class; imports its file, and with it torch
-METHODS.line("fastv")   what it does, in one line; read from the text of its file, which is not imported
+METHODS.line("fastv")   what it does, in one line, from the index
 """
 
-import ast
-import inspect
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from inspect import isclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llava_consensus.entry_points import Registry, Text, lineage, load_registered, registered
+from llava_consensus.entry_points import Registry, load_registered, registered
 from llava_consensus.errors import OptionError, unknown_name
 
 if TYPE_CHECKING:
@@ -22,9 +21,7 @@ if TYPE_CHECKING:
 
 
 WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-BASES = "llava_consensus.reduction."  # what a method does not write itself, it has from there
-PLACES = f"{BASES}method:Place"
-ENTRY = re.compile(r"    (\w[\w, ]*): (.+)")
+INDEX = Path(__file__).with_name("index.json")  # `about` of our methods, made by `make pages`
 
 
 class Option(NamedTuple):
@@ -32,75 +29,40 @@ class Option(NamedTuple):
 
     name: str
     default: str  # as it is written on the command line
-    text: str  # what it means and what it may be; empty where no class says so
+    text: str  # what it means; empty where no class says so
+    values: str  # what it may be; empty for a text
 
 
 class About(NamedTuple):
-    """What a method says of itself."""
+    """Description of a method for lists."""
 
+    at: str  # module:Class
+    title: str  # in tables; empty: its name
     place: str  # where it acts
-    paragraphs: list[str]  # of its class and of its file: idea, paper, what differs
+    paragraphs: list[str]  # docstrings of its class (the first paragraph) and of its file: idea, paper, what differs
     options: list[Option]
-    costs: list[tuple[str, str, str]]  # functions that count: name, what is counted, and their lines
+    counted: dict[str, str]  # functions that count its cost, and what each counts
+    cost: str  # on the model of the paper
 
 
 def about(name: str) -> About:
-    """What a method says of itself, in the text of its file and of those of its bases.
+    """Description of a method: of ours from the index, which needs no torch, of another from its class.
 
     Raises:
-        OptionError: as `method_class`, which imports the method only where it is another package's.
+        OptionError: as `method_class`.
     """
-    place = METHODS.data.get(name)
-    if isinstance(place, str):
-        texts = list(lineage(place))
-    else:
-        classes = method_class(name).__mro__
-        texts = [text for one in classes for text in list(lineage(f"{one.__module__}:{one.__name__}"))[:1]]
-    summary, page = (ast.get_docstring(node) or "" for node in (texts[0].node, texts[0].page))
-    written = [summary.split("\n\n")[0], *page.split("\n\n")]
-    return About(
-        _place(texts), [" ".join(paragraph.split()) for paragraph in written], _options(texts), list(_costs(texts))
-    )
+    kept = _index().get(name)
+    if kept is not None and METHODS.data.get(name) == kept.at:
+        return kept
+    from llava_consensus.methods.index import describe
+
+    return describe(name)
 
 
-def _options(texts: Sequence[Text]) -> list[Option]:
-    """Every field with what the `Args` of the class, or of the nearest base that has it, say about it."""
-    told: dict[str, str] = {}
-    defaults: dict[str, str] = {}
-    for text in reversed(texts):
-        told |= dict(_arguments(ast.get_docstring(text.node) or ""))
-        for one in text.node.body:
-            if isinstance(one, ast.AnnAssign) and one.value and not ast.unparse(one.annotation).startswith("ClassVar"):
-                defaults[ast.unparse(one.target)] = _written(ast.literal_eval(one.value))
-    return [Option(name, default, told.get(name, "")) for name, default in defaults.items()]
-
-
-def _place(texts: Sequence[Text]) -> str:
-    """The words of the `Place` that the nearest class names."""
-    for text in texts:
-        for one in text.node.body:
-            if isinstance(one, ast.AnnAssign) and ast.unparse(one.target) == "place" and one.value:
-                (words,) = (
-                    ast.literal_eval(place.value)
-                    for place in next(lineage(PLACES)).node.body
-                    if isinstance(place, ast.Assign)
-                    and f"Place.{ast.unparse(place.targets[0])}" == ast.unparse(one.value)
-                )
-                return str(words)
-    return ""
-
-
-def _costs(texts: Sequence[Text]) -> Iterator[tuple[str, str, str]]:
-    """The functions that count what a method costs, but those that it has from the bases; `flops` in any case."""
-    for name in ("entering", "vision_tokens", "flops"):
-        for text in texts:
-            found = [one for one in text.node.body if isinstance(one, ast.FunctionDef) and one.name == name]
-            if found and (name == "flops" or not text.module.startswith(BASES)):
-                said = ast.get_docstring(found[0])
-                words = " ".join((said or "").split("\n\n")[0].split())  # without its `Raises`
-                yield name, words, "\n".join(ast.unparse(line) for line in found[0].body[bool(said) :])
-            if found:
-                break
+@cache
+def _index() -> Mapping[str, About]:
+    found = {name: About(*row) for name, row in json.loads(INDEX.read_text("utf-8")).items()}
+    return {name: one._replace(options=[Option(*row) for row in one.options]) for name, one in found.items()}
 
 
 def truth(name: str, value: object) -> bool:
@@ -116,45 +78,19 @@ def truth(name: str, value: object) -> bool:
     return WORDS[word]
 
 
-def _arguments(docstring: str) -> Iterator[tuple[str, str]]:
-    """Names and texts below `Args:`."""
-    _, _, rest = inspect.cleandoc(docstring).partition("Args:\n")
-    names: list[str] = []
-    words: list[str] = []
-    for line in rest.splitlines():
-        if not line.startswith("    "):
-            break
-        entry = ENTRY.fullmatch(line)
-        if entry:
-            yield from ((name, " ".join(words)) for name in names)
-            names, words = entry[1].split(", "), [entry[2]]
-        else:
-            words.append(line.strip())
-    yield from ((name, " ".join(words)) for name in names)
-
-
-def _written(value: object) -> str:
-    """A default as `--option` takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 GROUP = "llava_consensus.methods"  # entry points of other packages
 
 
 class Methods(Registry):
-    """Methods by name; what lists say of them is read from the text of their files, which are not imported."""
+    """Methods by name, with what lists say of them."""
 
     def line(self, name: str) -> str:
         """The first paragraph of a method's docstring, in one line."""
-        text = ast.get_docstring(next(lineage(self.data[name])).node) or ""
-        return " ".join(text.split("\n\n")[0].split())
+        return about(name).paragraphs[0]
 
     def title(self, name: str) -> str:
-        """What tables call a method."""
-        for node in next(lineage(self.data[name])).node.body:
-            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "title" and node.value:
-                return ast.literal_eval(node.value) or name
-        return name
+        """Name of a method in tables."""
+        return about(name).title or name
 
 
 METHODS = Methods(

@@ -13,15 +13,15 @@ over words; prompts without such words choose by diversity alone. The call's not
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
-from llava_consensus.errors import choose, within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.options import Bounds
 from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholePictures, ensure_finite
 
 SHORT_ANSWER = "\nAnswer the question using a single word or phrase."
@@ -35,21 +35,13 @@ class CDPruner(Selector, ReadsTower):
         theta: weight of relevance in [0, 1): it becomes exp(a r), a = theta / (2 - 2 theta), as a comment in the
             authors' code has it; 0 is diversity alone. None, the default, is the relevance itself, as their code runs.
         relevance: `negated` | `cosine`, of patch and question in CLIP's space.
-    Raises:
-        OptionError: for a theta outside its bound, or another relevance.
     """
 
-    theta: float | None = None
-    relevance: str = "negated"
+    theta: Annotated[float, Bounds(0.0, 1.0 - 1e-6)] | None = None
+    relevance: Literal["negated", "cosine"] = "negated"
 
     title: ClassVar[str] = "CDPruner"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.theta is not None:
-            within("theta", self.theta, 0.0, 1.0 - 1e-6)
-        choose("relevance", self.relevance, ("negated", "cosine"))
 
     def query(self, question: str) -> str:
         """What of a prompt's text counts as the question."""

@@ -7,15 +7,16 @@ nothing, so the vision side decides alone.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, boolean, choose, within
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction import merging, saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.options import NotNegative, Positive, Ratio
 from llava_consensus.reduction.selection import Folded, assemble, diverse, left_over, split_best
 from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, TextProbe, VisualTokens
 
@@ -37,58 +38,45 @@ class ConsensusDrop(ReadsTower):
 
     Args:
         vision_score: `class` (attention of the class token) | `tokens` (attention received from the other patches).
-        aggregate: `all` | `last` | `max`, how SCAP's text rows become one saliency.
+        aggregate: how SCAP's text rows become one saliency: their mean, the last of them, or their maximum.
         scap_rope: whether SCAP rotates queries and keys as the host does.
-        fuser: `convex` | `recovery`.
-        alpha: weight of the vision side in the convex fuser, in [0, 1]; 1 is vision-only, 0 is cross-only.
-        student: `vision` | `cross`, whose ranking comes first in the recovery fuser.
-        rate: share of the kept tokens the teacher adds in the recovery fuser, in [0, 1].
-        tau_vision, tau_cross: temperatures, above 0.
-        fps_start: `first` | `salient` | `mean`, where EGTM's sampling starts.
+        fuser: `convex` (one saliency, a weighted sum of both) | `recovery` (the student's ranking, then the teacher's).
+        alpha: weight of the vision side in the convex fuser; 1 is vision-only, 0 is cross-only.
+        student: whose ranking comes first in the recovery fuser.
+        rate: share of the kept tokens the teacher adds in the recovery fuser.
+        tau_vision, tau_cross: softmax temperature of the vision and of the cross saliency.
+        fps_start: where EGTM's sampling starts: at the first token, the most salient one, or the one farthest from the
+            mean feature.
         select: `top` (the paper) | `diverse`, which weighs the fused saliency with the distance to what is kept.
-        quality: exponent of the saliency in diverse selection, at least 0.
+        quality: exponent of the saliency in diverse selection.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     Raises:
-        OptionError: for a value outside its bound, and for options that need a fused saliency together with
-            `fuser=recovery`, which has none.
+        OptionError: for options that need a fused saliency together with `fuser=recovery`, which has none.
     """
 
-    vision_score: str = "class"
-    aggregate: str = "all"
+    vision_score: Literal["class", "tokens"] = "class"
+    aggregate: saliency.Aggregate = "all"
     scap_rope: bool = True
-    fuser: str = "convex"
-    alpha: float = 0.7
-    student: str = "vision"
-    rate: float = 0.1
-    tau_vision: float = 1.0
-    tau_cross: float = 1.0
-    fps_start: str = "first"
-    select: str = "top"
-    quality: float = 1.0
+    fuser: Literal["convex", "recovery"] = "convex"
+    alpha: Ratio = 0.7
+    student: Literal["vision", "cross"] = "vision"
+    rate: Ratio = 0.1
+    tau_vision: Positive = 1.0
+    tau_cross: Positive = 1.0
+    fps_start: merging.Start = "first"
+    select: Literal["top", "diverse"] = "top"
+    quality: NotNegative = 1.0
     answer_rows: bool = False
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROBE})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("vision_score", self.vision_score, ("class", "tokens"))
-        choose("aggregate", self.aggregate, saliency.AGGREGATES)
-        choose("fuser", self.fuser, ("convex", "recovery"))
-        choose("student", self.student, ("vision", "cross"))
-        choose("fps_start", self.fps_start, merging.STARTS)
-        choose("select", self.select, ("top", "diverse"))
-        within("quality", self.quality, 0.0, float("inf"))
-        boolean("answer_rows", self.answer_rows)
-        boolean("scap_rope", self.scap_rope)
         for name, value in FUSED:
             if getattr(self, name) == value and self.fuser == "recovery":
                 raise OptionError(
                     f"{name}={value!r} needs a fused saliency, which fuser='recovery' has not: take fuser='convex'"
                 )
-        within("alpha", self.alpha, 0.0, 1.0)
-        within("rate", self.rate, 0.0, 1.0)
-        within("tau_vision", self.tau_vision, 0.0, float("inf"), open_low=True)
-        within("tau_cross", self.tau_cross, 0.0, float("inf"), open_low=True)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Saliency, SCAP with layer 0's two projections, selection, sampling, assignment and merge, for one picture.

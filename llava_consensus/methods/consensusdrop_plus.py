@@ -5,7 +5,7 @@ gone. Of all options this is the one that was better at every budget (docs/posit
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llava_consensus.methods.consensusdrop import ConsensusDrop
 
@@ -16,6 +16,6 @@ class ConsensusDropPlus(ConsensusDrop):
     stood. Everything else, and every option, is ConsensusDrop's.
     """
 
-    positions: str = "keep"
+    positions: Literal["renumber", "keep", "mean"] = "keep"
 
     title: ClassVar[str] = "ConsensusDrop+"

@@ -10,12 +10,11 @@ count). In models of fewer than 32 layers K is 2/32 of the depth, rounded, at le
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import boolean, whole_or_none
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, only_cut
 from llava_consensus.reduction.method import Shape
@@ -33,21 +32,14 @@ class Dart(InDecoder):
     Args:
         layer: K, how many layers see everything; None is 2, less in shallow models.
         exact: whether T tokens stay, or 4 + 8 floor(T / 8) as in the official code.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    positions: str = "keep"
+    positions: Literal["renumber", "keep"] = "keep"
     layer: int | None = None
     exact: bool = True
 
     title: ClassVar[str] = "DART"
     asks: ClassVar[str] = "text"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        boolean("exact", self.exact)
-        whole_or_none("layer", self.layer, "how many layers see everything")
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut before layer K.

@@ -9,9 +9,9 @@ of what enters them. In models of fewer than 32 layers K is 2/32 of the depth, r
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from llava_consensus.errors import OptionError, choose, whole_or_none
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Stopwatch
@@ -24,20 +24,13 @@ class FastV(InDecoder):
     Args:
         count: `kept` (T tokens after the cut) | `eq` (T is the mean over layers of the tokens entering them).
         layer: K, how many layers see everything; None is 2, less in shallow models.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    positions: str = "keep"
-    count: str = "kept"
+    positions: Literal["renumber", "keep"] = "keep"
+    count: Literal["kept", "eq"] = "kept"
     layer: int | None = None
 
     title: ClassVar[str] = "FastV"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("count", self.count, ("kept", "eq"))
-        whole_or_none("layer", self.layer, "how many layers see everything")
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut before layer K.

@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Choice, ReadsBlocks, Selector, Shape
+from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency, received_saliency
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Need, VisionAttention, VisualTokens
@@ -32,19 +32,13 @@ class HiPrune(Selector, ReadsBlocks):
 
     Args:
         alpha: share of the tokens that are anchors and their neighbours, in [0, 1].
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    alpha: float = 0.1
+    alpha: Ratio = 0.1
 
     title: ClassVar[str] = "HiPrune"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.EARLIER})
     early: ClassVar[float] = 9 / 24
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("alpha", self.alpha, 0.0, 1.0)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The attention of two blocks."""

@@ -11,15 +11,15 @@ depth of a model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import at_least, within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import OfficialOrder, ReadsTower, Shape
+from llava_consensus.reduction.options import Bounds, NotNegative
 from llava_consensus.reduction.saliency import class_flops, class_saliency
 from llava_consensus.reduction.selection import arrange, pick, rank, seated, topped_up
 from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisualTokens, ensure_finite
@@ -35,22 +35,14 @@ class HoloV(ReadsTower):
         crops: how many there are, at least 1.
         alpha: weight of the variance of a token's cosines with its crop, at least 0.
         order: `official` (crop by crop, the most attended first) | `top_then_merged` | `raster`, which are the same.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    crops: int = 16
-    alpha: float = 0.09
-    order: str = "official"
+    crops: Annotated[int, Bounds(1)] = 16
+    alpha: NotNegative = 0.09
+    order: OfficialOrder = "official"  # type: ignore[assignment]
 
     title: ClassVar[str] = "HoloV"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-    orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("crops", self.crops, 1)
-        within("alpha", self.alpha, 0.0, float("inf"))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines inside every crop."""

@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
@@ -31,18 +31,12 @@ class IDPruner(Selector, ReadsTower):
 
     Args:
         balance: weight of the saliency, in [0, 1]; the rest is the weight of the likeness.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    balance: float = 0.5
+    balance: Ratio = 0.5
 
     title: ClassVar[str] = "IDPruner, untrained"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("balance", self.balance, 0.0, 1.0)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares."""

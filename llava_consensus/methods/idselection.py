@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import within
 from llava_consensus.methods.idpruner import spread
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
@@ -31,18 +31,12 @@ class IDSelection(Selector, ReadsTower):
 
     Args:
         gamma: how fast suppression falls with the distance, at least 0; 0 suppresses all tokens alike.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    gamma: float = 20.0
+    gamma: NotNegative = 20.0
 
     title: ClassVar[str] = "ID-Selection"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("gamma", self.gamma, 0.0, float("inf"))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares."""

@@ -11,12 +11,11 @@ within a picture. Without CLIP's text side relevance is as CDPruner's there. Not
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import choose
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, relevance, relevance_products
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
@@ -34,18 +33,12 @@ class MFPruner(Selector, ReadsTower):
 
     Args:
         relevance: `negated` | `cosine`, of patch and question in CLIP's space.
-    Raises:
-        OptionError: for another relevance.
     """
 
-    relevance: str = "negated"
+    relevance: Literal["negated", "cosine"] = "negated"
 
     title: ClassVar[str] = "MFPruner"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("relevance", self.relevance, ("negated", "cosine"))
 
     def query(self, question: str) -> str:
         """What of a prompt's text counts as the question."""

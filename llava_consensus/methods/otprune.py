@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import torch
 
-from llava_consensus.errors import within
 from llava_consensus.methods.cdpruner import greedy_map
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Choice, Selector, Shape, Tiled
+from llava_consensus.reduction.options import Positive
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 
@@ -27,17 +27,11 @@ class OTPrune(Selector, Tiled):
 
     Args:
         gamma: weight of the products beside the identity, above 0.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    gamma: float = 0.01
+    gamma: Positive = 0.01
 
     title: ClassVar[str] = "OTPrune"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("gamma", self.gamma, 0.0, float("inf"), open_low=True)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The products of all pairs, their square, and T(T-1)/2 rows of the factor."""

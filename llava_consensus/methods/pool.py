@@ -10,7 +10,7 @@ import torch
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.grid import divide
-from llava_consensus.reduction.method import AfterTower, Shape
+from llava_consensus.reduction.method import AfterTower, Order, Shape
 from llava_consensus.reduction.selection import assemble
 from llava_consensus.reduction.tokens import Reduction, VisualTokens
 
@@ -19,7 +19,7 @@ from llava_consensus.reduction.tokens import Reduction, VisualTokens
 class Pool(AfterTower):
     """Average the tokens of each of T equal cells of the picture, without looking at it."""
 
-    order: str = "raster"
+    order: Order = "raster"
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """The product with the 0/1 matrix of the cells."""

@@ -15,15 +15,15 @@ last block; its key is the mean of its patches'; tokens stay in raster order.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from llava_consensus.errors import at_least, choose
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import OfficialOrder, ReadsTower, Shape
+from llava_consensus.reduction.options import Bounds
 from llava_consensus.reduction.saliency import received_saliency
 from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, rank
 from llava_consensus.reduction.tokens import AHEAD, PLACE, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
@@ -41,26 +41,17 @@ class PruMerge(ReadsTower):
         neighbours: patches added to each kept one, at least 0.
         order: `official` (by attention, descending, the extra token last; after the projector, `raster`) |
             `top_then_merged` | `raster`.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    budget: str = "fixed"
-    weights: str = "raw"
-    neighbours: int = 32
-    order: str = "official"
+    budget: Literal["fixed", "adaptive"] = "fixed"
+    weights: Literal["raw", "mean"] = "raw"
+    neighbours: Annotated[int, Bounds(0)] = 32
+    order: OfficialOrder = "official"  # type: ignore[assignment]
 
     title: ClassVar[str] = "PruMerge"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.PROJECTOR})
     instead: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
-    orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
     blocks_ahead: ClassVar[int] = 1  # queries and keys of the block that reads the features
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("budget", self.budget, ("fixed", "adaptive"))
-        choose("weights", self.weights, ("raw", "mean"))
-        at_least("neighbours", self.neighbours, 0)
 
     @property
     def adaptive(self) -> bool:

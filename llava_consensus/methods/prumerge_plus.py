@@ -12,12 +12,11 @@ their outliers.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import choose
 from llava_consensus.methods.prumerge import PruMerge, outliers
 from llava_consensus.reduction.selection import rank
 
@@ -30,17 +29,11 @@ class PruMergePlus(PruMerge):
         spread: `walk` (EffiVLM-Bench: every (N / K)-th patch until there are enough) | `even` (as many as are wanted,
             equally spaced over the whole picture) | `ratio` (the official fixed ratio: half of them by attention, half
             equally spaced); for `budget=fixed` only.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    spread: str = "walk"
+    spread: Literal["walk", "even", "ratio"] = "walk"
 
     title: ClassVar[str] = "PruMerge+"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("spread", self.spread, ("walk", "even", "ratio"))
 
     def most(self, available: int) -> int:
         """The most tokens `adaptive` can leave: with many outliers every patch is a sample."""

@@ -11,9 +11,9 @@ at the same quarters, rounded. The official lists of layers and ratios can be gi
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from llava_consensus.errors import OptionError, choose, numbers
+from llava_consensus.errors import OptionError, numbers
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, scaled
 from llava_consensus.reduction.selection import top
 from llava_consensus.reduction.tokens import Stopwatch
@@ -30,11 +30,9 @@ class PyramidDrop(InDecoder):
         layers: the first layer, from 0, that sees fewer tokens, for each cut; empty: the published ones.
         ratios: what each cut leaves of the picture's tokens, for as many cuts; T then only says whether to reduce at
             all. Empty: what T makes of them.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    count: str = "kept"
+    count: Literal["kept", "eq"] = "kept"
     layers: str = ""
     ratios: str = ""
 
@@ -43,7 +41,6 @@ class PyramidDrop(InDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose("count", self.count, ("kept", "eq"))
         cuts, ratios = numbers("layers", self.layers, whole=True), numbers("ratios", self.ratios)
         if cuts != sorted(set(cuts)):
             raise OptionError(f"layers={self.layers!r} must ascend")

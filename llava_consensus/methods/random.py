@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError
 from llava_consensus.reduction.method import Ranker, Tiled
 from llava_consensus.reduction.tokens import Need, VisualTokens
 
@@ -17,19 +16,12 @@ class Random(Ranker, Tiled):
 
     Args:
         seed: whole number that makes another draw.
-    Raises:
-        OptionError: for a seed that is no whole number.
     """
 
     seed: int = 0
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FINGERPRINT})
     multiplies_nothing: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise OptionError(f"seed={self.seed!r} must be a whole number")
 
     def saliency(self, tokens: VisualTokens) -> Tensor:
         """Uniform noise."""

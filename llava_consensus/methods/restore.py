@@ -11,18 +11,17 @@ depth of a model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import choose
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.holov import HoloV
 from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsTower, Shape, Tiled
+from llava_consensus.reduction.method import Order, ReadsTower, Shape, Tiled
 from llava_consensus.reduction.selection import assemble, left_over, pick, top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
 
@@ -33,20 +32,14 @@ class Restore(ReadsTower):
 
     Args:
         selector: `vispruner` | `divprune` | `holov`, as the authors offer.
-    Raises:
-        OptionError: for another selector.
     """
 
-    selector: str = "vispruner"
-    order: str = "raster"
-    positions: str = "keep"
+    selector: Literal["vispruner", "divprune", "holov"] = "vispruner"
+    order: Order = "raster"
+    positions: Literal["renumber", "keep", "mean"] = "keep"
 
     title: ClassVar[str] = "RESTORE merging"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("selector", self.selector, ("vispruner", "divprune", "holov"))
 
     def counts(self, budget: Budget, available: int) -> tuple[int, int]:
         """Kept and merged tokens of one unit: halves, unless the budget says how many are merged."""

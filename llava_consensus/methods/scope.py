@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
@@ -29,18 +29,12 @@ class Scope(Selector, ReadsTower):
 
     Args:
         alpha: exponent of the attention, at least 0; the official scripts take 1, and 0 is coverage alone.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    alpha: float = 1.0
+    alpha: NotNegative = 1.0
 
     title: ClassVar[str] = "SCOPE"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("alpha", self.alpha, 0.0, float("inf"))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines of all pairs; each of the T steps only compares and adds."""

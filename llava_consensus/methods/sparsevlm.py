@@ -13,16 +13,17 @@ least one layer apart.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, choose, within
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, at_columns, attention_rows, scaled
 from llava_consensus.reduction.merging import group_means
 from llava_consensus.reduction.method import Shape
+from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import rotate
 from llava_consensus.reduction.selection import pick, rank
 from llava_consensus.reduction.tokens import Stopwatch, TextProbe, ensure_finite
@@ -45,24 +46,18 @@ class SparseVLM(InDecoder):
         version: `1.5` | `1.0` (counts are read from the data: it waits for the device at each cut, and `entering` says
             the most there can be) | `2.0` (always keeps positions).
         scale, bias: of version 1.0; None are the published ones of T = 192, 128 and 64.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    version: str = "1.5"
-    scale: float | None = None
-    bias: float | None = None
+    version: Literal["1.5", "1.0", "2.0"] = "1.5"
+    scale: NotNegative | None = None
+    bias: NotNegative | None = None
 
     title: ClassVar[str] = "SparseVLM"
     asks: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "version", str(self.version))  # the command line reads 1.5 as a number
-        choose("version", self.version, tuple(CUTS))
-        for name in ("scale", "bias"):
-            if getattr(self, name) is not None:
-                within(name, getattr(self, name), 0.0, float("inf"))
+        super().__post_init__()
 
     @property
     def adaptive(self) -> bool:

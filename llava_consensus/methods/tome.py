@@ -12,11 +12,11 @@ patches, what is left after merging forms no grid, and the method is refused.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, boolean, choose
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import Bag, merge, pair
 from llava_consensus.reduction.method import InTower, Shape
@@ -31,19 +31,12 @@ class ToMe(InTower):
             the mean in the first block to none in the last).
         proportional: attend to a merged token in proportion to the patches in it; off is the authors' option for models
             trained with merging.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    rate: str = "constant"
+    rate: Literal["constant", "decreasing"] = "constant"
     proportional: bool = True
 
     title: ClassVar[str] = "ToMe"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("rate", self.rate, ("constant", "decreasing"))
-        boolean("proportional", self.proportional)
 
     @property
     def masks(self) -> bool:

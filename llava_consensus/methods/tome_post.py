@@ -6,15 +6,14 @@ with the tokens.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import choose
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import Bag, average, fresh, merge, pair
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import Order, ReadsTower, Shape
 from llava_consensus.reduction.selection import regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens
 
@@ -26,18 +25,12 @@ class ToMePost(ReadsTower):
     Args:
         similarity: `key` (attention keys of the vision tower, mean over heads, as inside the tower) | `feature` (the
             tower's output) | `projected` (the tokens themselves).
-    Raises:
-        OptionError: for another value.
     """
 
-    order: str = "raster"
-    similarity: str = "key"
+    order: Order = "raster"
+    similarity: Literal["key", "feature", "projected"] = "key"
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("similarity", self.similarity, ("key", "feature", "projected"))
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Similarities of even with odd places and the weighted sums of tokens and keys, in every round."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
 from llava_consensus.reduction.method import Choice, Selector, Shape
+from llava_consensus.reduction.options import Positive
 from llava_consensus.reduction.selection import pick, rank, seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
@@ -32,17 +32,11 @@ class VidCom2(Selector):
 
     Args:
         temperature: of the softmax over the frames, above 0.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    temperature: float = 0.01
+    temperature: Positive = 0.01
 
     title: ClassVar[str] = "VidCom2"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("temperature", self.temperature, 0.0, float("inf"), open_low=True)
 
     @property
     def tile_budget(self) -> str:

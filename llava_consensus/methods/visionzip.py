@@ -19,16 +19,15 @@ beside such a projector (InternVL), the attention of that token ranks.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from llava_consensus.errors import boolean, choose
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsTower, Shape
+from llava_consensus.reduction.method import OfficialOrder, ReadsTower, Shape
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import Folded, arrange, left_over, pick, top
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND, PLACE, Need, Reduction, VisualTokens, ensure_finite
@@ -46,23 +45,15 @@ class VisionZip(ReadsTower):
         order: `official` (class token, dominant, contextual; of several tiles mixed in one raster, class tokens and
             then contextual tokens after the picture; after the projector, `raster`) | `top_then_merged` | `raster`,
             both with the class token ahead.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
     class_token: bool = True
-    contextual: str = "sum"
-    order: str = "official"
+    contextual: Literal["sum", "mean"] = "sum"
+    order: OfficialOrder = "official"  # type: ignore[assignment]
 
     title: ClassVar[str] = "VisionZip"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.CLASS_FEATURE, Need.PROJECTOR})
     instead: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
-    orders: ClassVar[tuple[str, ...]] = ("official", "top_then_merged", "raster")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        boolean("class_token", self.class_token)
-        choose("contextual", self.contextual, ("sum", "mean"))
 
     def counts(self, budget: Budget, available: int) -> tuple[int, int, int]:
         """Class tokens, kept patches and contextual tokens of one unit of `available` patches."""

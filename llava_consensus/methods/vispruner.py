@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from llava_consensus.errors import within
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import pick, rank
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
@@ -33,18 +33,12 @@ class VisPruner(Selector, ReadsTower):
 
     Args:
         ratio: share of the budget for the attended patches, in [0, 1]; the official scripts take 0.5.
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    ratio: float = 0.5
+    ratio: Ratio = 0.5
 
     title: ClassVar[str] = "VisPruner"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        within("ratio", self.ratio, 0.0, 1.0)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class row and the similarities of the patches that are thinned out."""

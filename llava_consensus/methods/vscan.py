@@ -13,15 +13,15 @@ it is the one at a quarter of the depth.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import at_least, within
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import ReadsBlocks, Shape
+from llava_consensus.reduction.method import Order, ReadsBlocks, Shape
+from llava_consensus.reduction.options import Bounds, Ratio
 from llava_consensus.reduction.saliency import class_flops, class_saliency
 from llava_consensus.reduction.selection import assemble, membership, rank, seated, top
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
@@ -34,22 +34,15 @@ class VScan(ReadsBlocks):
     Args:
         windows: in a row and in a column of a tile, at least 1.
         local: share of the tokens that the windows keep, in [0, 1].
-    Raises:
-        OptionError: for a value outside its bound.
     """
 
-    windows: int = 4
-    local: float = 0.5
-    order: str = "raster"
+    windows: Annotated[int, Bounds(1)] = 4
+    local: Ratio = 0.5
+    order: Order = "raster"
 
     title: ClassVar[str] = "VScan's scans"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.EARLIER})
     early: ClassVar[float] = 6 / 24
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least("windows", self.windows, 1)
-        within("local", self.local, 0.0, 1.0)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention of two blocks, the cosines of all tokens with the kept ones, and the means."""

@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, boolean, choose
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place, Shape
 from llava_consensus.reduction.saliency import rotate
@@ -72,20 +72,14 @@ class InDecoder(Method, ABC):
         positions: `keep` leaves rotary positions as they were, and decoding goes on at the position after the full
             prompt in every layer; `renumber` closes the gaps, and each layer goes on after its own cache.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
-    Raises:
-        OptionError: for a value that is none of these.
     """
 
-    positions: str = "renumber"
+    positions: Literal["renumber", "keep"] = "renumber"
     answer_rows: bool = False
 
     place: ClassVar[Place] = Place.DECODER
     asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the picture)
     attention: ClassVar[str] = "previous"  # whose queries and keys: previous | own (of the layer that is cut before)
-
-    def __post_init__(self) -> None:
-        choose("positions", self.positions, ("renumber", "keep"))
-        boolean("answer_rows", self.answer_rows)
 
     @property
     def tile_budget(self) -> str:

@@ -12,22 +12,21 @@ token. Nothing is drawn at random and nothing waits for the device; which points
 business.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, normalize, one_hot
 
-from llava_consensus.errors import choose
 from llava_consensus.reduction.selection import Folded, indices, membership, pick, rank
 from llava_consensus.reduction.tokens import ensure_finite
 
-STARTS = ("first", "salient", "mean")
+Start = Literal["first", "salient", "mean"]
 EXACT = "donot_use_mm_for_euclid_dist"  # equal points have equal distances, 0 to each other, in every batch
 
 
 def group(
-    features: Tensor, keys: Tensor, count: int, start: str = "first", saliency: Tensor | None = None
+    features: Tensor, keys: Tensor, count: int, start: Start = "first", saliency: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """EGTM's anchors, by farthest point sampling on l2-normalised features, and which of them each token joins.
 
@@ -42,7 +41,6 @@ def group(
         Anchors [B, M], places among the R, ascending, and the anchor 0..M-1 of each token [B, R], as `nearest` says.
         Ties go to the lower place.
     """
-    choose("fps_start", start, STARTS)
     points = directions(ensure_finite("features of the vision tower", features.float()))  # [B, R, D_v]
     keys = ensure_finite("keys of the vision tower", keys.float())
     rows, chosen = points.flatten(0, 1), [_first_anchor(points, start, saliency)]  # [B, 1] each
@@ -101,7 +99,7 @@ def directions(values: Tensor) -> Tensor:
     return values / torch.linalg.vector_norm(values, dim=-1, keepdim=True).clamp_min(1e-12)
 
 
-def _first_anchor(points: Tensor, start: str, saliency: Tensor | None) -> Tensor:
+def _first_anchor(points: Tensor, start: Start, saliency: Tensor | None) -> Tensor:
     """Where sampling starts: [B, 1]."""
     if start == "first":
         return torch.zeros(len(points), 1, dtype=torch.long, device=points.device)

@@ -14,16 +14,20 @@ only.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, choose, whole_or_none
+from llava_consensus.errors import OptionError
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import Bag
+from llava_consensus.reduction.options import check_options
 from llava_consensus.reduction.selection import assemble, rank, regroup
 from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+
+Order = Literal["top_then_merged", "raster"]
+OfficialOrder = Literal["official", "top_then_merged", "raster"]
 
 
 class Shape(NamedTuple):
@@ -80,7 +84,11 @@ class Place(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What hosts and the harness may ask of any method. The properties are options where a base makes them fields."""
+    """Interface of every method for hosts and the harness. The properties are options where a base makes them fields.
+
+    Raises:
+        OptionError: for an option that its annotation does not allow (`options.py`), when the method is made.
+    """
 
     answer_version: ClassVar[int] = 1  # raised by hand where the same options come to choose other tokens
     title: ClassVar[str] = ""  # in tables, as its paper writes it; empty: the name it is registered under
@@ -92,6 +100,9 @@ class Method:
     asked = frozenset[str]()  # options that somebody gave, whatever their values: `make` says it
     blocks_ahead: ClassVar[int] = 0  # from the vision block whose output is read to the one whose attention is read
     early: ClassVar[float] = 0.0  # share of the vision blocks that ends with the one of EARLIER
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @property
     def order(self) -> str:
@@ -183,20 +194,11 @@ class Placed(Method):
             `keep`, but a merged token takes the mean of its members' positions, rounded).
         newlines: of a tiled picture that is reduced: `keep` (outside the budget) | `drop`. Those of a picture that
             stays as it is, and of videos, always stay.
-    Raises:
-        OptionError: for a value that is none of these.
     """
 
-    order: str = "top_then_merged"
-    positions: str = "renumber"
-    newlines: str = "keep"
-
-    orders: ClassVar[tuple[str, ...]] = ("top_then_merged", "raster")
-
-    def __post_init__(self) -> None:
-        choose("order", self.order, self.orders)
-        choose("positions", self.positions, ("renumber", "keep", "mean"))
-        choose("newlines", self.newlines, ("keep", "drop"))
+    order: Order = "top_then_merged"
+    positions: Literal["renumber", "keep", "mean"] = "renumber"
+    newlines: Literal["keep", "drop"] = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,15 +255,9 @@ class Tiled(AfterTower):
 
     Args:
         tile_budget: `per_tile` (each tile has its share of the budget) | `global` (one ranking over the picture).
-    Raises:
-        OptionError: for a value that is neither.
     """
 
-    tile_budget: str = "per_tile"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose("tile_budget", self.tile_budget, ("per_tile", "global"))
+    tile_budget: Literal["per_tile", "global"] = "per_tile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,15 +267,9 @@ class ReadsTower(Tiled):
     Args:
         vision_layer: the block that is read, from 0, or from the end if negative; None is the one that feeds the
             projector.
-    Raises:
-        OptionError: for anything but a whole number.
     """
 
     vision_layer: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_or_none("vision_layer", self.vision_layer, "the number of a vision block")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,22 +279,16 @@ class ReadsBlocks(ReadsTower):
     Args:
         early_layer: the earlier block, from 0, or from the end if negative; None is the one at the depth where the
             authors read it, or where its attention stays within windows, the nearest that looks at everything.
-    Raises:
-        OptionError: for anything but a whole number.
     """
 
     early_layer: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_or_none("early_layer", self.early_layer, "the number of a vision block")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Spread(Placed):
     """What `InTower` and `AtPicture` share: the tower has left T tokens, spread over the patches they came from."""
 
-    order: str = "raster"
+    order: Order = "raster"
 
     def left(self, budget: Budget, available: int, side: int = 0) -> int:
         """Tokens the tower leaves of a tile of `available`, `side` in a row; 0 of a square."""

@@ -7,6 +7,7 @@ language model runs. Float32 throughout.
 """
 
 from collections.abc import Iterable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from llava_consensus.reduction.method import Shape
 from llava_consensus.reduction.tokens import TextProbe, VisionAttention, ensure_finite
 
 EPSILON = 1e-6
-AGGREGATES = ("all", "last", "max")
+Aggregate = Literal["all", "last", "max"]
+AGGREGATES = get_args(Aggregate)
 QUERY_CHUNK = 64  # rows of attention held at once by `received_saliency`
 PROBE_CHUNK = 1 << 25  # numbers of all heads held at once by `text_attention`, 128 MiB
 

@@ -1,12 +1,12 @@
 """Every generated number of the pages is what the kept results say."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from llava_consensus.cli.models import COSTS
+from llava_consensus.methods import INDEX
+from llava_consensus.methods.index import written
 from tools import pages
 
 FILES = (
@@ -39,8 +39,10 @@ def test_the_pages_are_made_from_the_kept_results(copy: Path) -> None:
         assert (copy / name).read_bytes().split(b"\n## Results")[-1] == (
             (pages.ROOT / name).read_bytes().split(b"\n## Results")[-1]
         ), f"{name}: make pages, then commit it"
-    kept, counted = (json.loads((folder / "llava_consensus" / COSTS).read_text()) for folder in (pages.ROOT, copy))
-    assert kept == {name: counted[name] for name in kept}, "llava_consensus/methods/costs.json: make pages"
+
+
+def test_the_index_of_methods_is_fresh() -> None:
+    assert INDEX.read_text() == written(), "llava_consensus/methods/index.json: make pages, then commit it"
 
 
 def test_results_are_kept_in_the_same_bytes(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ layers after a reduction.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from llava_consensus.errors import OptionError, boolean, choose, whole_or_none, within
+from llava_consensus.errors import OptionError, choose, whole, within
 from llava_consensus.reduction import saliency, selection
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder, last_row_saliency, only_cut
@@ -49,7 +49,7 @@ class Selection(InDecoder):
         OptionError: for a value outside its bound.
     """
 
-    positions: str = "keep"
+    positions: Literal["renumber", "keep"] = "keep"
     scores: str = RECOVERY
     student: str = "vision"
     rate: float = 0.1
@@ -63,7 +63,7 @@ class Selection(InDecoder):
         choose("scores", self.scores, (*SIDES, RECOVERY))
         choose("student", self.student, SIDES)
         within("rate", self.rate, 0.0, 1.0)
-        whole_or_none("layer", self.layer, "how many layers see everything")
+        whole("layer", self.layer, optional=True)
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
         """One cut, that leaves T."""
@@ -112,7 +112,7 @@ class LayerProbe(InDecoder):
     best tokens whose overlap is counted.
     """
 
-    positions: str = "keep"
+    positions: Literal["renumber", "keep"] = "keep"
 
     title: ClassVar[str] = "Attention of every layer"
     asks: ClassVar[str] = "text"
@@ -178,7 +178,7 @@ class ClosedFrom(InDecoder):
         OptionError: for anything but a whole number, or a layer that the model does not have.
     """
 
-    positions: str = "keep"
+    positions: Literal["renumber", "keep"] = "keep"
     closed_from: int | None = None
     calibrate: bool = False
 
@@ -189,8 +189,6 @@ class ClosedFrom(InDecoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_or_none("closed_from", self.closed_from, "the first layer, from 0, whose positions are closed up")
-        boolean("calibrate", self.calibrate)
         if self.calibrate and self.closed_from is not None:
             raise OptionError(f"calibrate=True and closed_from={self.closed_from}: it is for positions that are kept")
 

@@ -1,0 +1,87 @@
+"""Options of a method: their annotations say what they may be, and one function checks them.
+
+order: Literal["top_then_merged", "raster"]     one of these
+alpha: Ratio                                    a number in [0, 1]
+layer: int | None                               a whole number, or left out
+"""
+
+import math
+from dataclasses import fields
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from llava_consensus.errors import at_least, boolean, choose, whole, within
+
+
+class Bounds(NamedTuple):
+    """The interval of a number: [low, high], or (low, high] with `open_low`."""
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'above' if self.open_low else 'of at least'} {self.low:g}"
+        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+
+
+Ratio = Annotated[float, Bounds(0.0, 1.0)]
+Positive = Annotated[float, Bounds(0.0, open_low=True)]
+NotNegative = Annotated[float, Bounds(0.0)]
+
+
+def annotations(kind: type) -> dict[str, Any]:
+    """Annotation of each option of a method's class."""
+    found = {field.name: field.type for field in fields(kind)}
+    if any(isinstance(one, str) for one in found.values()):  # of a file with postponed annotations
+        hints = get_type_hints(kind, include_extras=True)
+        found = {name: hints[name] for name in found}
+    return found
+
+
+def _parts(annotation: Any) -> tuple[Any, bool]:
+    """An annotation without None, and whether None is allowed."""
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [one for one in get_args(annotation) if one is not type(None)]
+        return (parts[0] if len(parts) == 1 else None), len(parts) < len(get_args(annotation))
+    return annotation, False
+
+
+def check_options(method: Any) -> None:
+    """Checks every option of a method against its annotation; one that says nothing of these kinds is not checked.
+
+    Raises:
+        OptionError: for a value that the annotation does not allow.
+    """
+    for name, annotation in annotations(type(method)).items():
+        value = getattr(method, name)
+        kind, optional = _parts(annotation)
+        if optional and value is None:
+            continue
+        bounds = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Bounds)), None)
+        if get_origin(kind) is Literal:
+            choose(name, value, get_args(kind))
+        elif kind is bool:
+            boolean(name, value)
+        elif bounds is not None and get_args(kind)[0] is int:
+            at_least(name, value, int(bounds.low))
+        elif bounds is not None:
+            within(name, value, *bounds)
+        elif kind is int:
+            whole(name, value, optional)
+
+
+def allowed(annotation: Any) -> str:
+    """The values of an option, in words for lists; empty for a text."""
+    kind, optional = _parts(annotation)
+    bounds = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Bounds)), None)
+    if get_origin(kind) is Literal:
+        words = " | ".join(get_args(kind))
+    elif kind is bool:
+        words = "true | false"
+    elif bounds is not None:
+        words = f"{'a whole number' if get_args(kind)[0] is int else 'a number'} {bounds}"
+    else:
+        words = {int: "a whole number", float: "a number"}.get(kind, "")
+    return f"{words}, or null" if words and optional else words
