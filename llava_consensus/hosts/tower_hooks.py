@@ -232,7 +232,11 @@ def _merge_inside(
     if index == 0 and merging.bag is not None:
         raise RuntimeError("the vision tower ran twice: multi-scale (S2) towers are not adapted")
     tower, bag = merging.tower, fresh(hidden) if merging.bag is None else merging.bag._replace(values=hidden)
-    parts, bias = tower.parts(index), attachment.method.bias(bag) if index else None
+    parts, method = tower.parts(index), attachment.method
+    # as in `reduce`: autocast would choose pairs in half precision, where sizes above 256 are rounded too
+    exact = torch.autocast(hidden.device.type, enabled=False)
+    with exact:
+        bias = method.bias(bag) if index else None
     mask = None if bias is None else bias.to(hidden.dtype)[:, None, None].expand(-1, 1, hidden.shape[1], -1)
     angles = tower.angles(hidden, bag.place)
     turned = {} if angles is None else {"position_embeddings": angles}
@@ -241,7 +245,8 @@ def _merge_inside(
     if merging.counts[index]:
         key: Any = merging.key
         key = key if angles is None else rotate(key, *angles)  # as attention compares them
-        bag = attachment.method.fold(bag, key, merging.counts[index], bool(tower.classes))
+        with exact:
+            bag = method.fold(bag, key, merging.counts[index], bool(tower.classes))
     merging.bag, merging.key = bag, None
     return tower.result(bag.values + parts.mlp(parts.before_mlp(bag.values)))
 

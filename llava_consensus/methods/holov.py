@@ -4,14 +4,16 @@
 A crop is N / 16 tokens in a row, as in the authors' code; their figure draws squares. Its score is the mean of its
 class attention and of how much the cosines of a token with the others of its crop vary, times alpha, brought to the
 scale of the attention. Crops get seats in proportion to their scores, rounded down, and the best of them one more each
-until T are given out; in a crop the most attended tokens are kept. What differs: seats that a small crop cannot fill go
-to the most attended tokens elsewhere, where the authors hand zeros to the language model, and ties go to the lower
-index. The weights (alpha, 16 crops of 36 tokens) were set for CLIP ViT-L at 24 x 24 patches; nothing depends on the
-depth of a model.
+until T are given out; in a crop the most attended tokens are kept. A tower without a class token is read as in the
+authors' code for Qwen2.5-VL: int(16 / 9 N / T) crops, at least one, and attention is received from all rows (their code
+then writes ones over it, ours does not). A picture of several tiles is ranked whole, as theirs is. What differs: seats
+that a small crop cannot fill go to the most attended tokens elsewhere, where the authors hand zeros to the language
+model, and ties go to the lower index. The weights (alpha, 16 crops of 36 tokens) were set for CLIP ViT-L at 24 x 24
+patches; nothing depends on the depth of a model.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from llava_consensus.reduction.method import OfficialOrder, ReadsTower, Shape
 from llava_consensus.reduction.options import Bounds, NotNegative
 from llava_consensus.reduction.saliency import class_flops, class_saliency
 from llava_consensus.reduction.selection import arrange, pick, rank, seated, topped_up
-from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.tokens import AHEAD, Need, Reduction, VisionAttention, VisualTokens, ensure_finite
 
 SCALE, EPSILON = 1e3, 1e-6  # of the attention, and of what is divided by
 
@@ -32,30 +34,40 @@ class HoloV(ReadsTower):
     """Every crop of the picture keeps as many of its most attended tokens as its attention and variety earn.
 
     Args:
-        crops: how many there are, at least 1.
-        alpha: weight of the variance of a token's cosines with its crop, at least 0.
+        crops: how many there are; None is 16, or without a class token 16/9 of N / T.
+        alpha: weight of the variance of a token's cosines with its crop.
         order: `official` (crop by crop, the most attended first) | `top_then_merged` | `raster`, which are the same.
     """
 
-    crops: Annotated[int, Bounds(1)] = 16
+    crops: Annotated[int, Bounds(1)] | None = None
     alpha: NotNegative = 0.09
+    tile_budget: Literal["per_tile", "global"] = "global"
     order: OfficialOrder = "official"  # type: ignore[assignment]
 
+    answer_version: ClassVar[int] = 2
     title: ClassVar[str] = "HoloV"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
 
     def flops(self, shape: Shape, budget: Budget) -> float:
         """Class attention and the cosines inside every crop."""
-        units = [size for share, size in self.units(shape, budget) if share.tokens < size]
-        crops = [(min(self.crops, size), -(-size // min(self.crops, size))) for size in units]
+        units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
+        counts = [self.count(tokens, size, bool(shape.classes)) for tokens, size in units]
+        crops = [(count, -(-size // count)) for count, (_, size) in zip(counts, units, strict=True)]
         return sum(2.0 * count * size**2 * shape.width for count, size in crops) + (class_flops(shape) if units else 0)
+
+    def count(self, tokens: int, size: int, classes: bool) -> int:
+        """Crops of a unit of `size` tokens of which `tokens` stay."""
+        usual = 16 if classes else max(1, int(1024 / 576 * size / tokens))
+        return min(usual if self.crops is None else self.crops, size)
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
         """`budget.tokens` tokens, none merged."""
         with torch.no_grad():
-            saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
+            attention: VisionAttention = tokens.needed(Need.ATTENTION)
+            saliency = tokens.of_tiles(class_saliency(attention, own=True))
             size = saliency.shape[1]
-            count, crops = min(budget.tokens, size), Crops(size, min(self.crops, size), saliency.device)
+            count = min(budget.tokens, size)
+            crops = Crops(size, self.count(count, size, bool(attention.classes)), saliency.device)
             points = directions(ensure_finite("projected tokens", tokens.projected).float())
             weight = crops.scores(saliency, points, self.alpha)
             weight = weight / (weight.sum(1, keepdim=True) + EPSILON)

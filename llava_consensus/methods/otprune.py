@@ -4,13 +4,14 @@ official code xiwenc1/OTPrune 3414730).
 Every channel of the projected tokens is divided by its norm over the tokens, G being the products of all pairs that are
 left. The tokens are chosen that make the determinant of I + gamma G G large, one by one: a bound of the optimal
 transport between all and kept tokens, by the authors. As in their code channels are normalised and not tokens, gamma is
-0.01, and the question, which their function is given, is not read. What differs: float32, exactly T where they round a
-share, newline tokens of anyres are no candidates, and a channel that is zero everywhere stays zero. Gamma was set for N
-= 576 tokens of 4,096 channels, whose products grow with channels / N; nothing depends on the depth of a model.
+0.01, a picture of several tiles is one unit, and the question, which their function is given, is not read. What
+differs: float32, exactly T where they round a share, newline tokens of anyres are no candidates, and a channel that is
+zero everywhere stays zero. Gamma was set for N = 576 tokens of 4,096 channels, whose products grow with channels / N;
+nothing depends on the depth of a model.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -29,8 +30,10 @@ class OTPrune(Selector, Tiled):
         gamma: weight of the products beside the identity, above 0.
     """
 
+    tile_budget: Literal["per_tile", "global"] = "global"
     gamma: Positive = 0.01
 
+    answer_version: ClassVar[int] = 2
     title: ClassVar[str] = "OTPrune"
 
     def flops(self, shape: Shape, budget: Budget) -> float:

@@ -4,9 +4,9 @@
 A selector keeps T / 2 tokens. Of the others, those are anchors that are representative and distinctive: the sum of a
 token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
 names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
-Tokens stand where they stood, an anchor's mean at the anchor. What differs: the authors also calibrate the language
-model's attention by distance and size, which is a policy of positions here (`paper positions`), not a part of this
-method; they place a merged token at the first of its members; and ties go to the lower index. Nothing depends on the
+Kept tokens stand where they stood, a merged one at the lower median of its members; a picture of several tiles is one
+unit. What differs: the authors also calibrate the language model's attention by distance and size, which is a policy of
+positions here (`paper positions`), not a part of this method; and ties go to the lower index. Nothing depends on the
 depth of a model.
 """
 
@@ -35,9 +35,11 @@ class Restore(ReadsTower):
     """
 
     selector: Literal["vispruner", "divprune", "holov"] = "vispruner"
+    tile_budget: Literal["per_tile", "global"] = "global"
     order: Order = "raster"
     positions: Literal["renumber", "keep", "mean"] = "keep"
 
+    answer_version: ClassVar[int] = 2
     title: ClassVar[str] = "RESTORE merging"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES})
 
@@ -73,8 +75,9 @@ class Restore(ReadsTower):
             kept = self.chooser().reduce(tokens, Budget(count)).kept if count else none
             rest = left_over(kept, size)
             direction = merging.directions(ensure_finite("projected tokens", pick(tokens.projected, rest).float()))
-            anchors, group = distinctive(direction @ direction.transpose(1, 2), merged)
-        return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, anchors, group))
+            _, group = distinctive(direction @ direction.transpose(1, 2), merged)
+            places, group = merging.medians(group, merged) if merged else (none, group)
+        return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, places, group))
 
 
 def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:

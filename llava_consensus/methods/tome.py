@@ -14,6 +14,7 @@ patches, what is left after merging forms no grid, and the method is refused.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from llava_consensus.errors import OptionError
@@ -36,6 +37,7 @@ class ToMe(InTower):
     rate: Literal["constant", "decreasing"] = "constant"
     proportional: bool = True
 
+    answer_version: ClassVar[int] = 2
     title: ClassVar[str] = "ToMe"
 
     @property
@@ -96,7 +98,7 @@ class ToMe(InTower):
 
     def fold(self, bag: Bag, key: Tensor, count: int, protected: bool) -> Bag:
         """The bag after the `count` best pairs by the keys [U, H, t, d] became one; a class token stays out of it."""
-        return merge(bag, pair(key.mean(1), count, protected))
+        return merge(bag, pair(key.mean(1, dtype=torch.float32), count, protected))
 
     def vision_tokens(self, budget: Budget, shape: Shape) -> list[int]:
         """Patches entering each block: fewer from block to block, T after the feature block."""

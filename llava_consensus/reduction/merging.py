@@ -77,6 +77,22 @@ def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
     return (member @ projected.float() / total).to(projected.dtype)
 
 
+def medians(group: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The lower median of the members of each group, for merged tokens that stand in the middle of what they hold.
+
+    Args:
+        group: [B, R] which of `count` groups each token is in; none is empty.
+        count: M.
+    Returns:
+        Places [B, M] among the R, ascending, and the groups [B, R] numbered in that order.
+    """
+    member = one_hot(group, count)  # [B, R, M]
+    number = member.cumsum(1).gather(2, group[..., None])[..., 0]  # of a token in its group, from 1
+    middle = (member.sum(1) + 1) // 2  # [B, M]
+    places = indices(number == middle.gather(1, group), count)
+    return places, group.gather(1, places).argsort(1).gather(1, group)
+
+
 def fold(projected: Tensor, rest: Tensor, places: Tensor, group: Tensor) -> Folded | None:
     """The tokens that are not kept, folded into their anchors: each merged token is the plain mean of its group.
 

@@ -188,7 +188,7 @@ class Reduction(NamedTuple):
 
     tokens: Tensor  # [B, K + M, D] in output order, dtype of the projected tokens
     kept: Tensor  # [B, K] ascending
-    anchors: Tensor  # [B, M] ascending
+    anchors: Tensor  # [B, M] ascending: where merged tokens stand
     source: Tensor  # [B, K + M] input token of each output slot: itself, a merged token's anchor, -1 for no patch
     owner: Tensor  # [B, N] output slot of every input token, -1 where dropped
     vision: Tensor | None = None  # [B, N] saliency by the vision tower

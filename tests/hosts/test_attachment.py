@@ -243,33 +243,24 @@ def test_autocast_changes_no_owner(tower_folder: Path, prompt: SimpleNamespace) 
         tower = attached.encode(prompt.images, [1])
     assert mixed.fused is not None and mixed.fused.dtype == torch.float32
     assert tower[0].parts["query"].dtype == torch.bfloat16, "the tower itself runs as the caller wants it"
-    again = attached.method
-    with attach(model, tokens=6) as attached:
-        seen: list[Any] = []
-        original = type(again).reduce
-
-        def recording(self: Any, tokens: Any, budget: Any) -> Any:
-            seen.append(torch.is_autocast_enabled("cpu"))
-            return original(self, tokens, budget)
-
-        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
-            patch.setattr(type(again), "reduce", recording)
-            model(prompt.ids, images=prompt.images)
-    assert seen == [False]
 
 
-@pytest.mark.parametrize("name", ["fastv", "sparsevlm"])
+@pytest.mark.parametrize(
+    ("name", "function"), [("scope", "reduce"), ("tome", "fold"), ("tome", "bias"), ("dart", "select")]
+)
 @torch.no_grad()
-def test_cuts_are_chosen_outside_autocast(tower_folder: Path, prompt: SimpleNamespace, name: str) -> None:
+def test_choices_are_made_outside_autocast(
+    tower_folder: Path, prompt: SimpleNamespace, name: str, function: str
+) -> None:
     model = tiny_llava(tower_folder, num_hidden_layers=4)
-    select, seen = METHODS[name].select, []
+    original, seen = getattr(METHODS[name], function), []
 
-    def recording(self: Any, view: Any, watch: Any) -> Any:
+    def recording(self: Any, *args: Any) -> Any:
         seen.append(torch.is_autocast_enabled("cpu"))
-        return select(self, view, watch)
+        return original(self, *args)
 
     with attach(model, name, tokens=5), pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
-        patch.setattr(METHODS[name], "select", recording)
+        patch.setattr(METHODS[name], function, recording)
         model(prompt.ids, images=prompt.images)
     assert seen and not any(seen)
 

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import one_hot, pad
 
 from llava_consensus.methods import make
-from llava_consensus.methods.restore import distinctive
 from llava_consensus.methods.scope import cover
 from llava_consensus.methods.vidcom2 import likeness, shares, still
 from llava_consensus.reduction.budget import Budget
@@ -46,6 +45,16 @@ def seen(tokens: torch.Tensor, attention: torch.Tensor | None = None) -> VisualT
         features=tokens.float(),
         whole=WholePictures(torch.arange(units), torch.ones(units, size, dtype=torch.bool)),
     )
+
+
+def without_class(tokens: torch.Tensor, arrays: dict[str, torch.Tensor], case: str) -> VisualTokens:
+    """The same for a tower without a class token, as that of Qwen2.5-VL, with queries and keys of one or two blocks."""
+    blocks = [
+        VisionAttention(arrays[f"qwen-{front}query_{case}"].float(), arrays[f"qwen-{front}key_{case}"].float(), 1.0, 0)
+        for front in ("", "early_")
+        if f"qwen-{front}query_{case}" in arrays
+    ]
+    return seen(tokens)._replace(attention=blocks[0], earlier=blocks[-1])
 
 
 def video_of(case: str, arrays: dict[str, torch.Tensor]) -> tuple[VisualTokens, int]:
@@ -111,6 +120,24 @@ def test_vscan_equals_the_official_code(case: str) -> None:
     assert torch.allclose(result.tokens, arrays[f"means_{case}"], atol=1e-5)
 
 
+@pytest.mark.parametrize("case", cases("vscan", "qwen-kept"))
+def test_vscan_equals_the_official_code_for_qwen(case: str) -> None:
+    """Rows x columns_T."""
+    arrays, side = golden("vscan"), int(case.partition("x")[2].partition("_")[0])
+    given = without_class(arrays[f"qwen-features_{case}"], arrays, case)._replace(side=side)
+    kept = arrays[f"qwen-kept_{case}"].long()
+    result = make("vscan").reduce(given, Budget(kept.shape[1]))
+    assert torch.equal(result.source, kept)
+    assert torch.allclose(result.tokens, arrays[f"qwen-means_{case}"], atol=1e-5)
+
+
+@pytest.mark.parametrize("case", cases("holov", "qwen-picks"))
+def test_holov_equals_the_official_code_for_qwen(case: str) -> None:
+    arrays = golden("holov")
+    given = without_class(arrays[f"qwen-tokens_{case}"], arrays, case)
+    assert torch.equal(make("holov").reduce(given, Budget(kept_of(case))).source, arrays[f"qwen-picks_{case}"].long())
+
+
 @pytest.mark.parametrize("case", cases("idpruner", "kept"))
 def test_idpruner_equals_the_official_selection(case: str) -> None:
     """Their greedy loop, given attention where theirs has a trained scorer."""
@@ -130,18 +157,13 @@ def test_mfpruner_equals_the_official_code(case: str) -> None:
 
 @pytest.mark.parametrize("case", cases("restore", "kept"))
 def test_restore_equals_the_official_code(case: str) -> None:
-    """Its DivPrune and then its merging: every token is in the same company, and the means are equal."""
+    """Its DivPrune and its merging: what the language model gets, in this order and with these positions."""
     arrays = golden("restore")
-    given, joined = seen(arrays[f"tokens_{case}"]), arrays[f"joined_{case}"].long()
+    given = seen(arrays[f"tokens_{case}"])
     result = make("restore", selector="divprune").reduce(given, Budget(kept_of(case)))
-    kept = arrays[f"kept_{case}"].long()
-    assert torch.equal(result.kept, kept)
-    rest = [place for place in range(given.projected.shape[1]) if place not in set(kept[0].tolist())]
-    cosine = directions(given.projected[:, rest])
-    anchors, group = distinctive(cosine @ cosine.transpose(1, 2), result.anchors.shape[1])
-    assert torch.equal(group, joined) and torch.equal(torch.tensor(rest)[anchors], result.anchors)
-    ours = result.tokens[0, result.owner[0, rest]]
-    assert torch.allclose(ours, arrays[f"means_{case}"][0, joined[0]], atol=1e-5)
+    assert torch.equal(result.kept, arrays[f"kept_{case}"].long())
+    assert torch.equal(result.source, arrays[f"places_{case}"].long())
+    assert torch.allclose(result.tokens, arrays[f"ordered_{case}"], atol=1e-5)
 
 
 @pytest.mark.parametrize("case", cases("otprune", "kept"))
