@@ -414,7 +414,7 @@ class CutForward:
         inputs = embeds[batch[:, None], visual_places], embeds[batch[:, None], text_places]
         states = hidden[batch[:, None], columns], hidden[batch[:, None], asked_columns]
         units = [self.seen[index].unit for index in indices]
-        tower = None if self.source is None else self.source.tokens(units)
+        tower = None if self.source is None else self.source.tokens(*self.source.indexed([units]))
         memory = self.memories[tuple(indices)]
         return DecoderView(units[0].budget.tokens, cut, *states, columns, probe, *inputs, decoder.norm, tower, memory)
 

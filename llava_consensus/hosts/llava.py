@@ -387,7 +387,8 @@ def _kinds(rows: Tensor, real: Tensor, tiles: list[int], patches: int, answer: T
     before = torch.where(rows > 0, place, 0).cummax(1).values  # the last visual row so far
     picture = torch.where(rows == NEWLINE, picture.gather(1, before), picture)
     tile = torch.where(rows > 0, flat - first[picture.clamp_min(0)], -1)
-    return RowKinds(real, picture, tile, torch.where(rows > 0, (rows - 1) % patches, -1), answer)
+    token = torch.where(rows > 0, (rows - 1) % patches, -1)
+    return RowKinds(real, picture, tile, token, answer, tiles=tuple(tiles))
 
 
 def changed(config: Any, *changes: Mapping[str, Any]) -> Any:

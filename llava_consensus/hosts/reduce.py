@@ -32,7 +32,7 @@ from llava_consensus.hosts.sequence import (
     rows_of,
     wide,
 )
-from llava_consensus.hosts.source import MethodInputs, probe_text, shared_fronts, words_after
+from llava_consensus.hosts.source import MethodInputs, UnitBatch, probe_text, shared_fronts, words_after
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.tokens import (
@@ -54,7 +54,7 @@ NO_WORDS = "no text after the image: all tokens are equally relevant"
 class ReducedUnits(NamedTuple):
     """Units that went through the method together."""
 
-    units: list[Unit]
+    batch: UnitBatch
     reduction: Reduction
 
 
@@ -98,10 +98,10 @@ def reduce(
         words = words_after(full, layout) if by_words else None
         source = MethodInputs(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
         groups = []
-        for units in source.groups():
+        for batch in source.batches():
             with watch.time("gather"):
-                tokens = source.tokens(units)
-            groups.append(ReducedUnits(units, _timed(method, tokens, units[0].budget)))
+                tokens = source.tokens(batch)
+            groups.append(ReducedUnits(batch, _timed(method, tokens, batch.units[0].budget)))
         with watch.time("splice"):
             out, outcomes = put_in(full, layout, groups, method, limit)
     silent = any(len(picture.text) == 0 for picture in layout.pictures)
@@ -131,8 +131,8 @@ def put_in(
     for picture in layout.pictures:
         stays[picture.row, list(picture.leaving)] = False
     into: list[int] = []  # sequence of every reduced token
-    for units, reduction in groups:
-        for unit in units:
+    for batch, reduction in groups:
+        for unit in batch.units:
             row, count = layout.pictures[unit.picture].row, reduction.tokens.shape[1]
             stays[row, unit.places] = False
             came[row] += count
@@ -143,14 +143,14 @@ def put_in(
         lengths = [min(length, limit) for length in lengths]
         channels["picture"] = Channel(layout.picture_rows().to(device), -1, Rule.SOURCE)
     values: dict[str, list[Tensor]] = {name: [] for name in channels}
+    # the zones of all units in one copy, however many groups there are
+    zones = torch.tensor([_zones(layout, unit) for batch, _ in groups for unit in batch.units]).to(device)
     places = []
-    for units, reduction in groups:
-        rows = torch.tensor([[layout.pictures[unit.picture].row] for unit in units], device=device)
-        columns = torch.stack([unit.places for unit in units]).to(device)
-        source = columns.gather(1, reduction.source.clamp_min(0))  # of no patch: the unit's first
-        places.append(_places(layout, units, reduction, source * ROW, method.order).flatten())
+    for (batch, reduction), zone in zip(groups, zones.split([len(one.batch.units) for one in groups]), strict=True):
+        source = batch.columns.gather(1, reduction.source.clamp_min(0))  # of no patch: the unit's first
+        places.append(_places(reduction, zone, source * ROW, method.order).flatten())
         for name, channel in channels.items():
-            value = reduction.tokens if name == "embeds" else _values(channel, rows, columns, source, reduction)
+            value = reduction.tokens if name == "embeds" else _values(channel, batch, source, reduction)
             values[name].append(value.flatten(0, 1).to(channel.values.dtype))
     inserts = Inserts(into, torch.cat(places), {name: torch.cat(parts) for name, parts in values.items()})
     place = torch.where(stays, torch.arange(width) * ROW, NEVER).to(device)
@@ -161,19 +161,17 @@ def put_in(
     return full.with_values(real, new, unpadded), outcomes
 
 
-def _values(channel: Channel, rows: Tensor, columns: Tensor, source: Tensor, reduction: Reduction) -> Tensor:
-    """What the reduced tokens of a group get in a channel: [B, K + M, ...].
+def _values(channel: Channel, batch: UnitBatch, source: Tensor, reduction: Reduction) -> Tensor:
+    """Values of the reduced tokens of a batch of units in a channel: [B, K + M, ...].
 
     Args:
-        rows: [B, 1] of the batch.
-        columns: [B, N] places of the units' tokens.
         source: [B, K + M] place of the token that each slot stands for.
     """
     if channel.rule is Rule.BLANK:
         return channel.values.new_full((*source.shape, *channel.values.shape[2:]), channel.blank)
     if channel.rule is Rule.SOURCE:
-        return channel.values[rows, source]
-    return _means(channel.values[rows, columns], reduction)
+        return channel.values[batch.row, source]
+    return _means(channel.values[batch.row, batch.columns], reduction)
 
 
 def _means(values: Tensor, reduction: Reduction) -> Tensor:
@@ -194,12 +192,17 @@ def _means(values: Tensor, reduction: Reduction) -> Tensor:
     return torch.where(wide(count[..., 0] == 1, source_values), source_values, mean)
 
 
-def _places(layout: Layout, units: Sequence[Unit], reduction: Reduction, at_source: Tensor, order: str) -> Tensor:
-    """Places [B, K + M] of reduced tokens in the order of the sequence, by the zones of the method or by its order."""
+def _places(reduction: Reduction, zones: Tensor, at_source: Tensor, order: str) -> Tensor:
+    """Places [B, K + M] of reduced tokens in the order of the sequence, by the zones of the method or by its order.
+
+    Args:
+        zones: [B, 4] place of the first slot in each zone of a unit.
+        at_source: [B, K + M] place of the token that each slot stands for.
+    """
     slots, kept = torch.arange(reduction.tokens.shape[1], device=at_source.device), reduction.kept.shape[1]
     if reduction.zone is None and (order == "raster" or kept == len(slots)):
         return at_source
-    zones = torch.tensor([_zones(layout, unit) for unit in units], device=at_source.device)[..., None] + slots
+    zones = zones[..., None] + slots
     if reduction.zone is None:
         return torch.where(slots < kept, at_source, zones[:, BEHIND])
     return torch.where(reduction.zone == PLACE, at_source, zones.gather(1, reduction.zone[:, None])[:, 0])
@@ -222,8 +225,8 @@ def _outcomes(layout: Layout, groups: Sequence[ReducedUnits]) -> list[PictureOut
     whole = untouched(layout)
     after = [outcome.after for outcome in whole]
     parts: list[list[tuple[int, Reduction]]] = [[] for _ in whole]
-    for units, reduction in groups:
-        for index, unit in enumerate(units):
+    for batch, reduction in groups:
+        for index, unit in enumerate(batch.units):
             one = reduction
             if len(reduction.tokens) > 1:
                 own = (value[index : index + 1] if isinstance(value, Tensor) else value for value in reduction)

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from llava_consensus.hosts.base import Attending
 from llava_consensus.reduction.budget import Budget, Share
-from llava_consensus.reduction.method import Method
+from llava_consensus.reduction.method import Method, Tiled
 
 # A row's place is one number by which rows are sorted; numbers far apart let rows come in between without a new count.
 NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
@@ -35,11 +35,12 @@ class RowKinds(NamedTuple):
     token: Tensor  # which token of that tile; -1 for structural rows, such as newlines, which are never candidates
     answer: Tensor | None = None  # true where the row has a label: the answer in training
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
+    tiles: tuple[int, ...] = ()  # of each picture of the call; where that is not given, as many as have rows
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a budget is shared over the tiles of a picture."""
+    """How the budget of a picture is shared over its tiles."""
 
     method: Method
     budget: Budget | Share
@@ -47,27 +48,39 @@ class Sharing:
     most_tiles: int  # of a picture of this model
     varies: bool = False  # whether a tile has as many tokens as its picture's size asks for
 
-    def of_picture(self, tiles: int, available: int, video: bool = False) -> list[Budget]:
-        """Budgets of a picture of so many tiles and visual tokens: one for all, or equal shares of the most tiles a
-        picture of this model can have; the frames of a video share all of it. A share of a picture's own tokens is
-        divided over its own tiles. A budget of all its tokens leaves a picture as it is.
+    @property
+    def before_sequence(self) -> bool:
+        """Whether tiles are reduced whole, before it is known which of their tokens the sequence holds."""
+        return self.method.acts_inside and bool(self.tile_tokens) and not self.varies
+
+    def of_picture(self, sizes: list[int], video: bool = False) -> list[Budget]:
+        """Budgets of one picture: one for all of its tiles, or one for each. They add up to the budget that was asked
+        for, but for `tile_budget=most_tiles`; a budget of all its tokens leaves a picture as it is.
+
+        Args:
+            sizes: tokens of each tile.
+            video: whether the tiles are frames.
+        Raises:
+            OptionError: for fewer tokens than tiles, by a method that cannot rank all tiles together.
         """
-        if self.method.acts_inside and self.tile_tokens and not self.varies:
-            available = tiles * self.tile_tokens  # known before the sequence is
+        tiles, available = len(sizes), sum(sizes)
         budget = self.budget.of(available)
         if not self.method.reduces or budget.tokens >= available:
             return [Budget(max(available, 1))]
         if tiles == 1 or self.method.tile_budget == "global":
             return [budget]
-        own_tiles = video or isinstance(self.budget, Share)
-        return budget.share(tiles if own_tiles else max(tiles, self.most_tiles))[:tiles]
+        if self.method.tile_budget == "most_tiles" and not video and isinstance(self.budget, Budget):
+            return budget.share(max(tiles, self.most_tiles))[:tiles]
+        if budget.tokens < tiles and isinstance(self.method, Tiled):
+            return [budget]  # some tiles would keep nothing, so all are ranked together
+        return budget.over(sizes)
 
     def of_tiles(self, tiles: int, size: int = 0) -> list[int]:
-        """Tokens left of each tile of a picture, for methods inside the tower; `size` says how many a tile has where
-        that varies.
+        """Tokens left of each tile, for methods that act before the projector; `size` is that of a tile where it
+        varies.
         """
         size = size or self.tile_tokens or 1
-        shares = self.of_picture(tiles, tiles * size)
+        shares = self.of_picture([size] * tiles)
         return [min(share.tokens, size) for share in shares] if len(shares) == tiles else [size] * tiles
 
     @property
@@ -133,7 +146,7 @@ class Layout:
             return self
         real, asked = pad(self.real, (0, rows), value=True), pad(self.asked, (0, rows), value=False)
         picture, tile, token = (pad(values, (0, rows), value=-1) for values in self.kinds[1:4])
-        kinds = RowKinds(real, picture, tile, token, None, self.kinds.videos)
+        kinds = RowKinds(real, picture, tile, token, None, self.kinds.videos, self.kinds.tiles)
         return replace(self, kinds=kinds, asked=asked)
 
     def reduced(self) -> list[Unit]:
@@ -199,7 +212,10 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
             end = int(in_picture.nonzero()[-1])
             text = (words[row] & (places_all > end)).nonzero()[:, 0]
             video = source in kinds.videos
-            own = _units(len(pictures), places, kinds.tile[row, places], kinds.token[row, places], sharing, video)
+            tiles = kinds.tiles[source] if kinds.tiles else int(kinds.tile[row, places].max()) + 1
+            own = _units(
+                len(pictures), places, kinds.tile[row, places], kinds.token[row, places], sharing, tiles, video
+            )
             structural = tuple((in_picture & (kinds.token[row] < 0)).nonzero()[:, 0].tolist())
             leave = method.newlines == "drop" and not video and any(unit.is_reduced for unit in own)
             staying, leaving = ((), structural) if leave else (structural, ())
@@ -208,17 +224,22 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
     return Layout(kinds, asked, pictures, units)
 
 
-def _units(picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, video: bool) -> list[Unit]:
-    """The units of one picture: the whole of it under one budget, or each tile under its own."""
-    present = tile.unique().tolist()
-    shares = sharing.of_picture(present[-1] + 1 if len(present) > 1 else 1, len(places), video)
+def _units(
+    picture: int, places: Tensor, tile: Tensor, token: Tensor, sharing: Sharing, tiles: int, video: bool
+) -> list[Unit]:
+    """Units of one picture: the whole of it under one budget, or each tile under its own."""
+    numbers, counts = (part.tolist() for part in tile.unique(return_counts=True))
+    if sharing.before_sequence:  # unpadding may have left no row of a tile, which was reduced all the same
+        budgets = sharing.of_picture([sharing.tile_tokens] * tiles, video)
+        shares = budgets if len(budgets) == 1 else [budgets[number] for number in numbers]
+    else:
+        shares = sharing.of_picture(counts, video)
     if len(shares) == 1:
-        return [Unit(picture, places, tile, token, len(present), 0, shares[0])]
+        return [Unit(picture, places, tile, token, len(numbers), 0, shares[0])]
     units = []
-    for number in present:
+    for number, share in zip(numbers, shares, strict=True):
         here = (tile == number).nonzero()[:, 0]
-        part = number - present[0]
-        units.append(Unit(picture, places[here], tile[here], token[here], 1, part, shares[part]))
+        units.append(Unit(picture, places[here], tile[here], token[here], 1, number - numbers[0], share))
     return units
 
 

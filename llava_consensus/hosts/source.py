@@ -110,9 +110,22 @@ def words_after(full: Assembled, layout: Layout) -> tuple[Tensor, Tensor]:
     return full.embeds[rows, texts.to(device)], real.to(device)
 
 
+class UnitBatch(NamedTuple):
+    """B units of N tokens that go through the method together, with indexes on the device of the sequences."""
+
+    units: list[Unit]
+    used: list[tuple[int, int]]  # the U tiles they are of, as (picture of the layout, tile of it)
+    row: Tensor  # [B, 1] row of the sequences
+    columns: Tensor  # [B, N] place in the row
+    tile: Tensor  # [B, N] into `used`
+    patch: Tensor  # [B, N] token of the tile
+    picture: Tensor  # [B] into the pictures of the layout
+    prompt: Tensor  # [B] into the probes
+
+
 @dataclass(frozen=True)
 class MethodInputs:
-    """Where a method's inputs come from: what it reads of the units of assembled sequences."""
+    """What a method reads of the units of assembled sequences."""
 
     full: Assembled
     layout: Layout
@@ -124,12 +137,36 @@ class MethodInputs:
     clip: ClipSides | None = None  # patches of all tiles of the call; text of each row
     words: tuple[Tensor, Tensor] | None = None  # `words_after`, in place of CLIP
 
-    def groups(self) -> list[list[Unit]]:
+    def batches(self) -> list[UnitBatch]:
         """Reduced units that go through the method together; one by one where their lengths are not known before."""
         if self.method.adaptive:
-            return [[unit] for unit in self.layout.reduced()]
+            return self.indexed([[unit] for unit in self.layout.reduced()])
         probing = Need.PROBE in self.method.needs
-        return self.layout.groups(lambda unit: (self._sizes(unit), probing and self.layout.has_text(unit)))
+        return self.indexed(
+            self.layout.groups(lambda unit: (self._sizes(unit), probing and self.layout.has_text(unit)))
+        )
+
+    def indexed(self, groups: list[list[Unit]]) -> list[UnitBatch]:
+        """Groups of units with their indexes, which go to the device in one copy however many groups there are."""
+        pieces, used_tiles = [], []
+        for units in groups:
+            used, tile = self._used(units)
+            used_tiles.append(used)
+            pieces += [
+                torch.tensor([[self._picture(unit).row] for unit in units]),
+                torch.stack([unit.places for unit in units]),
+                tile,
+                torch.stack([unit.patch for unit in units]),
+                torch.tensor([unit.picture for unit in units]),
+                torch.tensor([self.layout.probes[1][unit.picture] for unit in units]),
+            ]
+        flat = torch.cat([piece.flatten() for piece in pieces]) if pieces else torch.empty(0)
+        split = flat.to(self.full.embeds.device).split([piece.numel() for piece in pieces])
+        moved = iter(values.view(piece.shape) for values, piece in zip(split, pieces, strict=True))
+        return [
+            UnitBatch(units, used, *(next(moved) for _ in range(6)))
+            for units, used in zip(groups, used_tiles, strict=True)
+        ]
 
     def _sizes(self, unit: Unit) -> tuple[int, ...]:
         """Numbers of tokens and block rows of a tile of the unit's picture, and of tokens in a row of it."""
@@ -148,28 +185,26 @@ class MethodInputs:
         side = self._tiles(unit).side
         return self.tower.side if side is None else side
 
-    def tokens(self, units: list[Unit]) -> VisualTokens:
-        """What the method reads of a group of units, on the device of the sequences."""
+    def tokens(self, batch: UnitBatch) -> VisualTokens:
+        """What the method reads of a batch of units, on the device of the sequences."""
+        units, used, row, columns, tile, patch, picture, prompt = batch
         device, own, needs = self.full.embeds.device, self._tiles(units[0]), needs_of(self.tower, self.method)
-        used, tile = self._used(units)
-        row = torch.tensor([[self._picture(unit).row] for unit in units], device=device)
-        columns = torch.stack([unit.places for unit in units]).to(device)
         parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
         fingerprint = parts.pop("fingerprint", None)
         if fingerprint is not None and self.prompts is not None:  # of a unit's first tile and of its prompt
-            fingerprint = fingerprint[tile[:, 0].to(device)] ^ self.prompts.to(device)[row[:, 0]]
+            fingerprint = fingerprint[tile[:, 0]] ^ self.prompts.to(device)[row[:, 0]]
         attention = self._attention(parts, "", blocks_read(self.tower, self.method)[1], own)
         earlier = self._attention(parts, EARLIER, earlier_block(self.tower, self.method), own)
         members = self.tower.members if own.members is None else own.members
         return VisualTokens(
             projected=self.full.embeds[row, columns],
-            tile=tile.to(device),
-            patch=torch.stack([unit.patch for unit in units]).to(device),
+            tile=tile,
+            patch=patch,
             tiles_per_unit=units[0].tiles,
             side=self._side(units[0]),
-            members=None if members is None else members.to(device),
-            picture=torch.tensor([unit.picture for unit in units], device=device),
-            prompt=torch.tensor([self.layout.probes[1][unit.picture] for unit in units], device=device),
+            members=None if members is None else self._moved(members),
+            picture=picture,
+            prompt=prompt,
             columns=columns,
             attention=attention,
             earlier=earlier,
@@ -180,6 +215,16 @@ class MethodInputs:
             whole=self._whole(used) if Need.WHOLE_PICTURES in needs else None,
             **{name: value for name, value in parts.items() if not name.startswith(EARLIER)},
         )
+
+    def _moved(self, members: Tensor) -> Tensor:
+        """The rows that tokens are made of on the device, where batches share them."""
+        if id(members) not in self._members:
+            self._members[id(members)] = members.to(self.full.embeds.device)
+        return self._members[id(members)]
+
+    @cached_property
+    def _members(self) -> dict[int, Tensor]:
+        return {}
 
     def _attention(self, parts: dict[str, Tensor], front: str, block: int, own: Tiles) -> VisionAttention | None:
         """The attention of a block, whose queries and keys leave the parts; None where they are not among them."""

@@ -3,6 +3,7 @@
 `budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of either is the budget of a picture of N tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -47,19 +48,47 @@ class Budget:
         kept = min(self.tokens - merged, available)
         return kept, min(merged, available - kept)
 
+    def over(self, sizes: Sequence[int]) -> list["Budget"]:
+        """This budget shared over the tiles of one picture: equal parts, which add up to T. A tile of fewer tokens than
+        its part keeps all of them, and the others share what it leaves.
+
+        Args:
+            sizes: tokens of each tile, more than T in all.
+        Raises:
+            OptionError: for fewer tokens than tiles.
+        """
+        left, parts = self.tokens, dict[int, int]()
+        order = sorted(range(len(sizes)), key=lambda tile: (sizes[tile], -tile))  # small ones settle what is left over
+        for settled, tile in enumerate(order):
+            parts[tile] = min(sizes[tile], left // (len(order) - settled))
+            left -= parts[tile]
+        if min(parts.values()) < 1:
+            raise _too_few(self.tokens, len(sizes))
+        reduced = [tile for tile in range(len(sizes)) if parts[tile] < sizes[tile]]
+        merged: dict[int, int] = {}
+        if self.merged is not None:
+            whole, more = divmod(self.merged, len(reduced))
+            merged = {tile: min(whole + (place < more), parts[tile]) for place, tile in enumerate(reduced)}
+            merged |= {tile: 0 for tile in parts.keys() - merged.keys()}
+        return [Budget(parts[tile], merged.get(tile)) for tile in range(len(sizes))]
+
     def share(self, parts: int) -> list["Budget"]:
         """The budget divided equally over `parts` tiles; the first tiles take what does not divide."""
         tokens = [self.tokens // parts + (tile < self.tokens % parts) for tile in range(parts)]
         if min(tokens) < 1:
-            raise OptionError(
-                f"tokens={self.tokens} is less than one token for each of {parts} tiles: "
-                f"give at least {parts}, or tile_budget=global where the method has that option"
-            )
+            raise _too_few(self.tokens, parts)
         merged = [
             None if self.merged is None else self.merged // parts + (tile < self.merged % parts)
             for tile in range(parts)
         ]
         return [Budget(tile_tokens, tile_merged) for tile_tokens, tile_merged in zip(tokens, merged, strict=True)]
+
+
+def _too_few(tokens: int, tiles: int) -> OptionError:
+    return OptionError(
+        f"tokens={tokens} is less than one token for each of {tiles} tiles: "
+        f"give at least {tiles}, or tile_budget=global where the method has that option"
+    )
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Method:
 
     @property
     def tile_budget(self) -> str:
-        """`per_tile` (equal shares) or `global` (one ranking over all tiles of a picture)."""
+        """`per_tile`, `most_tiles` or `global` (one ranking over all tiles of a picture), see `Tiled`."""
         return "per_tile"
 
     @property
@@ -174,7 +174,11 @@ class Method:
 
     def units(self, shape: Shape, budget: Budget) -> list[tuple[Budget, int]]:
         """Budget and size of each unit of one picture: its tiles, or all of it as one."""
-        if shape.tiles == 1 or self.tile_budget == "global":
+        if (
+            shape.tiles == 1
+            or self.tile_budget == "global"
+            or (isinstance(self, Tiled) and budget.tokens < shape.tiles)
+        ):
             return [(budget, shape.available)]
         return [(share, shape.patches) for share in budget.share(shape.tiles)]
 
@@ -254,10 +258,12 @@ class Tiled(AfterTower):
     """Base of the methods after the tower that rank tokens, within a tile or over all tiles of a picture.
 
     Args:
-        tile_budget: `per_tile` (each tile has its share of the budget) | `global` (one ranking over the picture).
+        tile_budget: `per_tile` (the budget shared over the picture's own tiles) | `global` (one ranking over all of
+            them) | `most_tiles` (a tile gets 1/n of the budget, n the most tiles a picture of this model can have: the
+            rule of LLaVA-NeXT's tables, by which pictures of fewer tiles keep fewer tokens).
     """
 
-    tile_budget: Literal["per_tile", "global"] = "per_tile"
+    tile_budget: Literal["per_tile", "global", "most_tiles"] = "per_tile"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,4 +79,5 @@ def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modali
         here = picture == number
         tile[here], token[here] = rows.tile, rows.token
     videos = frozenset(range(len(pictures)) if modality == "video" else ())
-    return RowKinds(picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos)
+    counts = tuple(rows.tiles for rows in pictures)
+    return RowKinds(picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos, counts)

@@ -211,16 +211,15 @@ def test_tile_budgets(tower_folder: Path) -> None:
     model = tiny_llava(tower_folder, **ANYRES, mm_patch_merge_type="spatial")
     ids, mask = batch(row(5), row(6, 7))
     arguments = dict(images=[tiles(5), tiles(3, 1)], image_sizes=[(100, 100), (110, 50)], attention_mask=mask)
-    with attach(model, tokens=20) as attached:
+    after = {"per_tile": 20, "global": 20, "most_tiles": 12}  # of three tiles, where a picture can have five
+    for tile_budget, left in after.items():
+        with attach(model, tokens=20, tile_budget=tile_budget) as attached:
+            model(ids, **arguments)
+            assert [outcome[:4] for outcome in attached.outcomes] == [(0, 80, 20, 0), (1, 48, left, 0)]
+    with attach(model, tokens=4) as attached:  # fewer tokens than tiles: ranked over all of them
         model(ids, **arguments)
-        assert [outcome[:4] for outcome in attached.outcomes] == [
-            (0, 80, 20, 0),
-            (1, 48, 12, 0),
-        ]  # fewer tiles, fewer tokens
-    with attach(model, tokens=20, tile_budget="global") as attached:
-        model(ids, **arguments)
-        assert [outcome[:4] for outcome in attached.outcomes] == [(0, 80, 20, 0), (1, 48, 20, 0)]
-    with attach(model, tokens=4), pytest.raises(OptionError, match="each of 5 tiles"):
+        assert [outcome.after for outcome in attached.outcomes] == [4, 4]
+    with attach(model, "uniform_grid", tokens=4), pytest.raises(OptionError, match="each of 5 tiles"):
         model(ids, **arguments)
 
 

@@ -60,7 +60,8 @@ def row_kinds(ids: Tensor, real: Tensor, placed: list[ModalityRows], answer: Ten
         if modality == "video":
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
-    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos))
+    counts = tuple(rows.tiles for group in placed for rows in group.pictures)
+    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos), counts)
 
 
 def without_dropped(kinds: RowKinds) -> RowKinds:

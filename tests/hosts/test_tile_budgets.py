@@ -1,0 +1,63 @@
+"""`tokens=T` is T for pictures of any size and any tiles. `tools/tile_budgets.py` shows the whole table."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llava_consensus.hosts.sequence import RowKinds, Sharing, read_layout
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget, Share
+
+TILES = st.lists(st.integers(1, 40), min_size=1, max_size=13)  # tokens of each tile
+
+
+def left(sizes: list[int], budget: Budget | Share, **options: str) -> int:
+    """Visual tokens of a picture of these tiles that a layout leaves."""
+    tile = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
+    token = torch.cat([torch.arange(size) for size in sizes])[None]
+    kinds = RowKinds(torch.ones_like(tile, dtype=torch.bool), torch.zeros_like(tile), tile, token)
+    layout = read_layout(kinds, Sharing(make("visionzip", **options), budget, 40, 13))
+    return sum(sizes) - sum(len(unit.places) - unit.budget.tokens for unit in layout.reduced())
+
+
+@settings(deadline=None, max_examples=300)
+@given(TILES, st.integers(1, 300), st.integers(0, 40))
+def test_a_picture_keeps_t_tokens(sizes: list[int], tokens: int, more: int) -> None:
+    """So it is monotonic in T, and never smaller for a larger picture."""
+    assert left(sizes, Budget(tokens)) == min(tokens, sum(sizes)) == left(sizes, Budget(tokens), tile_budget="global")
+    assert left([*sizes, 7], Budget(tokens)) >= left(sizes, Budget(tokens)) <= left(sizes, Budget(tokens + more))
+
+
+@given(TILES.filter(lambda sizes: sum(sizes) > len(sizes)), st.data())
+def test_tiles_get_equal_parts_or_all_they_have(sizes: list[int], data: Any) -> None:
+    tokens = data.draw(st.integers(len(sizes), sum(sizes) - 1))
+    merged = data.draw(st.integers(0, tokens))
+    parts = Budget(tokens, merged).over(sizes)
+    assert sum(part.tokens for part in parts) == tokens
+    reduced = [part for part, size in zip(parts, sizes, strict=True) if part.tokens < size]
+    whole = [size for part, size in zip(parts, sizes, strict=True) if part.tokens == size]
+    fewest = min(part.tokens for part in reduced)
+    assert max(part.tokens for part in reduced) <= fewest + 1 and max(whole, default=0) <= fewest + 1
+    assert sum(part.merged or 0 for part in parts) <= merged
+    if tokens + 1 < sum(sizes):
+        assert all(a.tokens <= b.tokens for a, b in zip(parts, Budget(tokens + 1).over(sizes), strict=True))
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="needs transformers >= 5.19")
+@pytest.mark.parametrize("place", [0, 2, 3], ids=["llava_next", "internvl", "smolvlm"])
+def test_attach_the_plan_of_a_server_and_the_account_agree(place: int) -> None:
+    path = Path(__file__).parents[2] / "tools" / "tile_budgets.py"
+    spec = importlib.util.spec_from_file_location("tile_budgets", path)
+    assert spec is not None and spec.loader is not None
+    table = importlib.util.module_from_spec(spec)
+    sys.modules["tile_budgets"] = table
+    spec.loader.exec_module(table)
+    lines = table.counted(table.FAMILIES[place], [(224, 224), (448, 900)], (16, 64), "visionzip")
+    assert [line for line in lines if table.wrong(line)] == [] and len(lines) == 4

@@ -1,0 +1,200 @@
+"""Show that `tokens=T` is T for pictures of any size on models that cut them into tiles.
+
+    python tools/tile_budgets.py            # a table; exit code 1 where a picture keeps another number than it should
+
+Twenty sizes, seven families with the tiles of their published processors (weights are tiny and random), T = 16, 64 and
+256: visual tokens left by `attach` (as its outcomes count them, of a real call), by vLLM's plan where the family is
+served, and by the account of FLOPs. Right is T, or all tokens of a picture that has fewer.
+"""
+
+import copy
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import hf_models
+from hf_models import END, IMAGE, START, TAG, TEXT
+
+from llava_consensus import attach
+from llava_consensus.hosts import view_of
+from llava_consensus.methods import make
+from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.costs import SHAPES
+from llava_consensus.serving import FAMILIES as SERVED
+from llava_consensus.serving.plan import Plan
+from llava_consensus.serving.setting import Setting
+
+BUDGETS = 16, 64, 256
+SIZES = [
+    (224, 224), (336, 336), (448, 448), (640, 480), (480, 640), (448, 900), (900, 448), (500, 1500), (1500, 500),
+    (800, 600), (1024, 768), (768, 1024), (1200, 300), (300, 1200), (1280, 720), (720, 1280), (1000, 1000),
+    (1920, 1080), (2000, 2000), (3000, 1000),
+]  # fmt: skip  # width, height
+
+
+class Family(NamedTuple):
+    """A tiled model: what its published checkpoints say of tiles."""
+
+    case: str  # of `hf_models`
+    vision: dict[str, Any]
+    config: dict[str, Any]
+    processor: str = ""
+    words: Any = MappingProxyType({})
+
+
+def _grid(size: int, most: int) -> list[list[int]]:
+    return [[size * a, size * b] for a in range(1, most + 1) for b in range(1, most + 1)]
+
+
+NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+CUT = {"crop_to_patches": True, "min_patches": 1}
+FAMILIES = [
+    Family("llava_next", {"image_size": 336}, {"image_grid_pinpoints": NEXT}),
+    Family(
+        "llava_onevision",
+        {"image_size": 384},
+        {"image_grid_pinpoints": _grid(384, 6), "vision_aspect_ratio": "anyres_max_9"},
+    ),
+    Family(
+        "internvl",
+        {"image_size": [448, 448]},
+        {},
+        "GotOcr2ImageProcessor",
+        {"size": {"height": 448, "width": 448}, "max_patches": 12, **CUT},
+    ),
+    Family(
+        "smolvlm",
+        {"image_size": 384},
+        {"scale_factor": 3},
+        "SmolVLMImageProcessor",
+        {"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}},
+    ),
+    Family(
+        "idefics3",
+        {"image_size": 364},
+        {"scale_factor": 2},
+        "Idefics3ImageProcessor",
+        {"size": {"longest_edge": 1456}, "max_image_size": {"longest_edge": 364}},
+    ),
+    Family(
+        "aya_vision",
+        {"image_size": 364},
+        {},
+        "GotOcr2ImageProcessor",
+        {"size": {"height": 364, "width": 364}, "max_patches": 12, **CUT},
+    ),
+    Family(
+        "ovis2",
+        {"image_size": 448},
+        {},
+        "GotOcr2ImageProcessor",  # its own needs torchvision; the grids are alike, up to 9 tiles
+        {"size": {"height": 448, "width": 448}, "max_patches": 9, **CUT},
+    ),
+]
+
+
+class Shown(NamedTuple):
+    """One picture: what a call of the model is given, its tiles, and its visual tokens."""
+
+    inputs: dict[str, Any]
+    tiles: int
+    rows: Any  # where its tokens stand, for vLLM's plan
+
+
+def build(family: Family) -> Any:
+    """The tiny model with the tower grid and tiles of the published one."""
+    tiny = hf_models.CASES[family.case].build()
+    config = copy.deepcopy(tiny.config)
+    for target, values in ((config.vision_config, family.vision), (config, family.config)):
+        for name, value in values.items():
+            setattr(target, name, value)
+    return hf_models.ready(type(tiny), config)
+
+
+def picture(family: Family, view: Any, width: int, height: int) -> Shown:
+    """A picture of noise, in a prompt with words around it."""
+    side = family.vision["image_size"]
+    side = side if isinstance(side, int) else side[0]
+    if not family.processor:
+        sizes = torch.tensor([[height, width]])
+        (count,) = view.counts({"image_sizes": sizes})
+        inputs = {"image_sizes": sizes, "pixel_values": torch.randn(1, count, 3, side, side)}
+        (rows,) = view.pictures("image", inputs, None)
+        ids = [IMAGE] * len(rows.token)
+    else:
+        found = getattr(transformers, family.processor)(**family.words).get_number_of_image_patches(height, width, {})
+        count = found if isinstance(found, int) else found[0]
+        tile = [IMAGE] * view.tower.tokens
+        separate = {"smolvlm": True, "idefics3": True, "aya_vision": True}.get(family.case, False)
+        parts = [[30 + place, *tile] if separate else tile for place in range(count - 1)]
+        last = [TAG, *tile] if separate else tile
+        between = [TAG] if family.case == "ovis2" else []
+        ids = [START, *(word for part in parts for word in (*part, *between)), *last, *between, END]
+        pixels = torch.randn(count, 3, side, side)
+        inputs = {"pixel_values": pixels[None] if family.case in ("smolvlm", "idefics3") else pixels}
+        (rows,) = view.pictures("image", inputs, torch.tensor([ids]))
+    shown = {"input_ids": torch.tensor([[1, 5, *ids, 7, 8, 9]]), **inputs}
+    return Shown(shown | {"attention_mask": torch.ones_like(shown["input_ids"])}, count, rows)
+
+
+def plan(model: Any, kind: str, method: str, tokens: int) -> Plan:
+    """vLLM's plan of a server with this method."""
+    made = object.__new__(Plan)
+    made.setting, made.method = Setting(method, tokens), make(method)
+    made.config, made.folder = model.config, ""
+    return made
+
+
+@torch.no_grad()
+def counted(family: Family, sizes: list[tuple[int, int]], budgets: tuple[int, ...], method: str) -> list[list[Any]]:
+    """Lines of the table: family, size, tiles, tokens; T, and what `attach`, vLLM's plan and the account leave."""
+    torch.manual_seed(0)
+    model, lines = build(family), []
+    view, kind = view_of(model), model.config.model_type
+    for width, height in sizes:
+        shown = picture(family, view, width, height)
+        before = int((shown.rows.token >= 0).sum())
+        for tokens in budgets:
+            with attach(model, method, tokens) as attached:
+                model(**shown.inputs, logits_to_keep=1)
+                (outcome,) = attached.outcomes
+            left: Any = "-"
+            if kind in SERVED:
+                planned = plan(model, kind, method, tokens).left("image", shown.rows, Budget(tokens))
+                left = planned - int((shown.rows.token < 0).sum())
+            shape = SHAPES["llava-next-7b"]._replace(tiles=shown.tiles, patches=view.tower.tokens)
+            account = make(method).entering(Budget(tokens), before, shape.layers)[0]
+            if tokens < shape.available:
+                units = make(method).units(shape, Budget(tokens))
+                assert sum(min(budget.tokens, size) for budget, size in units) == tokens
+            lines.append([family.case, f"{width}x{height}", shown.tiles, before, tokens, outcome.after, left, account])
+    return lines
+
+
+def wrong(line: list[Any]) -> bool:
+    """Whether any of the counts of a line is another than T, or all tokens of a picture that has fewer."""
+    *_, before, tokens, attached, planned, account = line
+    return any(count not in ("-", min(tokens, before)) for count in (attached, planned, account))
+
+
+def main() -> int:
+    """Print the table; 1 where a line is wrong."""
+    head = ["family", "size", "tiles", "tokens", "T", "attach", "vLLM", "account"]
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    assert TEXT["vocab_size"] > END
+    bad = 0
+    for family in FAMILIES:
+        for line in counted(family, SIZES, BUDGETS, "consensusdrop"):
+            bad += wrong(line)
+            print("| " + " | ".join(map(str, line)) + " |" + (" WRONG" if wrong(line) else ""), flush=True)
+    print(f"{bad} of {len(FAMILIES) * len(SIZES) * len(BUDGETS)} lines are wrong")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
