@@ -60,6 +60,7 @@ HOSTS: dict[str, HostEntry] = {
         "official LLaVA 1.5 / 1.6 (the `llava` package), Llama and Mistral language models",
         types=("llava_llama", "llava_mistral", "llava_mpt"),
         options={"layout": LAYOUTS},
+        answer_version=2,
     ),
     "llava-hf": HostEntry(
         f"{OURS}.hf.llava:Llava",
@@ -75,6 +76,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-NeXT (1.6) in transformers: tiles",
         types=("llava_next",),
         options={"layout": LAYOUTS},
+        answer_version=2,
     ),
     "qwen2.5-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -114,6 +116,7 @@ HOSTS: dict[str, HostEntry] = {
         ("InternVLForConditionalGeneration",),
         "InternVL 2.5 / 3 in transformers: tiles",
         types=("internvl",),
+        answer_version=2,
     ),
     "smolvlm": HostEntry(
         f"{OURS}.hf.smolvlm:SmolVLM",
@@ -121,6 +124,7 @@ HOSTS: dict[str, HostEntry] = {
         ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
         "SmolVLM and Idefics3: tiles with text between them",
         types=("smolvlm", "idefics3"),
+        answer_version=2,
     ),
     "llava-onevision": HostEntry(
         f"{OURS}.hf.tiled:LlavaOnevision",
@@ -129,6 +133,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-OneVision: tiles, videos",
         types=("llava_onevision",),
         clips=True,
+        answer_version=2,
     ),
     "llava-next-video": HostEntry(
         f"{OURS}.hf.tiled:LlavaNextVideo",
@@ -137,6 +142,7 @@ HOSTS: dict[str, HostEntry] = {
         "LLaVA-NeXT-Video: tiles, videos",
         types=("llava_next_video",),
         clips=True,
+        answer_version=2,
     ),
     "gemma-3": HostEntry(
         f"{OURS}.hf.gemma3:Gemma3",
@@ -151,6 +157,7 @@ HOSTS: dict[str, HostEntry] = {
         ("AyaVisionForConditionalGeneration",),
         "Aya Vision: tiles with tags between them",
         types=("aya_vision",),
+        answer_version=2,
     ),
     "cohere2-vision": HostEntry(
         f"{OURS}.hf.aya_vision:Cohere2Vision",
@@ -158,6 +165,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Cohere2VisionForConditionalGeneration",),
         "Command A Vision: tiles",
         types=("cohere2_vision",),
+        answer_version=2,
     ),
     "ovis-2": HostEntry(
         f"{OURS}.hf.ovis2:Ovis2",
@@ -165,6 +173,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Ovis2ForConditionalGeneration",),
         "Ovis 2: tiles with one row between them",
         types=("ovis2",),
+        answer_version=2,
     ),
     "mistral-3": HostEntry(
         f"{OURS}.hf.mistral3:Mistral3",
@@ -172,6 +181,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Mistral3ForConditionalGeneration",),
         "Mistral Small 3.1 and later, Ministral 3: pictures of any size",
         types=("mistral3",),
+        answer_version=2,
     ),
     "pixtral": HostEntry(
         f"{OURS}.hf.mistral3:Pixtral",
@@ -180,6 +190,7 @@ HOSTS: dict[str, HostEntry] = {
         "Pixtral, LLaVA in transformers with a tower of that name: pictures of any size",
         types=("llava",),
         towers=("pixtral",),
+        answer_version=2,
     ),
     "video-llava": HostEntry(
         f"{OURS}.hf.video_llava:VideoLlava",
