@@ -58,27 +58,31 @@ def test_what_needs_no_torch_does_not_import_it() -> None:
     assert done.stderr.count("Did you mean 'gqa'") == 2
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_line_of_a_method_is_its_docstring(name: str) -> None:
-    written = (METHODS[name].__doc__ or "").split("\n\n")[0]
-    assert known_methods()[name] == " ".join(written.split())
-    assert METHODS.title(name) == (METHODS[name].title or name)
+def test_the_line_of_a_method_is_its_docstring() -> None:
+    for name in METHODS:
+        written = (METHODS[name].__doc__ or "").split("\n\n")[0]
+        assert known_methods()[name] == " ".join(written.split())
+        assert METHODS.title(name) == (METHODS[name].title or name)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_option_says_what_it_means_and_its_default_works(name: str) -> None:
-    found = about(name).options
-    assert [one.name for one in found] == [field.name for field in fields(METHODS[name])]
-    assert all(one.text for one in found), [one.name for one in found if not one.text]
-    given = arguments.options([f"{one.name}={one.default}" for one in found])
-    assert make(name, **given) == make(name)
+def test_every_option_says_what_it_means_and_its_default_works() -> None:
+    for name in METHODS:
+        found = about(name).options
+        assert [one.name for one in found] == [field.name for field in fields(METHODS[name])]
+        assert all(one.text for one in found), [one.name for one in found if not one.text]
+        given = arguments.options([f"{one.name}={one.default}" for one in found])
+        assert make(name, **given) == make(name)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_tells_about_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list", name]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"{name}, acts here: ") and "flops: " in shown and "on llava-1.5-7b at 64 tokens: " in shown
+def test_a_method_tells_about_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in METHODS:
+        assert cli.main(["list", name]) == 0
+        shown = capsys.readouterr().out
+        assert (
+            shown.startswith(f"{name}, acts here: ")
+            and "flops: " in shown
+            and "on llava-1.5-7b at 64 tokens: " in shown
+        )
 
 
 def test_options_are_read_as_json_or_text_and_a_method_with_them_in_one_word() -> None:
@@ -122,20 +126,20 @@ def examples() -> list[str]:
     return [line for one in arguments.COMMANDS.values() for line in one.examples]
 
 
-@pytest.mark.parametrize("line", examples())
-def test_the_examples_of_every_command_are_read_by_its_parser(line: str) -> None:
-    words = shlex.split(line)
-    name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
-    assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
+def test_the_examples_of_every_command_are_read_by_its_parser() -> None:
+    for line in examples():
+        words = shlex.split(line)
+        name = " ".join(words[:2]) if " ".join(words[:2]) in arguments.COMMANDS else words[0]
+        assert cli.parser(words[0]).parse_args(words).lines is arguments.COMMANDS[name].lines
 
 
-@pytest.mark.parametrize("old", cli.MOVED)
-def test_an_old_name_says_its_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([old, "anything", "--at-all"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"error: llava-consensus {old} is now: llava-consensus {cli.MOVED[old]}\n"
-    first = cli.MOVED[old].split()
-    assert first[0].startswith("--") or " ".join(first[:2]) in arguments.COMMANDS or first[0] in arguments.COMMANDS
+def test_an_old_name_says_its_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for old in cli.MOVED:
+        assert cli.main([old, "anything", "--at-all"]) == 2
+        said = capsys.readouterr().err
+        assert said == f"error: llava-consensus {old} is now: llava-consensus {cli.MOVED[old]}\n"
+        first = cli.MOVED[old].split()
+        assert first[0].startswith("--") or " ".join(first[:2]) in arguments.COMMANDS or first[0] in arguments.COMMANDS
 
 
 def test_results_are_looked_for_where_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,16 +230,18 @@ def test_shapes_of_the_paper_match_a_config() -> None:
 # ---- the account and match
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_has_an_account(name: str) -> None:
-    for shape, budgets in ((SEVEN, (576, 192, 128, 64, 32)), (NEXT, (2880, 640, 320, 160))):
-        for tokens in budgets:
-            found = account.account(make(name), Budget(tokens), shape)
-            assert len(found.layers) == 32 and 0 < found.kept <= found.average <= found.entering <= shape.available
-            assert found.flops.total is not None or found.note
-            if tokens >= shape.available:
-                assert found == account.account(make("full"), Budget(1), shape), "all tokens are the unpatched model"
-            json.dumps(found.record())
+def test_every_method_has_an_account() -> None:
+    for name in METHODS:
+        for shape, budgets in ((SEVEN, (576, 192, 128, 64, 32)), (NEXT, (2880, 640, 320, 160))):
+            for tokens in budgets:
+                found = account.account(make(name), Budget(tokens), shape)
+                assert len(found.layers) == 32 and 0 < found.kept <= found.average <= found.entering <= shape.available
+                assert found.flops.total is not None or found.note
+                if tokens >= shape.available:
+                    assert found == account.account(make("full"), Budget(1), shape), (
+                        "all tokens are the unpatched model"
+                    )
+                json.dumps(found.record())
 
 
 def test_counts_of_a_cut_inside_the_model() -> None:
