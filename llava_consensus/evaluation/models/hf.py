@@ -145,7 +145,12 @@ class HfHost(Host):
         tokens = features.tokens.split(sizes)
         planes = [plane.split(sizes) for plane in features.planes]
         return [
-            (rows, Features([features.tiles[index]], tokens[index], tuple(plane[index] for plane in planes)))
+            (
+                rows,
+                Features(
+                    [features.tiles[index]], tokens[index], tuple(plane[index] for plane in planes), features.output
+                ),
+            )
             for index, rows in enumerate(pictures)
         ]
 
@@ -217,6 +222,7 @@ class HfHost(Host):
                     f"the processor of {type(self.model).__name__} makes NaN or infinity ({name}) of a picture. Fetch "
                     "the checkpoint's preprocessor_config.json or processor_config.json again"
                 )
+        self.view.try_picture(self._placed(expected))
 
     def _placeholder(self, modality: str) -> str:
         """What the chat template puts where a picture or clip stands."""

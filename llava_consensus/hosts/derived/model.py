@@ -6,6 +6,7 @@ configuration.
 """
 
 import contextlib
+import inspect
 import threading
 from collections import OrderedDict
 from contextvars import ContextVar
@@ -52,6 +53,7 @@ from llava_consensus.hosts.hf.rows import Features, PictureRows, runs
 from llava_consensus.hosts.hf.towers import PATCHES
 from llava_consensus.hosts.sequence import Assembled, Channel, Rule
 from llava_consensus.hosts.towers import EARLIER, blocks_read, earlier_block, fingerprint
+from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import Need
 
@@ -238,6 +240,14 @@ class DerivedModel(HfModel):
         except AttributeError as error:
             raise OptionError(f"vision block {block}: has no attention like that of block {record.number}") from error
 
+    def try_picture(self, inputs: dict[str, Any]) -> None:
+        """Derives the record from the harness's first prompt."""
+        if self.record is None:
+            from llava_consensus.methods.full import Full
+
+            with Attachment(self, Full(), Budget(1)) as attachment:
+                self.settle(attachment, inputs)
+
     def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
         """Derives and proves the record at the first call with pictures of a configuration."""
         if attachment.settled:
@@ -376,6 +386,24 @@ class DerivedModel(HfModel):
         sizes = counts(encoded.fields)
         return unread(sizes, sides_of(inputs, sizes))
 
+    @property
+    def placed_by(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the model computes positions of, beside the ids."""
+        return tuple(name for name in self.encoder_names("image") if not name.startswith(deriving.PIXELS))
+
+    def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Which rows are tokens of pictures, and the grids of these."""
+        taken = inspect.signature(type(self.module).forward).parameters
+        visual = (ids == self.placeholder("image")).long()
+        return {**{name: visual for name in TYPES if name in taken}, **inputs}
+
+    def together(self, pictures: list[Features]) -> Features:
+        """Pictures that went through the tower one by one."""
+        joined = super().together(pictures)
+        parts = [list(part) for part in zip(*((one.tokens, *one.planes) for one in pictures), strict=True)]
+        fields: Fields = pictures[0].output
+        return joined._replace(output=Fields(fields.with_parts(parts), len(joined.tokens)))
+
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
     ) -> Features:
@@ -505,6 +533,7 @@ def pixels_of(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
     return [torch.cat((pixels.reshape(1, -1), pixels.new_full((1, 1), number)), 1) for number in range(len(tiles))]
 
 
+TYPES = ("mm_token_type_ids", "moe_mm_token_type_ids")  # arguments that say which rows are tokens of pictures
 READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATURE})  # of the tower
 
 

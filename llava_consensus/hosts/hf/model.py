@@ -178,6 +178,9 @@ class HfModel:
     def install(self, attachment: Attachment) -> None:
         """Called when a method is attached, for hooks of the host's own."""
 
+    def try_picture(self, inputs: dict[str, Any]) -> None:
+        """Called with a prompt about a picture once the harness has loaded the model."""
+
     def settle(self, attachment: Attachment, inputs: dict[str, Any]) -> None:
         """Called with the arguments of a call that shows pictures, before anything is asked about them."""
 

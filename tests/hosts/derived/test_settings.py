@@ -1,0 +1,132 @@
+"""Derived hosts in the settings people run models in: half precision, inference mode, every form of `generate`, compiled
+layers, copies, LoRA, layers spread by accelerate, and a loop of a user's own.
+"""
+
+import copy
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", minversion="5.19")
+
+from families import FAMILIES, build, prompts  # noqa: E402
+
+from llava_consensus import attach  # noqa: E402
+from llava_consensus.errors import OptionError  # noqa: E402
+from llava_consensus.hosts.derived import model as derived  # noqa: E402
+from llava_consensus.hosts.hf import reduce  # noqa: E402
+
+NAME = "llama4"  # features that are projected after the seam, so that merged rows enter at the language model
+FAMILY = FAMILIES[NAME]
+
+
+def made(dtype: torch.dtype = torch.float32, *shown: list[int]) -> tuple[Any, dict[str, Any]]:
+    derived._RECORDS.clear()
+    model = build(FAMILY, dtype)
+    return model, prompts(model, FAMILY, *(shown or ([0, 1], [1])), dtype=dtype)
+
+
+def answers(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    given = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, **options}
+    with attach(model, "consensusdrop", tokens=4):
+        return model.generate(**inputs, **given)
+
+
+def test_inference_mode_maps_patches_too() -> None:
+    model, inputs = made()
+    with torch.inference_mode():
+        inputs = {name: value.clone() for name, value in inputs.items()}
+        first = answers(model, inputs)
+    assert derived.DerivedModel(model, {}).record.block  # a map needs gradients, which inference mode forbids
+    assert torch.equal(first, answers(model, {name: value.clone() for name, value in inputs.items()}))
+
+
+def test_half_precision_finds_the_same_patches() -> None:
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model, inputs = made(dtype)
+        derived._MAPS.clear()
+        with attach(model, "divprune", tokens=2), torch.no_grad():
+            model(**inputs)
+        view = derived.DerivedModel(model, {})
+        rows, *_ = next(iter(derived._MAPS[view.key].values()))
+        found.append((view.record.block, rows.members))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 2}, {"do_sample": True}, {"num_beams": 2, "num_return_sequences": 2}]
+)
+def test_every_form_of_generate(options: dict[str, Any]) -> None:
+    model, inputs = made()
+    torch.manual_seed(3)
+    first = answers(model, inputs, **options)
+    torch.manual_seed(3)
+    assert torch.equal(first, answers(model, inputs, **options))
+    one = {**prompts(model, FAMILY, [1], dtype=torch.float32)}
+    torch.manual_seed(3)
+    alone = answers(model, one, **options)
+    if not options.get("do_sample"):
+        assert torch.equal(first[-len(alone) :, -4:], alone[:, -4:])
+
+
+def test_a_loop_of_ones_own_and_gradients() -> None:
+    model, inputs = made(torch.float64, [0, 1])
+    with attach(model, "consensusdrop", tokens=2):
+        arguments = reduce(model, **inputs, labels=inputs["input_ids"])
+        output = model(**arguments)
+        output.loss.backward()
+        assert any(
+            weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.vision_model.parameters()
+        )
+        with torch.no_grad():
+            assert torch.equal(model(**inputs).logits, output.logits.detach())
+
+
+def test_a_deep_copy_of_an_attached_model_is_attached_by_itself() -> None:
+    model, inputs = made()
+    expected = answers(model, inputs)
+    with attach(model, "consensusdrop", tokens=4):
+        twin = copy.deepcopy(model)
+    assert torch.equal(twin.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0), expected)
+
+
+def test_a_compiled_layer_is_left_as_it_is() -> None:
+    model, inputs = made()
+    expected = answers(model, inputs)
+    for layer in model.get_decoder().model.layers:
+        layer.compile(backend="eager")
+    assert torch.equal(answers(model, inputs), expected)
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="LoRA needs peft")
+def test_lora() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, inputs = made()
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "k_proj"], r=2))
+    with pytest.raises(OptionError, match="get_base_model"):
+        attach(adapted, "consensusdrop")
+    with attach(adapted.get_base_model(), "consensusdrop", tokens=4) as attached:
+        adapted.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=0)
+        assert all(one.after < one.before for one in attached.outcomes)
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="spread layers need accelerate")
+def test_layers_that_accelerate_has_spread() -> None:
+    from accelerate import dispatch_model
+
+    model, inputs = made()
+    expected = answers(model, inputs)
+    model = dispatch_model(model, {"": "cpu"}, main_device="cpu", force_hooks=True)
+    assert torch.equal(answers(model, inputs), expected)
+
+
+def test_quantised_weights() -> None:
+    model, inputs = made()
+    torch.ao.quantization.quantize_dynamic(model.language_model.model.layers, {torch.nn.Linear}, inplace=True)
+    with attach(model, "consensusdrop", tokens=2) as attached, torch.no_grad():
+        model(**inputs)
+    assert all(one.after < one.before for one in attached.outcomes)
