@@ -6,15 +6,18 @@ configuration.
 """
 
 import contextlib
+import copy
 import inspect
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from llava_consensus.errors import OptionError
@@ -23,10 +26,8 @@ from llava_consensus.hosts.base import IGNORE, Attending, Offer
 from llava_consensus.hosts.call import Shadow
 from llava_consensus.hosts.decoders import LlamaDecoder, MRopeDecoder
 from llava_consensus.hosts.derived import record as deriving
-from llava_consensus.hosts.derived.proof import ROOM as TOWER_ROOM
-from llava_consensus.hosts.derived.proof import WIDE, prove, tower_error
+from llava_consensus.hosts.derived.proof import prove, tower_facts
 from llava_consensus.hosts.derived.record import (
-    TRIED_BLOCKS,
     DecoderCall,
     Encoded,
     Fields,
@@ -34,16 +35,14 @@ from llava_consensus.hosts.derived.record import (
     ReducedRows,
     decoder_call,
     encode,
-    listed_in,
+    language_facts,
     map_patches,
     note_entry,
     note_output,
     reduced_rows,
     seam_of,
-    sees_ahead,
     stand_aside,
     text_arguments,
-    tower_modules,
 )
 from llava_consensus.hosts.derived.rows import Mapped, Mixed, sides_of, unread
 from llava_consensus.hosts.derived.tap import attention_modules, install, recording
@@ -74,7 +73,9 @@ class DerivedTower:
         most: the most tokens a picture can have.
     """
 
-    side, members, varies, inside = 0, None, True, {}
+    side, varies = 0, True
+    members: Tensor | None = None
+    inside: Mapping[Place, str] = MappingProxyType({})  # methods before the projector are refused
 
     def __init__(self, module: Any, record: Record, most: int) -> None:
         self.tokens, self.classes = most, record.classes
@@ -258,9 +259,9 @@ class DerivedModel(HfModel):
                 _RECORDS[self.key] = self._proved(attachment, inputs)
             else:
                 self._install_record(attachment, record)
-            attachment.settled = True
         self.check(attachment.method)
         attachment.check_tower()
+        attachment.settled = True
 
     def _proved(self, attachment: Attachment, inputs: dict[str, Any]) -> Record:
         """The record, proved by the pictures it was derived of."""
@@ -271,74 +272,27 @@ class DerivedModel(HfModel):
         return prove(plain, record, inputs, text, fields, "image", modules, first)
 
     def _derived(self, plain: Any, inputs: dict[str, Any]) -> tuple[Record, dict[str, Any], Fields]:
-        """The record, step by step."""
-        module, base, modality = self.module, self.inner, "image"
-        arguments = self.encoder_inputs(inputs)[modality]
-        ids = inputs["input_ids"]
-        known_ids, placeholder = ids.cpu(), self.placeholder(modality)
+        """The record, the arguments of the prompts without pixels, and the features of their pictures."""
+        arguments, ids = self.encoder_inputs(inputs)["image"], inputs["input_ids"]
+        known_ids, placeholder, modules = ids.cpu(), self.placeholder("image"), attention_modules(self.module)
         count = int((known_ids == placeholder).sum())
-        names = {id(one): path for path, one in module.named_modules()}
-        modules = attention_modules(module)
-
         with torch.no_grad(), recording(modules) as calls:
-            output = getattr(base, f"get_{modality}_features")(**arguments, return_dict=True)
+            output = self.inner.get_image_features(**arguments, return_dict=True)
         fields = Fields(output, count)
+        text = text_arguments(self.module, inputs, self.encoder_names("image"))
+        seen = {id(call.module) for call in calls}
+        with torch.no_grad():
+            outside = [one for one in modules if id(one) not in seen]
+            entered = decoder_call(plain, text, {"image": output}, outside)
+        language = language_facts(self.module, entered, fields, ids == placeholder)
 
         def counts(found: Fields) -> list[int]:
             return sizes_of(found, arguments, known_ids, placeholder)
 
-        # decoder call and first attention
-        text = text_arguments(module, inputs, self.encoder_names(modality))
-        seen = set(map(id, (call.module for call in calls)))
-        seen_paths = list(dict.fromkeys(names[id(call.module)] for call in calls))
-        language = [one for one in modules if id(one) not in seen]
-        with torch.no_grad():
-            entered = decoder_call(plain, text, {modality: output}, language)
-        embeds, positions = entered.arguments["inputs_embeds"], entered.arguments.get("position_ids")
-        rows = embeds[ids == placeholder]
-        flat = fields.flat()[0]
-        embedded = bool(fields.names) and flat.shape == rows.shape and torch.equal(flat.to(rows), rows)
-        axes = positions.shape[0] if positions is not None and positions.ndim == 3 else 1
-        first = layers = ""
-        number = 0
-        if entered.attention is not None and entered.attention.query.shape[2] == ids.shape[1]:
-            first = names[id(entered.attention.module)]
-            layers, number = listed_in(module, first)
+        def mapped(module: nn.Module) -> Encoded:
+            return map_patches(self.inner, "image", arguments, module, count, counts)
 
-        uncut = ""
-        if entered.attention is not None and sees_ahead(entered.attention):
-            uncut = "rows of pictures attend to later ones"
-        elif fields.deep and not hasattr(module.get_decoder(), "_deepstack_process"):
-            uncut = "features are added between its layers"
-
-        # tower block and map
-        block, why, classes = "", "no attention module of the tower reaches a kernel", 0
-        for candidate in reversed(tower_modules(base, calls)[-TRIED_BLOCKS:]):
-            try:
-                found = map_patches(base, modality, arguments, candidate, count, counts)
-            except Mixed as reason:
-                why = f"{names[id(candidate)]}: {reason}"
-                continue
-            assert found.map is not None
-            error = tower_error(found.calls, found.map.pictures)
-            if error > TOWER_ROOM.get(embeds.dtype, WIDE):
-                why = f"{names[id(candidate)]}: its kernel does more than softmax of queries and keys ({error:.1g})"
-                continue
-            block, why, classes = names[id(candidate)], "", found.map.classes
-            break
-        blocks, place = listed_in(module, block) if block else ("", 0)
-        shapes = {path: [call.query.shape for call in calls if names[id(call.module)] == path] for path in seen_paths}
-        full = tuple(
-            listed_in(module, path)[1]
-            for path in seen_paths
-            if block and listed_in(module, path)[0] == blocks and shapes[path] == shapes[block]
-        )
-        record = Record(
-            fields=(*fields.names, *fields.deep), listed=fields.listed, embedded=embedded, axes=axes, first=first,
-            layer=number, layers=layers, block=block, blocks=blocks, number=place, full=full, classes=classes,
-            uncut=uncut, why=why,
-        )  # fmt: skip
-        return record, text, fields
+        return Record(**language, **tower_facts(self.module, self.inner, calls, mapped)), text, fields
 
     # Pictures
 
@@ -378,6 +332,7 @@ class DerivedModel(HfModel):
                 encoded = map_patches(self.inner, modality, inputs, block, count, counts)
                 if not torch.is_grad_enabled():
                     _STASH.set((inputs, encoded))
+                assert encoded.map is not None
                 return encoded.map.pictures
         with torch.no_grad():
             encoded = encode(self.inner, modality, inputs, [], count)
@@ -461,11 +416,10 @@ class DerivedModel(HfModel):
         first = [module.get_submodule(record.first)] if Need.PROBE in attachment.method.needs else None
         with torch.autocast(ids.device.type, enabled=False):
             entered = decoder_call(plain, text, outputs, first)
-        positions = entered.arguments.get("position_ids")
         if record.axes == 1:
             positions = self.positions(inputs, known_ids, known_real).to(ids.device)
         else:
-            positions = positions.expand(-1, *ids.shape).permute(1, 2, 0)
+            positions = entered.arguments["position_ids"].expand(-1, *ids.shape).permute(1, 2, 0)
         channels = {"ids": Channel(ids, padding_id(self), Rule.SOURCE)}
         channels |= {name: Channel(inputs[name], 0, Rule.SOURCE) for name in row_types(inputs, ids)}
         if inputs.get("labels") is not None:
@@ -508,8 +462,14 @@ class DerivedModel(HfModel):
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
         """The encoder's result with other rows."""
-        parts = [tokens, *planes] if self.record.embedded else planes
-        return like.with_parts(parts)
+        parts = [tokens, *planes] if self.embedded else planes
+        return like.with_parts(parts, split=True)
+
+    def in_one(self, output: Any) -> Any:
+        """The same with the field that is embedded in one tensor, as this model wants it."""
+        output = copy.copy(output)
+        output.pooler_output = torch.cat(output.pooler_output)[None]
+        return output
 
 
 def pixels_of(inputs: dict[str, Any], tiles: list[int]) -> list[Tensor]:
@@ -539,7 +499,7 @@ READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATUR
 
 def _shapes(inputs: dict[str, Any]) -> tuple[Any, ...]:
     """What maps depend on: the shapes of pixels, and the numbers that say how pictures are cut."""
-    told = []
+    told: list[tuple[str, Any]] = []
     for name, value in sorted(inputs.items()):
         if isinstance(value, Tensor) and (value.is_floating_point() or value.numel() > 1 << 16):
             told.append((name, tuple(value.shape)))

@@ -1,7 +1,7 @@
 """A record proved on the model itself, before its first use: no reference model is needed.
 
     all rows kept     ids, features and positions give the logits of the plain call, which ran without taps
-    attention         what was read of both blocks gives what their kernels gave
+    attention         what was read of the tower's block gives what its kernel gave
     half of the rows  the shortened call equals the language model on its own call, cut
     generate          its first token's logits are those of forward
 
@@ -10,7 +10,7 @@ one that counts positions anew.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.derived.record import Fields, Record, decoder_call
-from llava_consensus.hosts.derived.rows import Mapped
+from llava_consensus.hosts.derived.record import Encoded, Fields, Record, decoder_call, listed_in, tower_modules
+from llava_consensus.hosts.derived.rows import Mapped, Mixed
 from llava_consensus.hosts.derived.tap import KernelCall, untapped
 
 ROOM = {torch.float64: 1e-6, torch.float32: 1e-3}  # of a difference, as a share of the largest number
 WIDE = 0.1  # in half precision
-ASKED = 32  # last rows of a prompt whose attention is computed again
+TRIED_BLOCKS = 6  # of a tower, from its last one; a projector's layers stand behind
 KEEP, RENUMBER = "keep", "renumber"
 
 
@@ -204,6 +204,47 @@ def _states(output: Any) -> Tensor:
     return states
 
 
+def tower_facts(
+    module: Any, base: Any, calls: list[KernelCall], mapped: Callable[[nn.Module], Encoded]
+) -> dict[str, Any]:
+    """What a record says of the tower: the last block whose map is clean and whose kernel gives what was read of it.
+
+    Args:
+        module, base: the model, and the part that encodes pictures.
+        calls: kernel calls of all attention modules while it did.
+        mapped: encodes the pictures once more and maps their patches by one module.
+    """
+    names = {id(one): path for path, one in module.named_modules()}
+    why = "no attention module of the tower reaches a kernel"
+    for candidate in reversed(tower_modules(base, calls)[-TRIED_BLOCKS:]):
+        path = names[id(candidate)]
+        try:
+            found = mapped(candidate)
+        except Mixed as reason:
+            why = f"{path}: {reason}"
+            continue
+        assert found.map is not None
+        error = tower_error(found.calls, found.map.pictures)
+        if error > ROOM.get(found.calls[0].query.dtype, WIDE):
+            why = f"{path}: its kernel does more than softmax of queries and keys ({error:.1g})"
+            continue
+        blocks, number = listed_in(module, path)
+        shapes = _shapes(calls, names)
+        alike = [listed_in(module, other) for other, own in shapes.items() if own == shapes[path]]
+        full = tuple(place for above, place in alike if above == blocks)
+        return {"block": path, "blocks": blocks, "number": number, "full": full, "classes": found.map.classes}
+    return {"block": "", "blocks": "", "number": 0, "full": (), "classes": 0, "why": why}
+
+
+def _shapes(calls: list[KernelCall], names: dict[int, str]) -> dict[str, list[torch.Size]]:
+    """Shapes of the queries of every call of every module: of a block that looks at windows they are others."""
+    shapes: dict[str, list[torch.Size]] = {}
+    for call in calls:
+        shapes.setdefault(names[id(call.module)], []).append(call.query.shape)
+    return shapes
+
+
+@torch.no_grad()
 def tower_error(calls: list[KernelCall], pictures: list[Mapped]) -> float:
     """How far the kernel's output of each tile is from what its queries, keys and values make, as a share of it."""
     worst = 0.0

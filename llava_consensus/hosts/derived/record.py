@@ -27,7 +27,6 @@ from llava_consensus.hosts.derived.tap import KernelCall, Left, recording
 PIXELS = ("pixel_values", "image_patches")  # beginnings of names of arguments that are left out beside features
 MAIN = "pooler_output"
 IGNORED = ("hidden_states", "attentions")
-TRIED_BLOCKS = 6  # of a tower, from its last one; a projector's layers stand behind
 NOT_ROWS = ("labels", "past_key_values", "cache", "use_cache", "logits_to_keep", "return_dict", "output_attentions")
 
 
@@ -184,11 +183,14 @@ class Fields:
         """Whether the field that is embedded is a list."""
         return bool(self.names) and isinstance(self.output[self.names[0]], list | tuple)
 
-    def with_parts(self, parts: list[list[Tensor]]) -> Any:
-        """The output with other rows, given a list of matrices for each part, in the order of `flat`."""
+    def with_parts(self, parts: list[list[Tensor]], split: bool = False) -> Any:
+        """The output with other rows, given a list of matrices for each part, in the order of `flat`; with `split` the
+        field that `generate` repeats for beams stays a list of them.
+        """
         output, rest = copy.copy(self.output), list(parts)
         for name in self.names:
-            output[name] = _like(self.output[name], rest.pop(0))
+            own = rest.pop(0)
+            output[name] = own if split and name == MAIN else _like(self.output[name], own)
         for name in self.deep:
             layers = [
                 (one[0], _like(one[1], rest.pop(0))) if _is_pair(one) else _like(one, rest.pop(0))
@@ -376,6 +378,30 @@ def sees_ahead(call: KernelCall) -> bool:
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     filled = seen[..., -1:, :].transpose(-1, -2)  # rows that the last one sees; what padding sees means nothing
     return bool((seen.triu(1) & filled).any())
+
+
+def language_facts(module: Any, entered: DecoderCall, fields: Fields, visual: Tensor) -> dict[str, Any]:
+    """What a record says of the language side, given its call by prompts with these visual rows [R, S]."""
+    embeds, positions = entered.arguments["inputs_embeds"], entered.arguments.get("position_ids")
+    rows, features = embeds[visual], fields.flat()[0]
+    first, layers, number, uncut = "", "", 0, ""
+    if entered.attention is not None and entered.attention.query.shape[2] == visual.shape[1]:
+        first = next(path for path, one in module.named_modules() if one is entered.attention.module)
+        layers, number = listed_in(module, first)
+        if sees_ahead(entered.attention):
+            uncut = "rows of pictures attend to later ones"
+    if fields.deep and not hasattr(module.get_decoder(), "_deepstack_process"):
+        uncut = "features are added between its layers"
+    return {
+        "fields": (*fields.names, *fields.deep),
+        "listed": fields.listed,
+        "embedded": bool(fields.names) and features.shape == rows.shape and torch.equal(features.to(rows), rows),
+        "axes": positions.shape[0] if positions is not None and positions.ndim == 3 else 1,
+        "first": first,
+        "layer": number,
+        "layers": layers,
+        "uncut": uncut,
+    }
 
 
 def tower_modules(base: Any, calls: list[KernelCall]) -> list[nn.Module]:

@@ -238,7 +238,8 @@ def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
             continue
         if len(value) != len(sizes):
             continue
-        found = [_width(*shape, size) for shape, size in zip(value[:, -2:].tolist(), sizes, strict=True)]
+        shapes = value[:, -2:].tolist()
+        found = [_width(height, width, size) for (height, width), size in zip(shapes, sizes, strict=True)]
         if all(found):
             return found
     return [0] * len(sizes)

@@ -158,14 +158,16 @@ def _tapped(
     """The attention function behind a tapped name."""
     own = vars(module.config)[OWN]
     active = _RECORDING.get()
-    records = active is not None and id(module) in active.modules
-    if records and active.leaves:
+    if active is not None and id(module) not in active.modules:
+        active = None
+    if active is not None and active.leaves:
         active.calls.append(KernelCall(module, query, key, value, attention_mask, options, None))
         raise Left
-    library = sys.modules[type(module).__module__]
+    files = (sys.modules[one.__module__] for one in type(module).__mro__)
+    library: Any = next(file for file in files if hasattr(file, "ALL_ATTENTION_FUNCTIONS"))
     kernel = library.ALL_ATTENTION_FUNCTIONS.get_interface(str(getattr(own, NAME)), _eager(library, module))
     output = kernel(_WithOwnConfig(module, own), query, key, value, attention_mask, *args, **options)
-    if records:
+    if active is not None:
         attended = output[0]
         if active.cuts_graph:
             attended = attended.detach().requires_grad_()

@@ -498,8 +498,8 @@ def contained(view: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments with features in the container this model takes."""
     encoded = kwargs.get("mm_encoder_outputs") or {}
     lists = [name for name in view.tensors if encoded.get(name) is not None]
-    lists = [name for name in lists if isinstance(encoded[name].pooler_output, list)]
+    lists = [name for name in lists if isinstance(getattr(encoded[name], "pooler_output", None), list)]
     if not lists:
         return kwargs
-    tensors = {name: view.output(torch.cat(encoded[name].pooler_output)[None], [], None) for name in lists}
+    tensors = {name: view.in_one(encoded[name]) for name in lists}
     return {**kwargs, "mm_encoder_outputs": {**encoded, **tensors}}

@@ -217,6 +217,10 @@ class HfModel:
         """What the model takes for the result of an encoder, whose own result is `like`."""
         return transformers.modeling_outputs.BaseModelOutputWithPooling(pooler_output=tokens)
 
+    def in_one(self, output: Any) -> Any:
+        """An encoder's result with features in one tensor in place of a list."""
+        return self.output(torch.cat(output.pooler_output)[None], [], None)
+
 
 def run_encoder(view: HfModel, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
     """What the model's own encoder returns, and the parts that hooks collected meanwhile."""
