@@ -30,7 +30,7 @@ HOSTS = tuple(
     f"tests/hosts/test_{name}.py"
     for name in (
         *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
-        *("attachment", "language_models", "ladder"),
+        *("attachment", "language_models", "ladder", "towers"),
     )
 )
 TESTS = {  # of the files in each place
@@ -38,6 +38,9 @@ TESTS = {  # of the files in each place
     "llava_consensus/methods/*.py": MATHS,
     "llava_consensus/hosts/*.py": HOSTS,
     "llava_consensus/hosts/hf/*.py": HOSTS,
+    "llava_consensus/evaluation/benchmarks/*.py": ("tests/evaluation/benchmarks",),
+    "llava_consensus/serving/setting.py": ("tests/serving/test_setting.py",),
+    "llava_consensus/serving/plan.py": ("tests/serving/test_setting.py", "tests/serving/test_video.py"),
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
 

@@ -397,6 +397,12 @@ def test_a_typical_prompt_stands_for_the_run(host: Any) -> None:
     assert found.tokens < 64
 
 
+def test_a_budget_is_matched_on_the_shape_of_the_run(host: Any) -> None:
+    method, shape, budget = make("fastv"), host.shape()._replace(layers=32, patches=576), Budget(192)
+    found = account.match(method, budget, shape, "average")
+    assert match_budget(host, method, budget, "average", [], shape) == found != budget
+
+
 def test_a_budget_that_is_not_matched_is_given_as_it_is_and_no_prompt_is_looked_at(host: Any) -> None:
     def never() -> Any:
         raise AssertionError("a prompt was looked at")

@@ -3,6 +3,7 @@ and source agree, and NaN, infinity and overflow are errors that name a stage.
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from llava_consensus.reduction.decoder import DecoderView
 from llava_consensus.reduction.method import Place
 from llava_consensus.reduction.tokens import TextProbe, VisualTokens
 
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in METHODS if make(name).place is Place.TOKENS and make(name).reduces),
+AFTER_TOWER = [name for name in METHODS if make(name).place is Place.TOKENS and make(name).reduces]
+MORE: list[tuple[str, dict[str, Any]]] = [
     ("consensusdrop", {"fuser": "recovery"}),
     ("consensusdrop", {"select": "diverse", "fps_start": "salient"}),
     ("consensusdrop", {"tau_vision": 1e-30, "tau_cross": 1e30, "fps_start": "mean"}),
@@ -39,6 +40,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hiprune", {"alpha": 1.0}),
     ("vscan", {"windows": 2, "local": 1.0, "order": "top_then_merged"}),
 ]
+VARIANTS = {name: [{}, *(options for one, options in MORE if one == name)] for name in AFTER_TOWER}
 CUTTING: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS if make(name).place is Place.DECODER),
     ("sparsevlm", {"version": "2.0"}),
@@ -73,21 +75,22 @@ DEGENERATE: list[Callable[[VisualTokens], VisualTokens]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_every_token_enters_once_and_owner_agrees_with_source(name: str, options: dict[str, Any]) -> None:
-    method = make(name, **options)
-    for change in DEGENERATE:
-        tokens = change(unit(batch=1 if method.adaptive else 2))
-        for budget in BUDGETS:
-            reduction = method.reduce(tokens, budget)
-            slots = reduction.tokens.shape[1]
-            assert method.adaptive or slots == budget.tokens
-            assert torch.isfinite(reduction.tokens).all()
-            for source, owner, kept in zip(reduction.source, reduction.owner, reduction.kept, strict=True):
-                named = source >= 0  # others stand for no patch
-                assert len(source[named].unique()) == int(named.sum())
-                assert torch.equal(owner[source[named]], torch.arange(slots)[named])
-                assert int(owner.max()) < slots and bool((kept.diff() > 0).all())
+@pytest.mark.parametrize("name", AFTER_TOWER)
+def test_every_token_enters_once_and_owner_agrees_with_source(name: str) -> None:
+    for options in VARIANTS[name]:
+        method = make(name, **options)
+        for change in DEGENERATE:
+            tokens = change(unit(batch=1 if method.adaptive else 2))
+            for budget in BUDGETS:
+                reduction = method.reduce(tokens, budget)
+                slots = reduction.tokens.shape[1]
+                assert method.adaptive or slots == budget.tokens
+                assert torch.isfinite(reduction.tokens).all()
+                for source, owner, kept in zip(reduction.source, reduction.owner, reduction.kept, strict=True):
+                    named = source >= 0  # others stand for no patch
+                    assert len(source[named].unique()) == int(named.sum())
+                    assert torch.equal(owner[source[named]], torch.arange(slots)[named])
+                    assert int(owner.max()) < slots and bool((kept.diff() > 0).all())
 
 
 def spoiled(values: Tensor, number: float, everywhere: bool) -> Tensor:
@@ -96,41 +99,42 @@ def spoiled(values: Tensor, number: float, everywhere: bool) -> Tensor:
     return values
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_no_number_that_is_none_comes_out(name: str, options: dict[str, Any], number: float) -> None:
+@pytest.mark.parametrize("name", AFTER_TOWER)
+def test_no_number_that_is_none_comes_out(name: str) -> None:
     """An error, or a reduction which that number has nothing to do with."""
-    method = make(name, **options)
-    fine = unit(batch=1 if method.adaptive else 2)
-    assert fine.attention is not None and fine.probe is not None
-    for everywhere in (False, True):
-        cases = [fine._replace(**{part: spoiled(getattr(fine, part), number, everywhere)}) for part in WORDS]
-        for side in ("query", "key"):
-            attention = spoiled(getattr(fine.attention, side), number, everywhere)
-            cases.append(fine._replace(attention=fine.attention._replace(**{side: attention})))
-            probe = spoiled(getattr(fine.probe, side), number, everywhere)
-            cases.append(fine._replace(probe=fine.probe._replace(**{side: probe})))
+    for options, number in product(VARIANTS[name], (float("nan"), float("inf"), float("-inf"))):
+        method = make(name, **options)
+        fine = unit(batch=1 if method.adaptive else 2)
+        assert fine.attention is not None and fine.probe is not None
+        for everywhere in (False, True):
+            cases = [fine._replace(**{part: spoiled(getattr(fine, part), number, everywhere)}) for part in WORDS]
+            for side in ("query", "key"):
+                attention = spoiled(getattr(fine.attention, side), number, everywhere)
+                cases.append(fine._replace(attention=fine.attention._replace(**{side: attention})))
+                probe = spoiled(getattr(fine.probe, side), number, everywhere)
+                cases.append(fine._replace(probe=fine.probe._replace(**{side: probe})))
+            for budget in (Budget(8), Budget(23)):
+                expected = method.reduce(fine, budget)
+                for tokens in cases:
+                    try:
+                        found = method.reduce(tokens, budget)
+                    except NonFiniteError:
+                        continue
+                    assert torch.isfinite(found.tokens).all() and torch.equal(found.source, expected.source)
+
+
+@pytest.mark.parametrize("name", AFTER_TOWER)
+def test_overflow_of_half_precision_is_an_error(name: str) -> None:
+    for options in VARIANTS[name]:
+        method = make(name, **options)
+        fine = unit(batch=1 if method.adaptive else 2, dtype=torch.float16)
+        parts = {part: 60000 * getattr(fine, part).sign() for part in WORDS}  # whose sums are too large
+        with_projector = fine._replace(**parts, project=lambda values: values[..., :6] * 2)
         for budget in (Budget(8), Budget(23)):
-            expected = method.reduce(fine, budget)
-            for tokens in cases:
-                try:
-                    found = method.reduce(tokens, budget)
-                except NonFiniteError:
-                    continue
-                assert torch.isfinite(found.tokens).all() and torch.equal(found.source, expected.source)
-
-
-@pytest.mark.parametrize(("name", "options"), VARIANTS)
-def test_overflow_of_half_precision_is_an_error(name: str, options: dict[str, Any]) -> None:
-    method = make(name, **options)
-    fine = unit(batch=1 if method.adaptive else 2, dtype=torch.float16)
-    parts = {part: 60000 * getattr(fine, part).sign() for part in WORDS}  # whose sums are too large
-    with_projector = fine._replace(**parts, project=lambda values: values[..., :6] * 2)
-    for budget in (Budget(8), Budget(23)):
-        try:
-            assert torch.isfinite(method.reduce(with_projector, budget).tokens).all()
-        except NonFiniteError as error:
-            assert "float16" in str(error)
+            try:
+                assert torch.isfinite(method.reduce(with_projector, budget).tokens).all()
+            except NonFiniteError as error:
+                assert "float16" in str(error)
 
 
 def view(method: Any, batch: int, cut: Any, dtype: torch.dtype = torch.float32) -> DecoderView:
