@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 # evaluation, training and commands that call them. Nothing else differs there.
 ON_PINS = (
     *("hosts/test_attachment.py", "hosts/test_decoder.py", "hosts/test_kept_axes.py", "hosts/test_layouts.py"),
-    *("hosts/test_llava_host.py", "hosts/test_llava_loops.py", "hosts/test_load.py", "hosts/test_newlines.py"),
+    *("hosts/test_llava_host.py", "hosts/test_llava_loops.py", "hosts/test_newlines.py"),
     *("hosts/test_own_tower.py", "hosts/test_shared_prompts.py", "hosts/test_timing.py"),
     *("methods/test_decoder_methods.py", "methods/test_golden_decoder.py", "methods/test_golden_tower.py"),
     *("methods/test_methods_before_projector.py", "methods/test_tower_methods.py"),
