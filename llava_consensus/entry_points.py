@@ -11,7 +11,7 @@ from llava_consensus.errors import OptionError, unknown_name
 
 
 def load_place(place: str) -> Any:
-    """What stands at `module:Class`."""
+    """Import what stands at `module:Class`."""
     return EntryPoint("", place, "").load()
 
 
@@ -37,7 +37,7 @@ def registered(group: str) -> dict[str, str]:
 
 
 def load_registered(group: str, kind: str, name: str, known: Iterable[str]) -> tuple[Any, str]:
-    """What is registered under a name, and where it stands in words, for messages about it.
+    """Object that is registered under a name, and its place in words for messages.
 
     Args:
         group: of entry points.

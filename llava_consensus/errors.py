@@ -1,4 +1,4 @@
-"""What can go wrong by the user's hand, each with the remedy in its message.
+"""Errors that a user can mend, each with the remedy in its message.
 
 The command line prints `error: <message>` and exits with the class's `exit_code`; a traceback is always our own bug.
 The functions at the end check values of options. Needs no torch.
@@ -67,13 +67,13 @@ class NonFiniteError(ConsensusError, FloatingPointError):
 
 
 def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises OptionError unless `value` is one of `allowed`."""
+    """Raise OptionError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise OptionError(f"{name}={value!r} must be one of {', '.join(allowed)}")
 
 
 def within(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
-    """Raises OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
+    """Raise OptionError unless `value` is a number in [low, high], or (low, high] with `open_low`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not (low < value if open_low else low <= value) or not value <= high:  # type: ignore[operator]
         bound = f"above {low:g}" if high == float("inf") else f"in {'(' if open_low else '['}{low:g}, {high:g}]"
@@ -81,19 +81,19 @@ def within(name: str, value: object, low: float, high: float, open_low: bool = F
 
 
 def boolean(name: str, value: object) -> None:
-    """Raises OptionError unless `value` is true or false."""
+    """Raise OptionError unless `value` is true or false."""
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r} must be true or false")
 
 
 def whole(name: str, value: object, optional: bool = False) -> None:
-    """Raises OptionError unless `value` is a whole number, or None with `optional`."""
+    """Raise OptionError unless `value` is a whole number, or None with `optional`."""
     if not (value is None and optional) and (not isinstance(value, int) or isinstance(value, bool)):
         raise OptionError(f"{name}={value!r} must be a whole number{', or left out' if optional else ''}")
 
 
 def at_least(name: str, value: object, low: int) -> None:
-    """Raises OptionError unless `value` is a whole number of at least `low`."""
+    """Raise OptionError unless `value` is a whole number of at least `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise OptionError(f"{name}={value!r} must be a whole number of at least {low}")
 

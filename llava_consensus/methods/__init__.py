@@ -66,7 +66,7 @@ def _index() -> Mapping[str, About]:
 
 
 def truth(name: str, value: object) -> bool:
-    """What a value that came as text says: true, yes, on, 1 or false, no, off, 0 in any case; a bool as it is. Without
+    """Parse a flag given as text: true, yes, on, 1 or false, no, off, 0 in any case; a bool as it is. Without
     this `no` would count as true, as every text does that is not empty.
 
     Raises:

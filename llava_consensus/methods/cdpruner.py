@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Bounds
 from llava_consensus.reduction.tokens import ClipSides, Need, VisualTokens, WholePictures, ensure_finite
 
@@ -44,7 +44,7 @@ class CDPruner(Selector, ReadsTower):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
 
     def query(self, question: str) -> str:
-        """What of a prompt's text counts as the question."""
+        """The prompt's text without the sentence that asks for a single word."""
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -58,7 +58,7 @@ class CDPruner(Selector, ReadsTower):
                 total += 1.0 * share.tokens * (share.tokens - 1) * size
         return shape.text_tower + total if total else 0.0
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens of greedy MAP inference; `fused` is the relevance."""
         sides = tokens.needed(Need.QUESTION)
         sides = sides._replace(patches=tokens.by_token(sides.patches))
@@ -67,10 +67,10 @@ class CDPruner(Selector, ReadsTower):
         weight = self._weight(token_relevance)
         direction = normalize(ensure_finite("projected tokens", tokens.projected).float(), dim=-1)
         kernel = weight[:, :, None] * (direction @ direction.transpose(1, 2)) * weight[:, None]  # [B, N, N]
-        return Choice(greedy_map(kernel, count), fused=token_relevance)
+        return Selected(greedy_map(kernel, count), fused=token_relevance)
 
     def _weight(self, token_relevance: Tensor) -> Tensor:
-        """What the kernel is weighted with; scaled, which changes no choice, so that it never overflows."""
+        """Weights of the kernel; scaled, which changes no choice, so that they never overflow."""
         if self.theta is None:
             return token_relevance
         return torch.exp(self.theta / (2 - 2 * self.theta) * (token_relevance - token_relevance.amax(1, keepdim=True)))

@@ -52,7 +52,7 @@ class Dart(InDecoder):
         return [Cut(cut, min(kept, available))]
 
     def rounds(self, kept: int) -> list[int]:
-        """How many tokens each of the eight pivots adds, after the image pivots."""
+        """Number of tokens that each of the eight pivots adds, after the image pivots."""
         total = max(kept - PIVOTS, 0)
         per_pivot = kept // (2 * PIVOTS) if self.exact else total // (2 * PIVOTS)
         sizes: list[int] = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Choice, Selector, Shape, Tiled
+from llava_consensus.reduction.method import Selected, Selector, Shape, Tiled
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
 
@@ -27,9 +27,9 @@ class DivPrune(Selector, Tiled):
         """The cosines of all pairs; each of the T steps only compares."""
         return sum(2.0 * size**2 * shape.width for share, size in self.units(shape, budget) if share.tokens < size)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that are spread out."""
-        return Choice(spread_out(tokens.projected, count))
+        return Selected(spread_out(tokens.projected, count))
 
 
 def spread_out(points: Tensor, count: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, Selector
+from llava_consensus.reduction.method import Selected, Selector
 from llava_consensus.reduction.selection import pick, top
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
@@ -36,7 +36,7 @@ class EVS(Selector):
         """All frames share one budget."""
         return "global"
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that changed most; `fused` is how much each changed."""
         points = directions(ensure_finite("projected tokens", tokens.projected).float())
         frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
@@ -44,7 +44,7 @@ class EVS(Selector):
         changed = 1 - (points * pick(points, before.clamp_min(0))).sum(2)
         first = before < 0
         changed = torch.where(first, FIRST + _even(first, count), changed)
-        return Choice(top(changed, count), fused=changed)
+        return Selected(top(changed, count), fused=changed)
 
 
 def previous(frame: Tensor, patch: Tensor, frames: int) -> Tensor:

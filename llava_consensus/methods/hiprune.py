@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Choice, ReadsBlocks, Selector, Shape
+from llava_consensus.reduction.method import ReadsBlocks, Selected, Selector, Shape
 from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency, received_saliency
 from llava_consensus.reduction.selection import top
@@ -46,13 +46,13 @@ class HiPrune(Selector, ReadsBlocks):
         loses = any(share.tokens < size for share, size in self.units(shape, budget))
         return 2 * 2.0 * shape.tiles * rows**2 * shape.vision_width if loses else 0.0
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """Anchors, their neighbours, and the most looked at in the last block."""
         middle = tokens.by_token(looked_at(tokens.needed(Need.EARLIER)))  # [U, N_tile]
         last = tokens.of_tiles(looked_at(tokens.needed(Need.ATTENTION)))
         anchors = top(middle[tokens.tile, tokens.patch], round(count * self.alpha / BESIDE))
         near = beside(tokens, anchors, middle.shape[1])
-        return Choice(top(last.masked_fill(near, torch.inf), count), vision=last)
+        return Selected(top(last.masked_fill(near, torch.inf), count), vision=last)
 
 
 def looked_at(attention: VisionAttention) -> Tensor:
@@ -65,7 +65,7 @@ def looked_at(attention: VisionAttention) -> Tensor:
 
 
 def beside(tokens: VisualTokens, anchors: Tensor, size: int) -> Tensor:
-    """Which tokens [B, N] are anchors [B, k] or beside one, in tiles of so many tokens; above and below only where
+    """Mask [B, N] of the anchors [B, k] and their neighbours, in tiles of `size` tokens; above and below only where
     they form a grid.
     """
     place, tile = tokens.patch.gather(1, anchors), tokens.tile.gather(1, anchors)

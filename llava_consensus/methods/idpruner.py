@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
@@ -42,12 +42,12 @@ class IDPruner(Selector, ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
         return pair_flops(shape, self.units(shape, budget), shape.width)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens of maximal marginal relevance."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         direction = directions(ensure_finite("projected tokens", tokens.projected).float())
         similarity = direction @ direction.transpose(1, 2)
-        return Choice(marginal(spread(saliency), similarity, count, self.balance), vision=saliency)
+        return Selected(marginal(spread(saliency), similarity, count, self.balance), vision=saliency)
 
 
 def spread(saliency: Tensor) -> Tensor:

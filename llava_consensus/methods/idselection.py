@@ -18,7 +18,7 @@ from torch import Tensor
 from llava_consensus.methods.idpruner import spread
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
@@ -42,13 +42,13 @@ class IDSelection(Selector, ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares."""
         return pair_flops(shape, self.units(shape, budget), shape.width)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens of the largest score, which suppress those like them."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         direction = directions(ensure_finite("projected tokens", tokens.projected).float())
         distance = 1 - direction @ direction.transpose(1, 2)  # [B, N, N]
         likeness = torch.exp(-self.gamma * distance.square())
-        return Choice(suppress(spread(saliency), likeness, count), vision=saliency)
+        return Selected(suppress(spread(saliency), likeness, count), vision=saliency)
 
 
 def suppress(saliency: Tensor, likeness: Tensor, count: int) -> Tensor:

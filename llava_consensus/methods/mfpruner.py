@@ -19,7 +19,7 @@ from torch import Tensor
 from llava_consensus.methods.cdpruner import SHORT_ANSWER, relevance, relevance_products
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.saliency import class_flops, class_saliency
 from llava_consensus.reduction.selection import membership, rank
 from llava_consensus.reduction.tokens import Need, VisualTokens, ensure_finite
@@ -41,7 +41,7 @@ class MFPruner(Selector, ReadsTower):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION, Need.FEATURES, Need.QUESTION, Need.WHOLE_PICTURES})
 
     def query(self, question: str) -> str:
-        """What of a prompt's text counts as the question."""
+        """The prompt's text without the sentence that asks for a single word."""
         return question.replace(SHORT_ANSWER, "")
 
     def flops(self, shape: Shape, budget: Budget) -> float:
@@ -51,7 +51,7 @@ class MFPruner(Selector, ReadsTower):
             return 0.0
         return class_flops(shape) + shape.text_tower + 2.0 * sum(units) * (relevance_products(shape) + shape.width)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The elected tokens; `cross` is the relevance, `fused` the sum of the cues."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         sides = tokens.needed(Need.QUESTION)
@@ -61,7 +61,7 @@ class MFPruner(Selector, ReadsTower):
         low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
         cues = torch.stack(((saliency - low + EPSILON) / (high - low + EPSILON), _unlike(tokens.projected), cross))
         fused = cues.sum(0)
-        return Choice(elect(cues, fused, count), saliency, cross, fused)
+        return Selected(elect(cues, fused, count), saliency, cross, fused)
 
 
 def _unlike(projected: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from llava_consensus.methods.cdpruner import greedy_map
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Choice, Selector, Shape, Tiled
+from llava_consensus.reduction.method import Selected, Selector, Shape, Tiled
 from llava_consensus.reduction.options import Positive
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
 
@@ -41,10 +41,10 @@ class OTPrune(Selector, Tiled):
         units = [(share.tokens, size) for share, size in self.units(shape, budget) if share.tokens < size]
         return sum(2.0 * size**2 * (shape.width + size) + count * (count - 1) * size for count, size in units)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that make the determinant large."""
         points = ensure_finite("projected tokens", tokens.projected).float()
         points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp_min(1e-12)
         products = points @ points.transpose(1, 2)  # [B, N, N]
         kernel = torch.eye(points.shape[1], device=points.device) + self.gamma * (products @ products)
-        return Choice(greedy_map(kernel, count))
+        return Selected(greedy_map(kernel, count))

@@ -55,7 +55,7 @@ class PruMerge(ReadsTower):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the picture decides how many tokens stay."""
+        """True if the picture decides how many tokens stay."""
         return self.budget == "adaptive"
 
     def most(self, available: int) -> int:
@@ -124,7 +124,7 @@ class PruMerge(ReadsTower):
         return rank(saliency)[:, : int(outliers(saliency).sum()) if self.adaptive else count]
 
     def _weights(self, saliency: Tensor, keys: Tensor, kept: Tensor) -> Tensor:
-        """What every token gives to each kept one: [B, K, N], zero but for the nearest in key space."""
+        """Weight of every token in each kept one: [B, K, N], zero but for the nearest in key space."""
         direction = normalize(keys, dim=-1)
         similarity = pick(direction, kept) @ direction.transpose(1, 2)  # [B, K, N]
         similarity = similarity.scatter(2, kept[..., None], -torch.inf)  # not itself
@@ -159,7 +159,7 @@ def headless(attention: VisionAttention) -> tuple[Tensor, Tensor]:
 
 
 def outliers(saliency: Tensor) -> Tensor:
-    """Which tokens lie above the upper fence Q3 + 1.5 (Q3 - Q1) of their unit: bool [B, N]."""
+    """Mask of the tokens above the upper fence Q3 + 1.5 (Q3 - Q1) of their unit: bool [B, N]."""
     levels = torch.tensor([0.25, 0.75], dtype=saliency.dtype, device=saliency.device)
     low, high = torch.quantile(saliency, levels, dim=1, keepdim=True)
     return saliency > high + 1.5 * (high - low)

@@ -56,7 +56,7 @@ class Restore(ReadsTower):
         return made(tile_budget=self.tile_budget, vision_layer=self.vision_layer)
 
     def flops(self, shape: Shape, budget: Budget) -> float:
-        """What the selector costs, the cosines of all that is left, and the means."""
+        """The selector's own, the cosines of all that is left, and the means."""
         total = 0.0
         for share, size in self.units(shape, budget):
             kept, merged = self.counts(share, size)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import NotNegative
 from llava_consensus.reduction.saliency import class_saliency, pair_flops
 from llava_consensus.reduction.selection import pick
@@ -40,12 +40,12 @@ class Scope(Selector, ReadsTower):
         """Class attention and the cosines of all pairs; each of the T steps only compares and adds."""
         return pair_flops(shape, self.units(shape, budget), shape.vision_width)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The tokens that cover the others."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
         direction = directions(tokens.of_tiles(features.float()))
-        return Choice(cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count), vision=saliency)
+        return Selected(cover(direction @ direction.transpose(1, 2), saliency**self.alpha, count), vision=saliency)
 
 
 def cover(similarity: Tensor, weight: Tensor, count: int) -> Tensor:

@@ -139,7 +139,7 @@ class SparseVLM(InDecoder):
 
 
 def recycled(dropped: int) -> tuple[int, int]:
-    """How many of the dropped tokens are recycled, and into how many clusters."""
+    """Counts of the dropped tokens that are recycled and of their clusters."""
     candidates = int(dropped * 0.3) + 1
     return candidates, candidates // 10 + 1
 
@@ -168,7 +168,7 @@ def raters(visual: Tensor, text: Tensor, mask: Tensor) -> Tensor:
 
 
 def gravity(probe: TextProbe, columns: Tensor) -> Tensor:
-    """What rotary embedding alone makes of attention: rotated all-ones queries times keys, scaled. [P, L, v]."""
+    """Attention by rotary embedding alone: rotated all-ones queries times keys, scaled. [P, L, v]."""
     ones = torch.ones_like(probe.cos[:, None], dtype=torch.float32)
     rotated = rotate(ones, probe.cos.float(), probe.sin.float())[:, 0]  # [P, W, d]
     return pick(rotated, probe.rows) @ pick(rotated, columns).transpose(1, 2) * probe.scale
@@ -205,5 +205,5 @@ def cluster(states: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def densities(distance: Tensor, count: int) -> Tensor:
-    """How near the `count` nearest states, itself included, are to each: [P, m, m] -> [P, m]."""
+    """Density of each state, from the distances to its `count` nearest, itself included: [P, m, m] -> [P, m]."""
     return torch.exp(-distance.topk(count, dim=-1, largest=False).values.square().mean(-1))

@@ -42,7 +42,7 @@ class ToMe(InTower):
 
     @property
     def masks(self) -> bool:
-        """Whether the sizes of merged tokens are added to the attention."""
+        """True if the sizes of merged tokens are added to the attention."""
         return self.proportional
 
     def schedule(self, tokens: int, patches: int, blocks: int) -> list[int]:

@@ -53,7 +53,7 @@ class ToMePost(ReadsTower):
         return regroup(spread, bag.place, bag.values.shape[1], self.order)
 
     def _points(self, tokens: VisualTokens) -> Tensor:
-        """What similarity is measured on: [B, N, d] float32."""
+        """Points whose cosines are the similarity: [B, N, d] float32."""
         if self.similarity == "projected":
             return tokens.projected.detach().float()
         if self.similarity == "feature":

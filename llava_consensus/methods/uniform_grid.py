@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llava_consensus.reduction.grid import divide
-from llava_consensus.reduction.method import Choice, Selector
+from llava_consensus.reduction.method import Selected, Selector
 from llava_consensus.reduction.tokens import VisualTokens
 
 
@@ -18,6 +18,6 @@ class UniformGrid(Selector):
     title: ClassVar[str] = "uniform grid"
     multiplies_nothing: ClassVar[bool] = True
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The `count` centres."""
-        return Choice(divide(tokens, count).centre)
+        return Selected(divide(tokens, count).centre)

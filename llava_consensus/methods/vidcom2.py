@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.merging import directions
-from llava_consensus.reduction.method import Choice, Selector, Shape
+from llava_consensus.reduction.method import Selected, Selector, Shape
 from llava_consensus.reduction.options import Positive
 from llava_consensus.reduction.selection import pick, rank, seated, topped_up
 from llava_consensus.reduction.tokens import VisualTokens, ensure_finite
@@ -49,7 +49,7 @@ class VidCom2(Selector):
             return 0.0
         return 2.0 * shape.tiles * shape.available * (shape.width // 2)
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The most unlike tokens of each frame; `fused` is how unlike video and frame a token is."""
         frame = tokens.tile - tokens.tile.amin(1, keepdim=True)
         member = one_hot(frame, tokens.tiles_per_unit).float()  # [B, N, F]
@@ -59,7 +59,7 @@ class VidCom2(Selector):
         exact = share.clamp_max(1.0) * sizes
         seats = topped_up(exact.floor().long(), exact - exact.floor(), count).clamp_min(1)
         unlike = -(video + local)
-        return Choice(seated(rank(unlike), frame, seats, count), fused=unlike)
+        return Selected(seated(rank(unlike), frame, seats, count), fused=unlike)
 
 
 def still(tokens: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def still(tokens: Tensor) -> Tensor:
 
 
 def likeness(tokens: Tensor, frame: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """How like its video and how like its frame each token is: [B, N, C], [B, N], [B, N, F] -> [B, N] twice."""
+    """Likeness of each token to its video and to its frame: [B, N, C], [B, N], [B, N, F] -> [B, N] twice."""
     points = directions(tokens)
     frames = member.transpose(1, 2) @ points / member.sum(1)[..., None]  # [B, F, C]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
 from llava_consensus.reduction.budget import Budget
-from llava_consensus.reduction.method import Choice, ReadsTower, Selector, Shape
+from llava_consensus.reduction.method import ReadsTower, Selected, Selector, Shape
 from llava_consensus.reduction.options import Ratio
 from llava_consensus.reduction.saliency import class_saliency
 from llava_consensus.reduction.selection import pick, rank
@@ -47,7 +47,7 @@ class VisPruner(Selector, ReadsTower):
         rest = shape.patches - int(budget.tokens * self.ratio)
         return 2.0 * (shape.patches + 1 + rest**2) * shape.vision_width
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The attended tokens and the diverse ones."""
         saliency = tokens.of_tiles(class_saliency(tokens.needed(Need.ATTENTION)))
         order = rank(saliency)  # [B, N]
@@ -56,7 +56,7 @@ class VisPruner(Selector, ReadsTower):
         features = ensure_finite("features of the vision tower", tokens.needed(Need.FEATURES))
         direction = normalize(pick(tokens.of_tiles(features.float()), rest), dim=-1)
         left = thin(direction @ direction.transpose(1, 2), count - attended)
-        return Choice(torch.cat((kept, rest.gather(1, left)), dim=1), vision=saliency)
+        return Selected(torch.cat((kept, rest.gather(1, left)), dim=1), vision=saliency)
 
 
 def thin(similarity: Tensor, count: int) -> Tensor:
@@ -89,7 +89,7 @@ def _halve(similarity: Tensor, count: int) -> Tensor:
 
 
 def _halve_long(similarity: Tensor, count: int) -> Tensor:
-    """The same for a long list on the CPU, [R, R] -> [L], where comparing everything in every round would take most of
+    """`_halve` for a long list on the CPU, [R, R] -> [L], where comparing everything in every round would take most of
     the time: the odd token most like an even one is nearly always among its nearest, which are looked up once; where
     none of them is at an odd place, the token is compared with all odd ones. Which do depends on the numbers, so that a
     device would be waited for.

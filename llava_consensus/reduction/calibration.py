@@ -29,7 +29,7 @@ def far_logits(cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def seen_logits(mask: Tensor, sizes: Tensor, far: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is added to the logits of a layer's attention.
+    """Additive mask of a layer's attention with the calibration in it.
 
     Args:
         mask: [R, 1, q, W], true where a column is seen.

@@ -64,7 +64,7 @@ class Flops(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What one prompt costs. Visual tokens are counted over all its pictures."""
+    """Cost of one prompt. Visual tokens are counted over all its pictures."""
 
     layers: tuple[int, ...]  # visual tokens that enter each decoder layer
     flops: Flops
@@ -92,7 +92,7 @@ class Account(NamedTuple):
         return sum(self.kv_layers)
 
     def record(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The account as JSON values."""
         flops = {**self.flops._asdict(), "total": self.flops.total}
         counts = {"entering": self.entering, "kept": self.kept, "average": self.average}
         return {**counts, "flops": flops, "kv_bytes": self.kv_bytes, **({"note": self.note} if self.note else {})}
@@ -133,7 +133,7 @@ def kv_bytes(shape: Shape, entering: Sequence[int]) -> int:
 
 
 def account(method: Method, budget: Budget, shape: Shape) -> Account:
-    """What a prompt of this shape costs with a method. A budget of all tokens is the unpatched model.
+    """Cost of a prompt of this shape with a method. A budget of all tokens is the unpatched model.
 
     Args:
         method: what it does not know about its own cost stands in `note`.
@@ -190,7 +190,7 @@ def match(method: Method, budget: Budget, shape: Shape, by: str = "kept") -> Bud
 
 
 def _costs(method: Method, budget: Budget, shape: Shape, by: str) -> dict[int, float]:
-    """What every budget the method can have costs."""
+    """Cost of every budget the method can have."""
     costs: dict[int, float] = {}
     why = "this method has no budget below all tokens"
     for tokens in range(1, shape.available):

@@ -1,4 +1,4 @@
-"""What methods that cut inside the language model share: when they cut, what they see there, and what they hand back.
+"""Base of the methods that cut inside the language model: when they cut, what they see there, what they return.
 
 A host runs the decoder's layers and stops before each layer a `Cut` names; the method chooses among the visual
 tokens still there, from the attention of a few query rows. Letters as in `tokens.py`: P pictures at one cut, v their
@@ -53,7 +53,7 @@ class DecoderView(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a method hands back. Indices count the v tokens of the view."""
+    """Result of one cut. Indices count the v tokens of the view."""
 
     kept: Tensor  # [P, K] ascending
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
@@ -93,16 +93,16 @@ class InDecoder(Method, ABC):
 
     @property
     def renumbers(self) -> bool:
-        """Whether position ids close the gaps after a cut."""
+        """True if position ids close the gaps after a cut."""
         return self.positions == "renumber"
 
     @property
     def calibrates(self) -> bool:
-        """Whether attention after a cut is calibrated by distance and size (`calibration.py`)."""
+        """True if attention after a cut is calibrated by distance and size (`calibration.py`)."""
         return False
 
     def closes_gaps(self, layer: int) -> bool:
-        """Whether position ids have no gaps from this layer on, before which there is a cut."""
+        """True if position ids have no gaps from this layer on, before which there is a cut."""
         return self.renumbers
 
     @abstractmethod
@@ -111,7 +111,7 @@ class InDecoder(Method, ABC):
 
     @abstractmethod
     def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
-        """Which of the v tokens stay."""
+        """Choose the tokens of the v that stay."""
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
         """Visual tokens of one picture of `available` that enter each of the `layers` decoder layers."""

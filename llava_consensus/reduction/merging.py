@@ -116,7 +116,7 @@ def directions(values: Tensor) -> Tensor:
 
 
 def _first_anchor(points: Tensor, start: Start, saliency: Tensor | None) -> Tensor:
-    """Where sampling starts: [B, 1]."""
+    """First anchor of the sampling: [B, 1]."""
     if start == "first":
         return torch.zeros(len(points), 1, dtype=torch.long, device=points.device)
     if start == "mean":
@@ -135,7 +135,7 @@ class Bag(NamedTuple):
 
 
 class Pairing(NamedTuple):
-    """Which tokens of a list of t leave it. Even places are 0..a-1, odd places 0..b-1."""
+    """Tokens of a list of t that are merged away, and into which. Even places are 0..a-1, odd places 0..b-1."""
 
     stay: Tensor  # [U, a - r] even places that stay
     leave: Tensor  # [U, r] even places that are merged away

@@ -1,5 +1,5 @@
-"""What a reduction method is: a frozen dataclass of its options that derives from one of the bases below, one for each
-place where a method can act.
+"""Bases of the reduction methods. A method is a frozen dataclass of its options that derives from one of the bases
+below, one for each place where a method can act.
 
     AtPicture    on the picture: the vision tower sees fewer patches
     InTower      inside the vision tower: patches are merged between its blocks
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
 
 
 class Place(Enum):
-    """Where a method acts."""
+    """Stage of the model at which a method acts."""
 
     PICTURE = "the picture"
     TOWER = "inside the vision tower"
@@ -106,7 +106,7 @@ class Method:
 
     @property
     def order(self) -> str:
-        """How reduced tokens stand in the sequence."""
+        """Order of the reduced tokens in the sequence."""
         return "raster"
 
     @property
@@ -118,7 +118,7 @@ class Method:
 
     @property
     def newlines(self) -> str:
-        """What becomes of the newlines of a tiled picture that is reduced: `keep` or `drop`."""
+        """`keep` or `drop` the newlines of a tiled picture that is reduced."""
         return "keep"
 
     @property
@@ -138,26 +138,26 @@ class Method:
 
     @property
     def answer_rows(self) -> bool:
-        """Whether rows with labels, the answer in training, count among the text rows that are asked."""
+        """True if rows with labels, the answer in training, count among the text rows that are asked."""
         return False
 
     @property
     def adaptive(self) -> bool:
-        """Whether the number of tokens depends on the picture: such units are reduced one by one."""
+        """True if the number of tokens depends on the picture: such units are reduced one by one."""
         return False
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether what is left of a picture depends on the question asked about it."""
+        """True if the choice of tokens depends on the question asked about the picture."""
         return bool(self.needs & {Need.PROBE, Need.FINGERPRINT, Need.QUESTION})
 
     @property
     def acts_inside(self) -> bool:
-        """Whether it works before the projector, on the picture or inside the tower."""
+        """True if it acts before the projector, on the picture or inside the tower."""
         return self.place in (Place.PICTURE, Place.TOWER)
 
     def query(self, question: str) -> str:
-        """What of a prompt's text counts as the question, for methods that read it themselves."""
+        """The part of a prompt's text that counts as the question, for methods that read it themselves."""
         return question
 
     def entering(self, budget: Budget, available: int, layers: int) -> list[int]:
@@ -214,7 +214,7 @@ class AfterTower(Placed, ABC):
         """The tokens that replace the N of each unit."""
 
 
-class Choice(NamedTuple):
+class Selected(NamedTuple):
     """The tokens that a `Selector` keeps, and what they were chosen by."""
 
     kept: Tensor  # [B, K] in any order
@@ -228,7 +228,7 @@ class Selector(AfterTower, ABC):
     """Base of the methods after the tower that keep tokens as they are and merge none: they write `choose`."""
 
     @abstractmethod
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """`count` of the N tokens of each unit, none twice. Runs without gradients."""
 
     def reduce(self, tokens: VisualTokens, budget: Budget) -> Reduction:
@@ -247,10 +247,10 @@ class Ranker(Selector, ABC):
     def saliency(self, tokens: VisualTokens) -> Tensor:
         """Saliency of each token, [B, N], from what `needs` names. Ties go to the lower index."""
 
-    def choose(self, tokens: VisualTokens, count: int) -> Choice:
+    def choose(self, tokens: VisualTokens, count: int) -> Selected:
         """The most salient tokens."""
         saliency = ensure_finite("saliency", self.saliency(tokens))
-        return Choice(rank(saliency)[:, :count], fused=saliency)
+        return Selected(rank(saliency)[:, :count], fused=saliency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +292,7 @@ class ReadsBlocks(ReadsTower):
 
 @dataclass(frozen=True, kw_only=True)
 class _Spread(Placed):
-    """What `InTower` and `AtPicture` share: the tower has left T tokens, spread over the patches they came from."""
+    """Common base of `InTower` and `AtPicture`: the tower has left T tokens, spread over the patches they came from."""
 
     order: Order = "raster"
 
@@ -316,7 +316,7 @@ class InTower(_Spread, ABC):
 
     @property
     def masks(self) -> bool:
-        """Whether `bias` is used, which needs an attention kernel that takes an additive mask."""
+        """True if `bias` is used, which needs an attention kernel that takes an additive mask."""
         return False
 
     @abstractmethod

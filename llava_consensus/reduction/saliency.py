@@ -1,4 +1,4 @@
-"""How much attention a token gets: inside the vision tower (s_v, paper section 3.1), and from the words of the question
+"""Attention that a token gets: inside the vision tower (s_v, paper section 3.1), and from the words of the question
 in the language model's first layer (s_c: SCAP, the static cross-attention probe, section 3.2).
 
 A host takes queries and keys of one vision block with hooks, so that the tower keeps its fast attention kernel; for the

@@ -1,5 +1,5 @@
-"""Which tokens stay: rankings and sets of tokens as index tensors, the same on every device; the two fusers, which make
-one choice of two saliencies (paper section 3.3); a choice of tokens that differ (beyond the paper); and the end of
+"""Selection of tokens: rankings and sets as index tensors, the same on every device; the two fusers, which make one
+choice of two saliencies (paper section 3.3); a choice of tokens that differ (beyond the paper); and the end of
 every reduction, tokens in output order with where each input token went. Torch only.
 """
 
@@ -32,7 +32,7 @@ def split_best(saliency: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def membership(index: Tensor, size: int) -> Tensor:
-    """Which of `size` places an index [B, K] names: bool [B, size]."""
+    """Mask of the places among `size` that an index [B, K] names: bool [B, size]."""
     return torch.zeros(index.shape[0], size, dtype=torch.bool, device=index.device).scatter_(1, index, True)
 
 

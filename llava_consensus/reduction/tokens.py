@@ -20,7 +20,7 @@ from llava_consensus.errors import NonFiniteError
 
 
 class Need(Enum):
-    """What a method can ask a host to collect. The value is the field of `VisualTokens` that holds it."""
+    """Parts that a method can ask a host to collect. The value is the field of `VisualTokens` that holds it."""
 
     ATTENTION = "attention"
     EARLIER = "earlier"
@@ -122,7 +122,7 @@ class VisualTokens(NamedTuple):
     whole: WholePictures | None = None
 
     def needed(self, need: Need) -> Any:
-        """What the host collected for a need that the method has declared.
+        """Part that the host collected for a need that the method has declared.
 
         Raises:
             LookupError: where it is not there, which is a mistake of the method or of the host.
@@ -147,7 +147,7 @@ class VisualTokens(NamedTuple):
         return self.by_token(values)[self.tile, self.patch]
 
     def only(self, index: Tensor) -> "VisualTokens":
-        """The same units, of whose tokens `of_tiles` gives those named by `index` [B, R] alone."""
+        """These units restricted to the tokens named by `index` [B, R], for `of_tiles`."""
         return self._replace(tile=self.tile.gather(1, index), patch=self.patch.gather(1, index))
 
 
