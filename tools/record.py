@@ -1,6 +1,6 @@
 """Record what the package answers, to compare two of its versions.
 
-    python tools/record.py OUT                    # in each of two checkouts: six minutes of a core
+    python tools/record.py OUT                    # in each of two checkouts: two minutes of a core
     python tools/record.py --compare OUT OTHER    # names what differs; exit code 1 where anything does
 
 Only public names are used, so that old versions can be recorded as well. Recorded are: every method on 40 GQA questions
