@@ -14,11 +14,13 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
 
 from llava_consensus.hosts.attachment import Shadow
 
+# Transformers 4.37 has none; its models are not attached, but `list --hosts` reads this file there.
+AttentionInterface: Any = getattr(transformers, "AttentionInterface", None)
 NAME = "_attn_implementation_internal"  # attribute of a configuration behind its `_attn_implementation`
 OWN = "_llava_consensus_own"  # attribute of a tapped configuration: the one it stands for
 
@@ -85,7 +87,7 @@ def attention_modules(model: nn.Module) -> list[nn.Module]:
         module
         for module in model.modules()
         if "Attention" in type(module).__name__
-        and not isinstance(module, PreTrainedModel)
+        and not isinstance(module, transformers.PreTrainedModel)
         and hasattr(getattr(module, "config", None), NAME)
     ]
 
