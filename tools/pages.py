@@ -26,9 +26,8 @@ from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.bench.serving import BLOCK, lines
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
-from llava_consensus.evaluation.report.rows import Row, read_rows
+from llava_consensus.evaluation.report.rows import Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
-from llava_consensus.evaluation.report.stats import compare
 from llava_consensus.evaluation.report.table import csv_text
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.methods import INDEX

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,6 +81,7 @@ def everything(given: argparse.Namespace) -> Iterator[str]:
     Raises:
         ConsensusError: the first error of a part that failed, when all others are done.
     """
+    _check_bench(given.bench)
     became, errors = {}, []
     for part in _parts(given):
         became[part.title] = part.why or str(part.file)
@@ -95,6 +95,16 @@ def everything(given: argparse.Namespace) -> Iterator[str]:
     yield from (f"{title}: {what}" for title, what in became.items())
     if errors:
         raise errors[0]
+
+
+def _check_bench(names: str | None) -> None:
+    """Raises OptionError for a benchmark that no part of the paper asks."""
+    from llava_consensus.paper import preset as presets
+
+    known = dict.fromkeys(name for one in presets.names() for name in presets.read(one).benchmarks)
+    known |= dict.fromkeys(str(STUDY["bench"]).split())
+    if names is not None and (not names.split() or not set(names.split()) <= known.keys()):
+        raise OptionError(f"--bench {names!r}: must be of {', '.join(known)}, which the tables and the study ask")
 
 
 def _parts(given: argparse.Namespace) -> Iterator[Part]:
@@ -118,13 +128,13 @@ def _parts(given: argparse.Namespace) -> Iterator[Part]:
 
 def _of_preset(given: argparse.Namespace) -> Iterator[str]:
     """A line for every run, then the tables."""
-    from llava_consensus.paper.preset import read
+    from llava_consensus.paper.preset import keeping_positions, read
 
     preset = read(given.name)
     why = _unfit(preset, given)
     if why:
         raise OptionError(f"{preset.name}: {why}")
-    yield from _measured(_kept(preset) if vars(given).get("positions") == "keep" else preset, given)
+    yield from _measured(keeping_positions(preset) if vars(given).get("positions") == "keep" else preset, given)
 
 
 for _name, _line, _presets, _own in (
@@ -149,7 +159,11 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
     """Why a preset cannot be run on the model; nothing where it can."""
     from llava_consensus.evaluation import models
 
-    needs = f"needs weights of {preset.weights}" if preset.weights else "cannot be run on this model"
+    needs = (
+        f"needs weights of {preset.weights}, for example {preset.model}"
+        if preset.weights
+        else "cannot be run on this model"
+    )
     try:
         name = models.name_of(given.model, arguments.loading(given))
         options = {**preset.host_options, **arguments.host_options(given)}
@@ -164,8 +178,10 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.report.table import write
     from llava_consensus.paper import preset_tables as report
+    from llava_consensus.paper.preset import at_budgets, with_benchmarks
 
-    preset, left_out = _available(_at(_chosen(preset, given.bench), given.tokens), given)
+    preset = at_budgets(with_benchmarks(preset, given.bench), given.tokens)
+    preset, left_out = _available(preset, given)
     yield from (f"{name} is left out: {error}" for name, error in left_out.items())
     places, errors, runs = _plan(preset, given), [], {}
     for place, (line, cell) in zip(places, carry_out(list(places.values()), given, load=load), strict=True):
@@ -183,45 +199,13 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
         raise errors[0]
 
 
-def _chosen(preset: "Preset", names: str | None) -> "Preset":
-    """A preset with some of its benchmarks. OptionError for one that it does not have."""
-    if names is None:
-        return preset
-    absent = [name for name in names.split() if name not in preset.benchmarks]
-    if absent or not names.split():
-        raise OptionError(f"--bench {names!r}: must be of {', '.join(preset.benchmarks)}, which {preset.name} asks")
-    return replace(preset, benchmarks={name: preset.benchmarks[name] for name in names.split()})
-
-
-def _at(preset: "Preset", text: str | None) -> "Preset":
-    """A preset with some of its budgets. OptionError for one that it does not have."""
-    if text is None:
-        return preset
-    known = {f"{row.tokens:g}" for row in preset.rows}
-    if not text.split() or not set(text.split()) <= known:
-        raise OptionError(
-            f"--tokens {text!r}: must be of {', '.join(sorted(known, key=float))}, which {preset.name} asks"
-        )
-    return replace(preset, rows=tuple(row for row in preset.rows if f"{row.tokens:g}" in text.split()))
-
-
-def _kept(preset: "Preset") -> "Preset":
-    """A preset with positions kept in every row, and a name of its own for its tables."""
-
-    def kept(method: str) -> str:
-        return method and f"{method}{',' if ':' in method else ':'}positions=keep"
-
-    rows = tuple(replace(row, method=kept(row.method), against=kept(row.against)) for row in preset.rows)
-    return replace(preset, name=f"{preset.name}-keep", reference=kept(preset.reference), rows=rows)
-
-
 @command(
     "paper plan",
     "the runs of a table: how long they take, what each needs, and the command; nothing is loaded",
     arg("name", metavar="NAME", nargs="?", default="t1", help="a table, as of `paper table` (%(default)s)"),
     ONLY,
     AT,
-    arg("--model", default="liuhaotian/llava-v1.5-7b", help="checkpoint that will be asked (%(default)s)"),
+    arg("--model", help="checkpoint that will be asked (one that the table is about)"),
     arg("--data", default="playground/data", type=Path, metavar="DIR", help="folder of the benchmarks (%(default)s)"),
     arg("--card", default="ada", choices=CARDS, help="whose times are taken: ada, the paper's card (%(default)s)"),
     examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b --card ada"),
@@ -231,20 +215,22 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     from llava_consensus.evaluation import benchmarks
     from llava_consensus.evaluation.benchmarks.check import ANSWERING, check, uses
     from llava_consensus.evaluation.report.table import Group, Table
-    from llava_consensus.paper.preset import read
+    from llava_consensus.paper.preset import at_budgets, first_token_ms, read, with_benchmarks
 
-    preset = _at(_chosen(read(given.name), given.bench), given.tokens)
-    lines, total, unready = [], 0.0, []
+    preset = at_budgets(with_benchmarks(read(given.name), given.bench), given.tokens)
+    model, lines, total, unready = given.model or preset.model, [], 0.0, []
     for name in preset.benchmarks:
         benchmark = benchmarks.make(name)
         rows = [row for row in preset.rows if name in preset.asked_at(row.tokens)]
-        each = [_first_token(preset, given.model, tokens) for tokens in (None, *(row.tokens for row in rows))]
+        each = [first_token_ms(preset, model, tokens) for tokens in (None, *(row.tokens for row in rows))]
         count, known = benchmark.count or 0, [ms for ms in each if ms is not None]
         seconds = count * sum(known) / 1e3 if count and len(known) == len(each) else None
         total += seconds or 0.0
-        states = uses(benchmark, given.data, list(check(benchmark, given.data)))
-        unready += [name] if states[ANSWERING] == "not ready" else []
+        findings = list(check(benchmark, given.data))
+        unready += [name] if uses(benchmark, given.data, findings)[ANSWERING] == "not ready" else []
         needs, elsewhere = ["files"] if name in unready else [], benchmark.scored_by(given.data)
+        if any(one.state == "other" for one in findings):
+            needs.append(f"the official files, not a part or another version (llava-consensus data check {name})")
         if elsewhere:
             how = f"judge {name}" if benchmark.judge else f"score {name} --export FILE"
             needs.append(f"{elsewhere} (llava-consensus {how})")
@@ -258,28 +244,12 @@ def plan(given: argparse.Namespace) -> Iterator[Any]:
     )
     head = ("benchmark", "questions", "runs", "hours", "still needs")
     yield terminal.drawn(Table(f"{preset.title}, at {budgets} tokens", head, (Group("", tuple(lines)),), note))
-    yield f"weights: {given.model}" + (f", of {preset.weights}" if preset.weights else "")
+    yield f"weights: {model}" + (f", of {preset.weights}" if preset.weights else "")
     if unready:
         yield f"first: llava-consensus data download {' '.join(unready)} --data {given.data}"
+    own = " --trust-remote-code" * preset.remote_code
     asked = "".join(f" --{one} '{value}'" for one in ("bench", "tokens") if (value := getattr(given, one)))
-    yield f"then:  llava-consensus paper table {given.name}{asked} --model {given.model} --data {given.data}"
-
-
-def _first_token(preset: "Preset", model: str, tokens: int | float | None) -> float | None:
-    """The paper's milliseconds to the first token at a budget, None being all tokens, between its own budgets by a
-    straight line; None for another model than LLaVA-1.5 7B and 13B.
-    """
-    from llava_consensus.evaluation.report import paper
-
-    size = next((size for size in ("13b", "7b") if size in model.lower()), None)
-    if size is None or preset.full.get("tokens") != 576:
-        return None
-    rows = paper.printed_tables()[f"efficiency_llava_1_5_{size}"]
-    ours = [row for row in rows if row["method"].startswith(("Baseline", "ConsensusDrop"))]
-    points = sorted((row["tokens"], row["ttft_ms"]) for row in ours)
-    count = min(max(tokens or 576, points[0][0]), points[-1][0])
-    (left, low), (right, high) = next(pair for pair in pairwise(points) if count <= pair[1][0])
-    return float(low + (high - low) * (count - left) / (right - left))
+    yield f"then:  llava-consensus paper table {given.name}{asked} --model {model}{own} --data {given.data}"
 
 
 def _hours(seconds: float | None) -> str:
@@ -378,7 +348,7 @@ def study(given: argparse.Namespace) -> Iterator[str]:
     yield from _left(given.out / results.STUDY, content, report.study_tables(content), report.study_csv(content))
     if probed:
         scap = results.scap(found[-1])
-        yield from _left(given.out / results.SCAP, scap, report.scap_tables(scap), scap["layers"])
+        yield from _left(given.out / results.SCAP, scap, [], scap["layers"])
 
 
 def _all_run(

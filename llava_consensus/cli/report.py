@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.report.section import Section
 
 CHANGED = "llava-consensus report verify RUN tells what was changed in which run"
-MOST = 10  # holes of a grid that are named
-FORMATS = ("table", "markdown", "csv", "latex", "brief")
+FORMATS = ("table", "markdown", "csv", "latex")
 
 
 @command(
@@ -27,17 +26,14 @@ FORMATS = ("table", "markdown", "csv", "latex", "brief")
     arguments.OUT_DIR,
     arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
     arg("--write", type=Path, action="append", default=[], metavar="FILE", help="into this page, between its markers"),
-    arg("--summary", type=Path, metavar="FILE", help="into this page, between its markers, the scores alone"),
     arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
     arg("--sample", type=int, metavar="N", help="with --preset: its runs of so many questions drawn at random"),
-    arg("--complete", action="store_true", help="refuse runs that are not whole, and grids with holes"),
     arg("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown"),
     arg("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV"),
     arg("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)"),
     arg("--bench", type=Path, metavar="FILE", help="measured times (bench.json in DIR)"),
     arg("--figure", type=Path, metavar="FILE", help="also draw score against tokens, by benchmark"),
-    arg("--methods-figure", type=Path, metavar="FILE", help="also draw each method against the others"),
     examples=("report", "report --csv tables.csv --latex tables.tex"),
 )
 def report(given: argparse.Namespace) -> Iterator[Any]:
@@ -53,22 +49,18 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
     check_results(given.out)
     with misread(f"{given.out}: a file of a run", CHANGED):
         rows = read_rows(given.out, known())
-        found, absent = _of_preset(given, rows) if given.preset else _of_folder(rows)
+        found = _of_preset(given, rows) if given.preset else results.in_sections(rows)
         bench = results.read_bench(given.bench or given.out / results.BENCH)
-    if given.complete and absent:
-        _refuse(absent)
-    pages = [(path, "markdown") for path in given.write]
-    pages += [(given.summary, "brief")] if given.summary else []
     shown = given.format or ("table" if sys.stdout.isatty() else "markdown")
-    wanted = {shown, *(name for _, name in pages)} - {"table"}
+    wanted = {shown, *(["markdown"] if given.write else [])} - {"table"}
     files = [(name, path) for name in ("markdown", "csv", "latex") if (path := getattr(given, name))]
     wanted |= {name for name, _ in files}
     with misread(f"{given.out}: a file of a run", CHANGED):
         texts = {name: results.FORMATS[name](found, bench) for name in wanted}
-    for path, name in pages:
+    for path in given.write:
         if not path.is_file():
             raise DataError(f"{path}: no such file. It needs the two lines {BEGIN} and {END}")
-        write_out(path, replace_block(read_text(path), texts[name], str(path)).encode())
+        write_out(path, replace_block(read_text(path), texts["markdown"], str(path)).encode())
     for name, path in files:
         write_out(in_folder(path), texts[name].encode())
     _draw(given, found)
@@ -82,33 +74,8 @@ def report(given: argparse.Namespace) -> Iterator[Any]:
         yield from map(terminal.drawn, results.section_tables(section, bench))
 
 
-def _of_folder(rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
-    """All runs in sections, and what keeps them from being whole grids of all questions."""
-    from llava_consensus.evaluation.report import results
-
-    found = results.in_sections(rows)
-    missing = [] if found else ["there are no runs"]
-    for section in found:
-        missing += [line for row in section.rows for line in _not_whole(row)]
-        for line in section.lines:
-            absent = [name for name in section.names if name not in line.runs]
-            missing += [f"{line.label} {line.tokens}: no run on {', '.join(absent)}"] if absent else []
-    return found, missing
-
-
-def _not_whole(row: "Row") -> list[str]:
-    """What a run lacks."""
-    from llava_consensus.paper.preset import lack
-
-    name = f"{row.benchmark} {row.label} {row.tokens}"
-    if row.part:
-        return [f"{name}: {row.part} only"]
-    why = lack(row)
-    return [f"{name}: {why}"] if why else []
-
-
-def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[Section], list[str]]":
-    """The runs that a preset asks for, and which of them there are not."""
+def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Section]":
+    """The runs that a preset asks for."""
     from llava_consensus.evaluation.runs.configuration import describe_reduction
     from llava_consensus.paper import preset
     from llava_consensus.reduction.budget import budget
@@ -120,15 +87,7 @@ def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "tuple[list[
         chosen = replace(chosen, samples=dict.fromkeys(chosen.benchmarks, given.sample))
     made = ((arguments.one_word_method(row.method), budget(row.tokens, row.merged)) for row in chosen.rows)
     wanted = [describe_reduction(*one) for one in made]
-    found = preset.sections(chosen, wanted, rows)
-    return found, preset.missing(chosen, wanted, found)
-
-
-def _refuse(missing: Sequence[str]) -> None:
-    """Raises DataError that names the first of what is missing."""
-    shown = "".join(f"\n  {one}" for one in missing[:MOST])
-    rest = f"\n  and {len(missing) - MOST} more" if len(missing) > MOST else ""
-    raise DataError(f"the grid is not complete, so no page is written from it:{shown}{rest}")
+    return preset.sections(chosen, wanted, rows)
 
 
 def known() -> "Catalogue":
@@ -143,14 +102,11 @@ def known() -> "Catalogue":
 
 
 def _draw(given: argparse.Namespace, found: list["Section"]) -> None:
-    if given.figure or given.methods_figure:
+    if given.figure:
         from llava_consensus.paper.figures import accuracy, style
 
         with style.sheet():
-            if given.figure:
-                accuracy.score_against_tokens(found, in_folder(given.figure))
-            if given.methods_figure:
-                accuracy.methods_apart(found, in_folder(given.methods_figure))
+            accuracy.score_against_tokens(found, in_folder(given.figure))
 
 
 def in_folder(path: Path) -> Path:

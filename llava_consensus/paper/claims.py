@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.rows import FULL, LINEUP, Row
+from llava_consensus.evaluation.report.rows import FULL, LINEUP, Row, compare
 from llava_consensus.evaluation.report.section import Section, signed
-from llava_consensus.evaluation.report.stats import SIGNIFICANT, Bounds, compare, holm, mean_difference
+from llava_consensus.evaluation.report.stats import SIGNIFICANT, Bounds, corrected, mean_difference
 from llava_consensus.paper.ablations import Setting, Settings, settings
 from llava_consensus.paper.material import Material, NotMeasured
 
@@ -106,8 +106,8 @@ def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
 
 def _stand(family: Sequence[Contrast]) -> list[bool] | None:
     """Which differences stand after Holm's correction over the family; None where one cannot be tested, or none is."""
-    values = [one.p for one in family if one.p is not None]
-    return [p < SIGNIFICANT for p in holm(values)] if values and len(values) == len(family) else None
+    values = corrected({place: one.p for place, one in enumerate(family)})
+    return [p < SIGNIFICANT for p in values.values()] if values and len(values) == len(family) else None
 
 
 def _unable(family: Sequence[Contrast]) -> Verdict:

@@ -65,7 +65,7 @@ def whole(example: Example, tokens: int) -> "Figure":
     for label, row in zip(COLOURS, panels[2:], strict=True):
         for panel, chosen in zip(row, example.selections[label], strict=False):
             _selection(panel, seen, chosen, COLOURS[label])
-            panel.set_title(_counts(label, chosen), fontsize=7)
+            panel.set_title(_counts(label, chosen, seen), fontsize=7)
             _answer(panel, chosen)
     _foot(figure, example)
     return _literal(figure)
@@ -91,7 +91,7 @@ def methods(image: Image.Image, side: int, chosen: Mapping[str, Choice], words: 
     for number, (panel, (label, one)) in enumerate(zip(places[1:], chosen.items(), strict=False)):
         colour = COLOURS.get(label, style.look(number).colour)
         _selection(panel, seen, one, colour)
-        panel.set_title(_counts(label, one), fontsize=7)
+        panel.set_title(_counts(label, one, seen), fontsize=7)
         _answer(panel, one)
     _legend(figure, fill(words, 108), sides=False)
     return _literal(figure)
@@ -126,7 +126,7 @@ def _compare(row: Sequence[Any], seen: overlay.View, example: Example, tokens: i
     for panel, label in zip(row[1:], COLOURS, strict=False):
         chosen = _with(example.selections[label], tokens)
         _selection(panel, seen, chosen, COLOURS[label])
-        panel.set_title(_counts(label, chosen), fontsize=7, color=COLOURS[label])
+        panel.set_title(_counts(label, chosen, seen), fontsize=7, color=COLOURS[label])
         _answer(panel, chosen)
 
 
@@ -170,10 +170,14 @@ def _rgb(colour: str) -> overlay.Colour:
     return red, green, blue
 
 
-def _counts(label: str, chosen: Choice) -> str:
-    """A method and its tokens."""
-    merged = chosen.tokens - len(chosen.kept)
-    return f"{label}\n{len(chosen.kept)} kept" + (f" + {merged} merged" if merged > 0 else "")
+def _counts(label: str, chosen: Choice, seen: overlay.View) -> str:
+    """A method and its tokens; kept ones that show no picture but the padding around it are named."""
+    merged, padding = chosen.tokens - len(chosen.kept), overlay.in_padding(seen, chosen.kept)
+    return (
+        f"{label}\n{len(chosen.kept)} kept"
+        + (f", {padding} of them padding" if padding else "")
+        + (f" + {merged} merged" if merged > 0 else "")
+    )
 
 
 def _with(selections: Sequence[Choice], tokens: int) -> Choice:

@@ -3,7 +3,6 @@ its runs in a folder of results, found by what was asked with which method, what
 and whichever command asked it.
 
     sections(preset, wanted, rows)    # as tables of a folder have them, one for each set of benchmarks
-    missing(preset, wanted, found)    # what a page of the preset still lacks
 
 A file:
 
@@ -18,18 +17,20 @@ A row may have `merged`, how many of its tokens are merged ones, and `against`, 
 of the reference; `tokens` may be a list, which stands for a row each. A preset may have `full` (the printed row of all
 tokens), `samples` (benchmark -> so many of its questions, drawn at random), `fewer` (budget -> the benchmarks that
 alone are asked at it, where not all are), `host_options` (of the model's host), and `needs`, where not any model will
-do: `weights` says which, `hosts` whose hosts (names of `llava-consensus list`). A preset of which the paper prints
-nothing has an empty `printed` and empty columns.
+do: `weights` says which, `model` names a checkpoint, `remote_code` whether it brings code of its own, `hosts` whose
+hosts (names of `llava-consensus list`). A preset of which the paper prints nothing has an empty `printed` and empty
+columns.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
-from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation.files import COUNT_OR_NONE, NUMBER, check_shape, read_json
@@ -78,6 +79,8 @@ class Preset:
     fewer: Mapping[str, Sequence[str]] = field(default_factory=dict)
     host_options: Mapping[str, str] = field(default_factory=dict)
     weights: str = ""
+    model: str = "liuhaotian/llava-v1.5-7b"  # a checkpoint with these weights
+    remote_code: bool = False  # whether it brings code of its own
     hosts: tuple[str, ...] = ()
 
     @property
@@ -129,9 +132,55 @@ def read(name: str) -> Preset:
     needs = content.pop("needs", {})
     rows = tuple(row for given in content.pop("rows") for row in _rows(given, path))
     _check_fewer(content, rows, path)
-    return Preset(
-        path.stem, rows=rows, weights=needs.get("weights", ""), hosts=tuple(needs.get("hosts", ())), **content
-    )
+    return Preset(path.stem, rows=rows, **{**needs, "hosts": tuple(needs.get("hosts", ()))}, **content)
+
+
+def with_benchmarks(preset: Preset, names: str | None) -> Preset:
+    """A preset with some of its benchmarks. OptionError for one that it does not have."""
+    if names is None:
+        return preset
+    absent = [name for name in names.split() if name not in preset.benchmarks]
+    if absent or not names.split():
+        raise OptionError(f"--bench {names!r}: must be of {', '.join(preset.benchmarks)}, which {preset.name} asks")
+    return replace(preset, benchmarks={name: preset.benchmarks[name] for name in names.split()})
+
+
+def at_budgets(preset: Preset, text: str | None) -> Preset:
+    """A preset with some of its budgets. OptionError for one that it does not have."""
+    if text is None:
+        return preset
+    known = {f"{row.tokens:g}" for row in preset.rows}
+    if not text.split() or not set(text.split()) <= known:
+        raise OptionError(
+            f"--tokens {text!r}: must be of {', '.join(sorted(known, key=float))}, which {preset.name} asks"
+        )
+    return replace(preset, rows=tuple(row for row in preset.rows if f"{row.tokens:g}" in text.split()))
+
+
+def keeping_positions(preset: Preset) -> Preset:
+    """A preset with positions kept in every row, and a name of its own for its tables."""
+
+    def kept(method: str) -> str:
+        return method and f"{method}{',' if ':' in method else ':'}positions=keep"
+
+    rows = tuple(replace(row, method=kept(row.method), against=kept(row.against)) for row in preset.rows)
+    return replace(preset, name=f"{preset.name}-keep", reference=kept(preset.reference), rows=rows)
+
+
+def first_token_ms(preset: Preset, model: str, tokens: int | float | None) -> float | None:
+    """The paper's time to first token at a budget (None: all tokens), linear between its own budgets.
+
+    Returns:
+        Milliseconds; None for another model than LLaVA-1.5 7B and 13B.
+    """
+    size = next((size for size in ("13b", "7b") if size in model.lower()), None)
+    if size is None or preset.full.get("tokens") != 576 or preset.weights:
+        return None
+    rows = paper.printed_tables()[f"efficiency_llava_1_5_{size}"]
+    ours = [row for row in rows if row["method"].startswith(("Baseline", "ConsensusDrop"))]
+    points = sorted((row["tokens"], row["ttft_ms"]) for row in ours)
+    budgets, times = zip(*points, strict=True)
+    return float(np.interp(tokens or 576, budgets, times))
 
 
 def _check_fewer(content: Mapping[str, Any], rows: Sequence[PresetRow], path: Path) -> None:
@@ -173,26 +222,6 @@ def sections(preset: Preset, wanted: Wanted, rows: Iterable[Row]) -> list[Sectio
             runs = [run for name in names for one in asked if (run := _run(group, one, name)) is not None]
             found += [Section(runs)] if any(not run.full for run in runs) else []
     return found
-
-
-def missing(preset: Preset, wanted: Wanted, found: Sequence[Section]) -> list[str]:
-    """A line for each run that the preset asks for and the sections do not have whole."""
-    lines = [] if found else ["there are no runs"]
-    for section in found:
-        budgets = {row.tokens for row in section.rows if not row.full}
-        shown = [(row.label, one) for row, one in zip(preset.rows, wanted, strict=True) if one["tokens"] in budgets]
-        for (label, one), name in product([("all tokens", ALL_TOKENS), *shown], preset.asked_at(min(budgets))):
-            why = lack(_run(section.rows, one, name))
-            lines += [f"{name} {label} {one['tokens'] or ''}".strip() + f": {why}"] if why else []
-    absent = {row.tokens for row in preset.rows} - {row.tokens for one in found for row in one.rows}
-    return lines + [f"no runs at {tokens:g} tokens" for tokens in sorted(absent)]
-
-
-def lack(run: Row | None) -> str:
-    """What keeps a run from being whole; nothing where it is."""
-    if run is None:
-        return "not run"
-    return f"{run.answered} questions answered, not all" if run.metrics is None or run.unanswered else ""
 
 
 def holds(row: Row, limit: int | None, sample: int | None = None) -> bool:

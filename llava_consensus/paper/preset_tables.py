@@ -1,29 +1,19 @@
-"""Tables of a preset (`preset.py`): ours with the paper's numbers beside, which differences are real, and how far the
-paper's own numbers for one configuration lie apart.
-"""
+"""Tables of a preset (`preset.py`): ours with the paper's numbers beside, and which differences are real."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report.rows import Line, Row
-from llava_consensus.evaluation.report.section import Cell, Grid, signed, with_interval
+from llava_consensus.evaluation.report.section import Cell, Grid, record, signed, with_interval
 from llava_consensus.evaluation.report.stats import LEAST
-from llava_consensus.evaluation.report.table import ABSENT, Cells, Group, Table, groups, one_decimal
+from llava_consensus.evaluation.report.table import ABSENT, Table, one_decimal, pivoted
 from llava_consensus.paper.preset import Preset, PresetRow
 
 FULL = "all tokens"
-SAME = (  # the default configuration at 128 tokens, which the paper prints four times: table, values, its name there
-    ("ablation_alpha", {"alpha": 0.7}, "T5, alpha 0.7"),
-    ("ablation_anchor", {"merge": 20.0}, "T8, M = 20"),
-    ("ablation_score", {"vision": "class", "cross": "all"}, "T9, class and all"),
-    ("llava_1_5_7b", {"tokens": 128, "method": "ConsensusDrop"}, "T1, ConsensusDrop at 128"),
-)
-ALIASES = {"mme": "mme_perception", "scienceqa": "sqa_img"}  # columns that T1 calls otherwise
 Key = tuple[str, str]  # label of a row with its tokens, benchmark
 
 
@@ -104,22 +94,27 @@ class Results(Grid):
 
 
 def preset_tables(results: Results) -> list[Table]:
-    """Scores, differences to the reference, and for the ablations the paper's own spread."""
-    return [beside(results), differences(results), *([spread(results)] if results.preset.is_ablation else [])]
+    """Our scores and the paper's, column by column, and the differences to the reference."""
+    return [beside(results), differences(results)]
 
 
 def beside(results: Results) -> Table:
-    """Our scores and the paper's, column by column."""
+    """Our scores and the paper's."""
     preset, papers = results.preset, bool(results.preset.printed)
+    columns: dict[str, str] = {}
+    for name in preset.benchmarks:
+        columns |= {name: results.title(name), f"{name} paper": "paper"} if papers else {name: results.title(name)}
+    columns |= {"mean": "mean", "mean paper": "paper"} if papers else {"mean": "mean"}
 
-    def line(row: PresetRow | None) -> Cells:
-        cells = [FULL if row is None else row.label]
-        for name in preset.benchmarks:
-            cells += [with_interval(results.at(row, name)), *[one_decimal(results.printed(row, name))] * papers]
-        return (*cells, *results.means(row)[: 1 + papers])
+    def cells() -> Iterator[tuple[str, str, str, str]]:
+        for row in (None, *preset.rows):
+            line = (FULL, FULL) if row is None else (f"{row.tokens:g} tokens", row.label)
+            for name in preset.benchmarks:
+                yield *line, name, with_interval(results.at(row, name))
+                yield *line, f"{name} paper", one_decimal(results.printed(row, name))
+            for column, text in zip(("mean", "mean paper"), results.means(row), strict=True):
+                yield *line, column, text
 
-    beside_it = ["paper"] * papers
-    head = ["", *(part for name in preset.benchmarks for part in (results.title(name), *beside_it)), "mean", *beside_it]
     printed = " The paper's numbers are for its own checkpoint on the complete benchmarks." if papers else ""
     parts = {name: run.part for name, run in results.full.runs.items() if run.limited}
     first = "".join(f" {results.title(name)}: {part}." for name, part in parts.items())
@@ -131,23 +126,22 @@ def beside(results: Results) -> Table:
         f"{preset.reference or 'the row it is compared with'} with as many tokens, paired by question (p < 0.05); ‡ "
         f"also after Holm's correction over the table.{guessed}"
     )
-    return Table(preset.title, tuple(head), (Group(FULL, (line(None),)), *by_tokens(preset.rows, line)), note)
+    return pivoted(preset.title, "", columns, cells(), note)
 
 
 def differences(results: Results) -> Table:
     """Each row less the reference with as many tokens, with its interval."""
     preset = results.preset
 
-    def difference(row: PresetRow, name: str) -> str:
-        cell = results.at(row, name)
-        if cell is None or cell.test is None:
-            return ABSENT
-        return signed(cell.test.difference, cell.test.bounds) + cell.mark
-
-    def line(row: PresetRow) -> Cells:
-        other = preset.reference_of(row)
-        label = f"{row.label} less {other.label}" if row.against and other else row.label
-        return (label, *(difference(row, name) for name in preset.benchmarks))
+    def cells() -> Iterator[tuple[str, str, str, str]]:
+        for row in preset.rows if preset.reference else [row for row in preset.rows if row.against]:
+            other = preset.reference_of(row)
+            label = f"{row.label} less {other.label}" if row.against and other else row.label
+            for name in preset.benchmarks:
+                cell = results.at(row, name)
+                test = None if cell is None else cell.test
+                text = ABSENT if cell is None or test is None else signed(test.difference, test.bounds) + cell.mark
+                yield f"{row.tokens:g} tokens", label, name, text
 
     marks = [cell.mark for cell in results.tested if cell.test and cell.test.enough]
     note = (
@@ -155,69 +149,16 @@ def differences(results: Results) -> Table:
         f"have a test {marks.count('‡')} are real after Holm's correction (‡), {marks.count('†')} more only where each "
         f"is looked at alone (†). From fewer than {LEAST} pictures there is no interval and no test."
     )
-    head = ("", *(results.title(name) for name in preset.benchmarks))
     title = f"Difference to {preset.reference}" if preset.reference else "Differences"
-    shown = preset.rows if preset.reference else [row for row in preset.rows if row.against]
-    return Table(title, head, by_tokens(shown, line), note)
-
-
-def spread(results: Results) -> Table:
-    """What the paper prints for one and the same configuration, and how far the rows of this table lie apart in it."""
-    preset, columns, same = results.preset, list(results.preset.benchmarks.values()), {}
-    for table, values, name in SAME:
-        row = next(row for row in paper.printed_tables()[table] if values.items() <= row.items())
-        same[name] = row | {old: row[new] for old, new in ALIASES.items() if new in row}
-    here = [found for row in preset.rows if (found := preset.printed_row(row.printed)) is not None]
-
-    def apart(rows: Sequence[Mapping[str, Any]], column: str) -> str:
-        values = [row[column] for row in rows if row.get(column) is not None]
-        return one_decimal(max(values) - min(values) if values else None)
-
-    lines = [(name, *(one_decimal(row.get(column)) for column in columns)) for name, row in same.items()]
-    ends = [
-        ("largest less smallest of these", *(apart(list(same.values()), column) for column in columns)),
-        (f"largest less smallest of {preset.title.split(':')[0]}", *(apart(here, column) for column in columns)),
-    ]
-    note = (
-        "All four rows are the paper's default configuration at 128 tokens, so differences no larger than theirs mean "
-        "nothing between its tables."
-    )
-    head = ("", *(results.title(name) for name in preset.benchmarks))
-    parts = (Group("one configuration, printed four times", tuple(lines)), Group("how far apart", tuple(ends)))
-    return Table("The paper's own spread", head, parts, note)
-
-
-def by_tokens(rows: Sequence[PresetRow], line: Callable[[PresetRow], Cells]) -> tuple[Group, ...]:
-    """Lines of a preset under the headings of their budgets."""
-    return groups((f"{row.tokens:g} tokens", line(row)) for row in rows)
+    return pivoted(title, "", {name: results.title(name) for name in preset.benchmarks}, cells(), note)
 
 
 def csv_rows(results: Results) -> list[dict[str, Any]]:
-    """Every cell as a line: unrounded, with its interval, its difference to the reference, and the paper's number."""
+    """Every cell that was run as a line, with the paper's number."""
     lines = []
     for row in (None, *results.preset.rows):
         for name in results.preset.benchmarks:
-            cell = results.at(row, name)
-            test = None if cell is None else cell.test
-            low, high = (None, None) if cell is None or cell.bounds is None else cell.bounds
-            apart = (None, None) if test is None or test.bounds is None else test.bounds
-            lines.append(
-                {
-                    "preset": results.preset.name,
-                    "label": FULL if row is None else row.label,
-                    "method": "full" if row is None else row.method,
-                    "tokens": None if row is None else row.tokens,
-                    "merged": None if row is None else row.merged,
-                    "benchmark": name,
-                    "score": None if cell is None else cell.row.score,
-                    "low": low,
-                    "high": high,
-                    "difference": None if test is None else test.difference,
-                    "difference_low": apart[0],
-                    "difference_high": apart[1],
-                    "p": None if test is None else test.p,
-                    "p_corrected": cell.corrected if cell is not None and test is not None else None,
-                    "printed": results.printed(row, name),
-                }
-            )
+            line, cell = results.line(row), results.at(row, name)
+            if cell is not None:
+                lines.append({**record(line, cell), "printed": results.printed(row, name)})
     return lines

@@ -4,6 +4,7 @@ before any weight loads.
 
 import codecs
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -169,6 +170,11 @@ class TrainingPlan:
         ):
             if needed and find_spec(package) is None:
                 raise missing_extra(package, extra)
+        if self.deepspeed is not None and "RANK" not in os.environ:  # DeepSpeed would look for MPI
+            raise OptionError(
+                f"--deepspeed {self.deepspeed}: DeepSpeed runs under a launcher, for one GPU too. Start it by torchrun "
+                "--nproc_per_node 1 -m llava_consensus.cli train ..."
+            )
         method = self.method
         if method is None or not method.reduces:
             return

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 from fakes import Fake, FakeHost, make_data, make_model
-from run_folders import store
 
 from llava_consensus import cli
 from llava_consensus.cli import evaluate
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import BENCHMARKS
-from llava_consensus.evaluation.report.table import BEGIN, END
 
 
 @pytest.fixture
@@ -273,20 +271,3 @@ def test_tensorboard_and_mlflow_take_the_numbers(tmp_path: Path, monkeypatch: py
     evaluate.TRACKERS["mlflow"](tmp_path / "run", {"tokens": 64}, {"score": 0.5})
     (found,) = mlflow.search_runs(experiment_names=[evaluate.PROJECT], output_format="list")
     assert found.data.metrics == {"score": 0.5} and found.info.run_name == "run"
-
-
-def test_pages_refuse_grids_that_are_not_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, page = tmp_path / "out", tmp_path / "page.md"
-    page.write_text(f"{BEGIN}\n{END}\n")
-    out.mkdir()
-    command = ["report", "--out", str(out), "--complete", "--write", str(page)]
-    assert cli.main(command) == 3 and "there are no runs" in capsys.readouterr().err
-    assert cli.main([*command[:3], "--write", str(tmp_path / "none.md")]) == 3
-    assert "no such file. It needs the two lines" in capsys.readouterr().err
-    store(out, [1, 0, 1], limit=None)
-    assert cli.main([*command, "--markdown", str(tmp_path / "tables.md")]) == 0
-    written = page.read_text()
-    assert "Retain" in written and "Retain" in (tmp_path / "tables.md").read_text()
-    store(out, [1, 0], limit=2)
-    assert cli.main(command) == 3
-    assert "the first 2 questions only" in capsys.readouterr().err and page.read_text() == written

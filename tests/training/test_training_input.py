@@ -144,8 +144,17 @@ def test_what_a_method_cannot_work_under_is_said(tmp_path: Path) -> None:
             _ = plan(tmp_path, deepspeed=stage).zero_stage
 
 
+def test_deepspeed_without_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it looks for MPI, whose package is not there: a foreign traceback."""
+    monkeypatch.setattr(plans, "find_spec", lambda name: name)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(OptionError, match=r"under a launcher, for one GPU too\. Start it by torchrun"):
+        plan(tmp_path, deepspeed=Path("eval_scripts/zero2.json")).check("consensusdrop")
+
+
 def test_stage_3_needs_a_picture_in_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "find_spec", lambda name: name)
+    monkeypatch.setenv("RANK", "0")
     path, images = written(tmp_path, [GOOD, {"id": "2", "conversations": turns("Hello?", "yes")}])
     stage = tmp_path / "zero3.json"
     stage.write_text('{"zero_optimization": {"stage": 3}}')

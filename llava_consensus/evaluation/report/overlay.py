@@ -81,6 +81,14 @@ def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[
     return View(np.asarray(padded, dtype=np.float32), box, *grid, cell, first)
 
 
+def in_padding(seen: View, places: Indices) -> int:
+    """How many of these patches have their centre in the padding around the picture."""
+    row, column = np.divmod(np.asarray(places, dtype=np.int64).reshape(-1), seen.columns)
+    across, down = (column + 0.5) * seen.cell, (row + 0.5) * seen.cell
+    left, top, right, bottom = seen.box
+    return int(((across < left) | (across > right) | (down < top) | (down > bottom)).sum())
+
+
 def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
     """What became of patches, from the indices of kept ones and of anchors, and the output slot of every patch."""
     kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))

@@ -7,7 +7,6 @@ to paper and are disputed; faithful implementations beat them (docs/results.md s
 """
 
 import json
-from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -34,14 +33,3 @@ def columns(table: str) -> list[str]:
 def averaged() -> list[str]:
     """The benchmarks whose mean is the paper's Acc (its Table 1)."""
     return columns(PICTURES)
-
-
-def printed(run_columns: Sequence[str | None], tokens: float) -> list[str]:
-    """The paper's tables that belong beside a section: by the tokens of its full model, and the video one.
-
-    Args:
-        run_columns: columns of the section's benchmarks; None for one that the paper does not have.
-        tokens: of the full model.
-    """
-    video = [column in columns(VIDEO) for column in run_columns]
-    return [NEXT if tokens > 2000 else PICTURES] * (not all(video)) + [VIDEO] * any(video)

@@ -4,16 +4,16 @@
 layout is its Table 1: a block for each budget, the benchmarks, Acc (plain mean, MME perception / 20) and Rel (Acc in
 percent of the full model's).
 
-`COSTS` is the only list of what a method costs, `CELLS` of what CSV says of a cell beside. Counts, FLOPs and bytes come
-from `account` in metrics.json (means over the benchmarks that all lines have finished; the cache as measured where a
-run measured it); times from `bench.json` in the folder of results: rows with `method` (its name, or its label in
+`COSTS` is the only list of what a method costs; `section.record` has the other columns of CSV. Counts, FLOPs and bytes
+come from `account` in metrics.json (means over the benchmarks that all lines have finished; the cache as measured where
+a run measured it); times from `bench.json` in the folder of results: rows with `method` (its name, or its label in
 tables), `tokens`, `ttft_ms`, `tpot_ms`, `share` (the method's own part of the time to first token).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,18 +21,13 @@ from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report import table as engine
-from llava_consensus.evaluation.report.rows import FULL, RANDOM, Catalogue, Line, Row, by_setting
-from llava_consensus.evaluation.report.section import Cell, Section, half, score, with_interval
+from llava_consensus.evaluation.report.rows import FULL, RANDOM, Line, Row, by_setting, compare
+from llava_consensus.evaluation.report.section import Cell, Section, half, record, score, with_interval
 from llava_consensus.evaluation.report.stats import (
     LEAST,
     RESAMPLES,
-    SIGNIFICANT,
-    Comparison,
     Mean,
-    compare,
-    counted,
     mark,
-    mcnemar,
 )
 from llava_consensus.evaluation.report.table import (
     ABSENT,
@@ -42,7 +37,6 @@ from llava_consensus.evaluation.report.table import (
     csv_text,
     groups,
     number,
-    one_decimal,
     retained,
     upper_bound,
 )
@@ -50,14 +44,6 @@ from llava_consensus.evaluation.report.table import (
 NOTHING = "No results yet: `make tables` measures them."
 BENCH = "bench.json"
 AGAIN = "Measure again, or move it away"
-MEANS = (  # means and times in the paper's tables
-    ("acc", "Acc"),
-    ("rel_percent", "Rel (%)"),
-    ("avg_acc", "Acc"),
-    ("kv_mb", "KV (MB)"),
-    ("ttft_ms", "TTFT (ms)"),
-    ("tpot_ms", "TPOT (ms)"),
-)
 MARKS = (
     "† differs from the full model, paired by question (McNemar's exact test, or swaps of pictures where several "
     f"questions are about one; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
@@ -89,10 +75,8 @@ def title(section: Section) -> str:
 
 
 def section_tables(section: Section, bench: Bench = ()) -> list[Table]:
-    """The tables of a section in order: ours and the paper's in the same layout, costs, intervals, what needs a judge,
-    differences.
-    """
-    parts: list[Table | None] = [scores(section), *printed(section), costs(section, bench), intervals(section)]
+    """The tables of a section in order: scores, costs, intervals, what needs a judge, differences."""
+    parts: list[Table | None] = [scores(section), costs(section, bench), intervals(section)]
     parts += [unjudged(section), differences(section)]
     return [table for table in parts if table is not None]
 
@@ -123,47 +107,21 @@ def mean(average: Mean | None) -> str:
     return ABSENT if average is None else f"{average.value:.1f}{half(average.bounds)}{mark(average.p, 1.0)}"
 
 
-def scores(section: Section, complete: bool = False) -> Table | None:
-    """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run. `complete` leaves out lines
-    without an Acc, if there is any line with one.
-    """
+def scores(section: Section) -> Table | None:
+    """The paper's layout: bare scores, Acc, Rel; None where none of its benchmarks was run."""
     names, paper_count = section.papers, len(paper.averaged())
     if not names:
         return None
     count = "" if len(section.averaged) == paper_count else f" ({len(section.averaged)} of {paper_count})"
     unjudged_titles = [section.title(name) for name in section.unjudged]
-    lines = [line for line in section.lines if section.accuracy(line)] if complete else section.lines
-    lines = lines or section.lines
     exclusion = f", without {' and '.join(unjudged_titles)}, which nobody has judged" if unjudged_titles else ""
-    omission = " Lines with an incomplete cell are left out." if len(lines) < len(section.lines) else ""
     near = section.guessed(names)
     guessed = f" In no average, because all tokens cannot be told from guessing there: {near}." if near else ""
-    tasks = "; ".join(filter(None, (guessed_tasks(section, name) for name in names)))
-    at_chance = f" {tasks}." if tasks else ""
     note = (
         f"Acc: plain mean of the columns (MME perception / 20){exclusion}. Rel: Acc in percent of the full model's. A "
-        f"line with an incomplete cell has neither.{omission}{guessed}{at_chance} {MARKS}"
+        f"line with an incomplete cell has neither.{guessed} {MARKS}"
     )
-    return tabulate(section, "Scores", [*of_benchmarks(section, names, score), *means(section, count)], note, lines)
-
-
-def guessed_tasks(section: Section, name: str) -> str:
-    """The tasks of a benchmark in which all tokens answer no more than half of the yes-or-no questions right, as far as
-    can be told: what they say is noise, though their sum may be above chance.
-    """
-    run = None if section.full is None else section.full.runs.get(name)
-    if run is None or not run.complete or run.report.get("statistic") != "mme":
-        return ""
-    found = []
-    for task in run.report["counted"]:
-        rows = [row for row in counted(run.report) if row.get("group") == task]
-        right = sum(row["correct"] for row in rows)
-        if rows and mcnemar(right, len(rows) - right) >= SIGNIFICANT:
-            found.append(f"{task} ({right} of {len(rows)})")
-    return (
-        f"{section.title(name)} has tasks that all tokens guess, right answers in brackets: {', '.join(found)}"
-        * bool(found)
-    )
+    return tabulate(section, "Scores", [*of_benchmarks(section, names, score), *means(section, count)], note)
 
 
 def intervals(section: Section) -> Table:
@@ -235,31 +193,6 @@ def differences(section: Section) -> Table | None:
     note = "Difference ± half of its 95 % interval (bootstrap over pictures, paired by question)."
     table = tabulate(section, "Difference to random selection with the same budget", columns, note, lines)
     return None if table.empty else table
-
-
-def printed(section: Section) -> list[Table]:
-    """The paper's own numbers in the same layout."""
-    tokens = section.full.tokens if section.full else max(row.tokens for row in section.rows)
-    columns = [section.catalogue.benchmark(name).column for name in section.names]
-    return [_printed(table, section.catalogue) for table in paper.printed(columns, tokens)]
-
-
-def _printed(name: str, catalogue: Catalogue) -> Table:
-    rows, model = paper.printed_tables()[name], paper.MODELS[name]
-    titles = [(key, catalogue.benchmark(catalogue.named(key)).title) for key in paper.columns(name)]
-    titles += [(key, title) for key, title in MEANS if key in rows[0]]
-    columns = [Column("method", itemgetter("method"))]
-    columns += [Column(title, itemgetter(key), one_decimal) for key, title in titles]
-    full = rows[0]["tokens"]
-    lines = [
-        (
-            upper_bound(full) if row is rows[0] else retained(row["tokens"], full),
-            tuple(column.text(row) for column in columns),
-        )
-        for row in rows
-    ]
-    note = f"As printed, for {model} on the complete benchmarks: another model and other data than ours above."
-    return Table(f"The paper's numbers ({model})", tuple(column.title for column in columns), groups(lines), note)
 
 
 # ---- costs
@@ -352,120 +285,27 @@ def _times(section: Section, line: Line, bench: Bench) -> Mapping[str, Any]:
 # ---- CSV
 
 
-class Entry(NamedTuple):
-    """One of our lines of CSV: a line of a section, and its cell of one benchmark."""
-
-    line: Line
-    cell: Cell
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """What was measured; nothing of a run that is not finished."""
-        return self.cell.row.metrics or {}
-
-
-def config(key: str) -> Column:
-    """A key of the run's configuration."""
-    return Column(key, lambda entry: entry.cell.row.config[key])
-
-
-def metric(key: str) -> Column:
-    """A key of the run's metrics."""
-    return Column(key, lambda entry: entry.metrics.get(key))
-
-
-def tested(key: str, read: Callable[[Comparison], Any]) -> Column:
-    """A number of the test against the full model."""
-    return Column(key, lambda entry: entry.cell.test and read(entry.cell.test))
-
-
-CELLS = (  # of Entry; COSTS follow. Scores in percent (MME in points), unrounded
-    Column("source", lambda entry: "ours"),
-    *map(config, ("model", "data", "limit")),
-    Column("sample", lambda entry: entry.cell.row.config.get("sample")),
-    Column("label", lambda entry: entry.line.label),
-    config("method"),
-    Column("tokens", lambda entry: entry.line.tokens or None),
-    config("benchmark"),
-    metric("metric"),
-    Column("status", lambda entry: "complete" if entry.cell.row.complete else "incomplete"),
-    metric("questions"),
-    Column("pictures", lambda entry: entry.cell.row.pictures),
-    Column("answered", lambda entry: entry.metrics.get("answered", entry.cell.row.answered)),
-    Column("score", lambda entry: entry.cell.row.score),
-    Column("spread", lambda entry: entry.cell.row.spread),
-    Column("low", lambda entry: entry.cell.bounds and entry.cell.bounds[0]),
-    Column("high", lambda entry: entry.cell.bounds and entry.cell.bounds[1]),
-    Column("chance", lambda entry: entry.cell.row.chance),
-    tested("difference", lambda test: test.difference),
-    tested("difference_low", lambda test: test.bounds and test.bounds[0]),
-    tested("difference_high", lambda test: test.bounds and test.bounds[1]),
-    tested("p", lambda test: test.p),
-    Column("p_corrected", lambda entry: entry.cell.test and entry.cell.corrected),
-    tested("test", lambda test: test.test),
-)
-
-
 def as_csv(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """Every cell of all sections as a line, and below them the paper's tables that stand beside one of them."""
+    """Every cell of all sections as a line, with its costs."""
     lines: list[dict[str, Any]] = []
-    catalogues: dict[str, Catalogue] = {}
     for section in sections:
-        cells = [(line, section.cell(line, name)) for line in section.lines for name in section.names]
-        for line, cell in cells:
+        for line, name in product(section.lines, section.names):
+            cell = section.cell(line, name)
             if cell is not None:
-                entry, cost = Entry(line, cell), _measured(cell.row, _times(section, line, bench))
-                own = {column.key or column.title: column.read(entry) for column in CELLS}
-                lines.append(own | {column.key or column.title: column.read(cost) for column in COSTS})
-        columns = [section.catalogue.benchmark(name).column for name in section.names]
-        for table in paper.printed(columns, section.full.tokens if section.full else 0):
-            catalogues.setdefault(table, section.catalogue)
-    for table, catalogue in catalogues.items():
-        lines += _printed_cells(table, catalogue)
-    return csv_text(lines, [column.key or column.title for column in (*CELLS, *COSTS)])
-
-
-def _printed_cells(table: str, catalogue: Catalogue) -> Iterator[dict[str, Any]]:
-    """The cells of one of the paper's tables; times stand beside each score, as in our lines."""
-    for row in paper.printed_tables()[table]:
-        for column in paper.columns(table):
-            if row.get(column) is not None:
-                shared = {"source": "paper", "model": paper.MODELS[table], "label": row["method"], "status": "printed"}
-                cell = {"tokens": row["tokens"], "benchmark": catalogue.named(column), "score": row[column]}
-                yield {
-                    **shared,
-                    **cell,
-                    **{key: row[key] for key in ("ttft_ms", "tpot_ms") if row.get(key) is not None},
-                }
+                config, cost = cell.row.config, _measured(cell.row, _times(section, line, bench))
+                about = {key: config.get(key) for key in ("model", "data", "limit", "sample")}
+                costs = {column.key or column.title: column.read(cost) for column in COSTS}
+                lines.append({**about, **record(line, cell), **costs})
+    return csv_text(lines) if lines else ""
 
 
 # ---- all sections as text
 
 
-def _each_once(sections: Iterable[Section], bench: Bench) -> Iterator[tuple[Section, list[Table]]]:
-    """Each section with its tables, without those that stood under one before: the paper's."""
-    before: list[Table] = []
-    for section in sections:
-        shown = [table for table in section_tables(section, bench) if table not in before]
-        before += shown
-        yield section, shown
-
-
 def as_markdown(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables: one part for every model, data and setting."""
     parts = [
-        "\n\n".join([title(section), *map(engine.markdown, shown)]) for section, shown in _each_once(sections, bench)
-    ]
-    return "\n\n".join(parts) if parts else NOTHING
-
-
-def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
-    """Complete lines of scores, Acc and Rel alone, of the runs of all questions where there are any."""
-    sections = list(sections)
-    unlimited = [one for one in sections if not all(row.part for row in one.rows)] or sections
-    parts = [
-        f"{title(section)}\n\n{engine.markdown(scores(section, complete=True) or intervals(section))}"
-        for section in unlimited
+        "\n\n".join([title(section), *map(engine.markdown, section_tables(section, bench))]) for section in sections
     ]
     return "\n\n".join(parts) if parts else NOTHING
 
@@ -473,9 +313,9 @@ def brief(sections: Iterable[Section], bench: Bench = ()) -> str:
 def as_latex(sections: Iterable[Section], bench: Bench = ()) -> str:
     """All tables, to be input into a document that uses booktabs."""
     parts = [r"% needs \usepackage{booktabs}; written by llava-consensus report"]
-    for section, shown in _each_once(sections, bench):
-        parts += [f"% {title(section)}", *map(engine.latex, shown)]
+    for section in sections:
+        parts += [f"% {title(section)}", *map(engine.latex, section_tables(section, bench))]
     return "\n\n".join(parts)
 
 
-FORMATS = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex, "brief": brief}
+FORMATS = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}

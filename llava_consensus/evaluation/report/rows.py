@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import (
     ANSWERS,
@@ -36,7 +38,7 @@ from llava_consensus.evaluation.files import (
     read_json,
     read_lines,
 )
-from llava_consensus.evaluation.report.stats import Bounds, Sample, bounds, pooled, sample
+from llava_consensus.evaluation.report.stats import RESAMPLES, Bounds, Comparison, Sample, bounds, pooled, sample
 
 CHOICE = ("method", "options", "changed", "tokens", "merged")  # keys of a configuration in which compared runs differ
 OF_BENCHMARK = ("benchmark", "questions", "conversation", "max_new_tokens")
@@ -257,6 +259,19 @@ class Row:
     def bounds(self) -> Bounds | None:
         """The 95 % interval of the score; None without a sample, or from too few pictures."""
         return None if self.sample is None else bounds(self.sample, self.benchmark)
+
+
+def compare(first: Row, second: Row, count: int = RESAMPLES) -> Comparison | None:
+    """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
+
+    Args:
+        first, second: runs that were asked the same questions.
+        count: resamples.
+    """
+    one, other = first.sample, second.sample
+    if one is None or other is None or not np.array_equal(one.questions, other.questions):
+        return None
+    return Comparison(one, other, first.benchmark, count)
 
 
 def read_row(folder: Path) -> Row:

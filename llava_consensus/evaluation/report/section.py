@@ -9,20 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llava_consensus.evaluation.report import paper
-from llava_consensus.evaluation.report.rows import Catalogue, Line, Row, full_line, reduced_lines, version
+from llava_consensus.evaluation.report.rows import Catalogue, Line, Row, compare, full_line, reduced_lines, version
 from llava_consensus.evaluation.report.stats import (
     Bounds,
     Comparison,
     Mean,
     above_chance,
-    compare,
+    corrected,
     draws,
-    holm,
     interval,
     mark,
     mean_difference,
@@ -93,9 +92,8 @@ class Grid(ABC):
                 other = None if row.sample is None else self.reference(line, name)
                 test = None if other is None or other is row else compare(row, other)
                 cells[line.tokens, line.label, name] = Cell(row, test)
-        tested = {key: cell.test.p for key, cell in cells.items() if cell.test is not None and cell.test.p is not None}
-        corrected = zip(tested, holm(list(tested.values())), strict=True)
-        return cells | {key: cells[key]._replace(corrected=p) for key, p in corrected}
+        found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
+        return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
 
     @property
     def tested(self) -> list[Cell]:
@@ -232,7 +230,37 @@ class Section(Grid):
         return (tests, [cell.row.scale for cell in cells]) if tests and len(tests) == len(self.averaged) else None
 
 
-# ---- cells in words
+# ---- cells in words and as records
+
+
+def record(line: Line, cell: Cell) -> dict[str, Any]:
+    """A cell as a line of CSV: unrounded, with interval and test against the reference; None where not known."""
+    row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
+    low, high = cell.bounds or (None, None)
+    below, above = (test and test.bounds) or (None, None)
+    return {
+        "label": line.label,
+        "method": row.config["method"],
+        "tokens": line.tokens or None,
+        "merged": row.config["merged"],
+        "benchmark": row.benchmark,
+        "metric": metrics.get("metric"),
+        "status": "complete" if row.complete else "incomplete",
+        "questions": metrics.get("questions"),
+        "pictures": row.pictures,
+        "answered": metrics.get("answered", row.answered),
+        "score": row.score,
+        "spread": row.spread,
+        "low": low,
+        "high": high,
+        "chance": row.chance,
+        "difference": test and test.difference,
+        "difference_low": below,
+        "difference_high": above,
+        "p": test and test.p,
+        "p_corrected": test and cell.corrected,
+        "test": test and test.test,
+    }
 
 
 def state(cell: Cell | None) -> str:

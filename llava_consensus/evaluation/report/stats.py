@@ -2,7 +2,7 @@
 
     found = sample(metrics["report"], metrics["score"])   # None if the scorer's rows do not make up the score
     bounds(found, "gqa")                                  # 95 %, bootstrap over pictures
-    compare(row, other_row)                               # paired by question: difference, interval, p
+    Comparison(found, other, "gqa")                       # paired by question: difference, interval, p (`rows.compare`)
 
 What a scorer's report holds for this (docs/adding.md): `extracted`, one row per question with `index`, `correct`
 (0..1), and where it matters `group` (question type, POPE's way, MME's task) and `unit` (rows that count together: the
@@ -25,12 +25,9 @@ import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from llava_consensus.evaluation.report.rows import Row
 
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
@@ -43,6 +40,7 @@ SIGNIFICANT = 0.05
 Report = Mapping[str, Any]  # what a scorer says
 Answer = Mapping[str, Any]  # one of its answers as scored
 Score = Callable[[np.ndarray], np.ndarray]  # sums [..., C] -> scores [...]
+Key = TypeVar("Key", bound=Hashable)
 Bounds = tuple[float, float]  # the ends of an interval
 
 
@@ -319,19 +317,6 @@ class Comparison:
         return swap_p(self.swapped, self.difference)
 
 
-def compare(first: "Row", second: "Row", count: int = RESAMPLES) -> Comparison | None:
-    """Difference of two runs' scores, paired by question; None unless rows make up both scores of the same questions.
-
-    Args:
-        first, second: runs that were asked the same questions.
-        count: resamples.
-    """
-    one, other = first.sample, second.sample
-    if one is None or other is None or not np.array_equal(one.questions, other.questions):
-        return None
-    return Comparison(one, other, first.benchmark, count)
-
-
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
     """The same of two scorers' reports over the questions that both answered, whatever their headlines: of one question
     type, for example.
@@ -376,6 +361,12 @@ def holm(values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(values) - rank) * values[place]))
         corrected[place] = running
     return corrected
+
+
+def corrected(values: Mapping[Key, float | None]) -> dict[Key, float]:
+    """Holm's correction over a table: p of each test, corrected for the number of those that have one."""
+    known = {key: p for key, p in values.items() if p is not None}
+    return dict(zip(known, holm(list(known.values())), strict=True))
 
 
 def mark(p: float | None, corrected: float) -> str:

@@ -89,6 +89,26 @@ def groups(lines: Iterable[tuple[str, Cells]]) -> tuple[Group, ...]:
     return tuple(Group(heading, tuple(under)) for heading, under in found.items())
 
 
+def pivoted(
+    title: str, first: str, columns: Mapping[str, str], cells: Iterable[tuple[str, str, str, str]], note: str = ""
+) -> Table:
+    """A table of cells that come in any order.
+
+    Args:
+        title: of the table.
+        first: heading of the column of names.
+        columns: heading of each further column, by its key.
+        cells: (heading of the group, name of the line, key of the column, text); groups and lines stand in the order
+            in which they appear, and what is not given is absent.
+        note: below the table.
+    """
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for heading, name, column, text in cells:
+        lines.setdefault((heading, name), {})[column] = text
+    found = ((heading, (name, *(own.get(key, ABSENT) for key in columns))) for (heading, name), own in lines.items())
+    return Table(title, (first, *columns.values()), groups(found), note)
+
+
 def retained(tokens: float, full: float | None) -> str:
     """The paper's heading of a budget; a fraction is a share of each picture's own tokens."""
     if 0 < tokens < 1:

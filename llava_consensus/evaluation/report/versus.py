@@ -6,9 +6,9 @@ A pure function of two run folders' files; by question type where the scorer's r
 from pathlib import Path
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row, version
+from llava_consensus.evaluation.report.rows import OF_SECTION, Row, compare, read_row, version
 from llava_consensus.evaluation.report.section import signed
-from llava_consensus.evaluation.report.stats import LEAST, Comparison, Report, compare, counted, holm, paired
+from llava_consensus.evaluation.report.stats import LEAST, Comparison, Report, corrected, counted, paired
 
 RESAMPLES = 10000
 
@@ -77,15 +77,14 @@ def _by_type(first: Report, second: Report, name: str) -> list[str]:
     found = {group: test for group, test in tests.items() if test is not None}
     if len(found) < 2:
         return []
-    tested = {group: test.p for group, test in found.items() if test.p is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    holm = corrected({group: test.p for group, test in found.items()})
     between = "A - B (95 % interval)"
     head = f"{'by question type':24} {'questions':>9} {'pictures':>8}  {between:30} {'p':>8} {'p (Holm)':>8}"
     return [
         head,
         *(
             f"{group:24} {test.questions:9d} {test.pictures:8d}  {signed(test.difference, test.bounds, 2):30} "
-            + (f"{test.p:8.2g} {corrected[group]:8.2g}" if test.p is not None else f"too few pictures (< {LEAST})")
+            + (f"{test.p:8.2g} {holm[group]:8.2g}" if test.p is not None else f"too few pictures (< {LEAST})")
             for group, test in found.items()
         ),
     ]

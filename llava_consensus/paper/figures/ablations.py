@@ -6,7 +6,7 @@ and levels cannot.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from llava_consensus.evaluation.report.stats import compare
+from llava_consensus.evaluation.report.rows import compare
 from llava_consensus.paper.ablations import Setting, Settings, settings
 from llava_consensus.paper.figures import style
 from llava_consensus.paper.material import Material, NotMeasured

@@ -1,14 +1,12 @@
 """Figures from sections of runs: score against tokens. Needs the extra `plots`.
 
 `llava-consensus report --figure accuracy.png` draws a panel for each benchmark; with many methods the best few have
-colours and bands, the rest are grey. `--methods-figure methods.png` draws a panel for each method instead, Acc of that
-method against all others in grey: readable with any number of methods. Colours are those of Okabe and Ito, which
-colour-blind people can tell apart; every coloured line has a marker of its own as well. Bands are 95 % intervals.
+colours and bands, the rest are grey. Colours are those of Okabe and Ito, which colour-blind people can tell apart;
+every coloured line has a marker of its own as well. Bands are 95 % intervals.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.errors import DataError
@@ -68,49 +66,6 @@ def score_against_tokens(sections: Sequence[Section], file: Path) -> None:
     save(figure, file)
 
 
-def methods_apart(sections: Sequence[Section], file: Path) -> None:
-    """One panel per method: its Acc over its budgets, all other methods in grey, ConsensusDrop dashed.
-
-    Raises:
-        DataError: when no method has an Acc.
-        MissingDependency: without matplotlib.
-    """
-    section = _largest(sections)
-    curves = _curves(section, None)
-    if not curves:
-        raise DataError("no method has complete runs of every benchmark, so there is no Acc to draw")
-    figure, axes = panels(len(curves), COLUMNS, (2.6, 2.2), sharey=True)
-    for panel, label in zip(axes, curves, strict=True):
-        for points in curves.values():
-            panel.plot([point.tokens for point in points], [point.score for point in points], color=GREY, linewidth=0.8)
-        if label != OURS and OURS in curves:
-            ours = curves[OURS]
-            panel.plot(
-                [point.tokens for point in ours],
-                [point.score for point in ours],
-                color="black",
-                linestyle="--",
-                linewidth=1,
-            )
-        _draw(panel, {label: curves[label]}, {label: STYLES[0]})
-        full = section.accuracy(section.full) if section.full else None
-        if full is not None:
-            panel.axhline(full.value, color="black", linestyle=":", linewidth=1)
-        _axes(panel, section, fill(label, 28))
-        panel.title.set_fontsize(9)
-    figure.supylabel(f"Acc over {len(section.averaged)} benchmarks", fontsize=9)
-    figure.text(
-        0.5,
-        0.0,
-        f"blue: the method, 95 % interval · dashed: {OURS} · dotted: all tokens · grey: the others",
-        ha="center",
-        va="bottom",
-        fontsize=8,
-    )
-    figure.set_layout_engine("constrained", rect=(0, 0.04, 1, 0.96))
-    save(figure, file)
-
-
 def _largest(sections: Sequence[Section]) -> Section:
     """The section with most complete reduced runs."""
     counts = [sum(row.complete for line in section.reduced for row in line.runs.values()) for section in sections]
@@ -119,21 +74,14 @@ def _largest(sections: Sequence[Section]) -> Section:
     return sections[counts.index(max(counts))]
 
 
-def _curves(section: Section, name: str | None) -> Curves:
-    """Scores of every method by label, fewest tokens first; Acc without a benchmark's name. Budgets that are shares
-    have no place on an axis of tokens.
-    """
+def _curves(section: Section, name: str) -> Curves:
+    """Scores of every method by label, fewest tokens first; budgets that are shares have no place on the axis."""
     curves: dict[str, list[AtBudget]] = {line.label: [] for line in section.reduced}
     for line in (line for line in reversed(section.reduced) if line.tokens >= 1):
-        if name is None:
-            mean = section.accuracy(line)
-            value, bounds = (None, None) if mean is None else mean[:2]
-        else:
-            cell = section.cell(line, name)
-            whole = cell is not None and cell.row.complete
-            value, bounds = (cell.row.score, cell.bounds) if cell is not None and whole else (None, None)
-        if value is not None:
-            curves[line.label].append(AtBudget(line.tokens, value, *(bounds or (value, value))))
+        cell = section.cell(line, name)
+        if cell is not None and cell.row.complete and cell.row.score is not None:
+            value = cell.row.score
+            curves[line.label].append(AtBudget(line.tokens, value, *(cell.bounds or (value, value))))
     return {label: points for label, points in curves.items() if points}
 
 

@@ -73,13 +73,12 @@ import numpy as np
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import ANSWERS, Record, read_lines
-from llava_consensus.evaluation.report.rows import OF_SECTION, Row, read_row
+from llava_consensus.evaluation.report.rows import OF_SECTION, Row, compare, read_row
 from llava_consensus.evaluation.report.stats import (
     Comparison,
     MeanDifference,
     Report,
     above_chance,
-    compare,
     mean_difference,
     paired,
 )

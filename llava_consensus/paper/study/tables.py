@@ -1,11 +1,11 @@
-"""Tables of the controlled study, from the content of study.json and scap.json (`results.py` says what is in them)."""
+"""Tables of the controlled study, from the content of study.json (`results.py` says what is in it)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llava_consensus.evaluation.report.section import half, signed
-from llava_consensus.evaluation.report.stats import holm, mark
-from llava_consensus.evaluation.report.table import ABSENT, Group, Table, groups
+from llava_consensus.evaluation.report.stats import corrected, mark
+from llava_consensus.evaluation.report.table import ABSENT, Table, pivoted
 
 Row = Mapping[str, Any]
 WAYS = {"keep": "kept", "renumber": "closed up"}
@@ -16,9 +16,8 @@ def study_tables(content: Mapping[str, Any]) -> list[Table]:
     """Accuracy, gain of recovery over its student, and how far the two sides agree, under both position policies."""
     rows = content["rows"]
     recovered = [row for row in rows if row["rate"] is not None]
-    tested = [row for row in recovered if row["p"] is not None]
-    corrected = zip(tested, holm([row["p"] for row in tested]), strict=True)
-    marks = {id(row): mark(row["p"], p) for row, p in corrected}
+    known = corrected({place: row["p"] for place, row in enumerate(recovered)})
+    marks = {id(recovered[place]): mark(recovered[place]["p"], p) for place, p in known.items()}
     layer = content["description"]["layer"]
     where = "inside the language model" if layer is None else f"after decoder layer {layer}"
 
@@ -70,16 +69,15 @@ def label(row: Row) -> str:
 
 def _table(title: str, rows: Sequence[Row], write: Callable[[Row], str], note: str) -> Table:
     """A column for each benchmark, a group for each retention, a line for each way to select."""
+
+    def heading(row: Row) -> str:
+        policy = f", positions {WAYS[row['positions']]}" if row["positions"] else ""
+        return f"Retain {100 * row['retention']:g} % of the tokens{policy}"
+
+    ordered = sorted(rows, key=lambda row: (-row["retention"], row["positions"] or ""))
     names = {row["benchmark"]: row["title"] for row in rows}
-    lines = []
-    parts = {(row["retention"], row["positions"]) for row in rows}
-    for retention, policy in sorted(parts, key=lambda part: (-part[0], part[1] or "")):
-        inside = [row for row in rows if (row["retention"], row["positions"]) == (retention, policy)]
-        heading = f"Retain {100 * retention:g} % of the tokens" + (f", positions {WAYS[policy]}" if policy else "")
-        for name in dict.fromkeys(map(label, inside)):
-            found = {row["benchmark"]: write(row) for row in inside if label(row) == name}
-            lines.append((heading, (name, *(found.get(benchmark, ABSENT) for benchmark in names))))
-    return Table(title, ("scores", *names.values()), groups(lines), note)
+    cells = ((heading(row), label(row), row["benchmark"], write(row)) for row in ordered)
+    return pivoted(title, "scores", names, cells, note)
 
 
 def _asked(rows: Sequence[Row]) -> str:
@@ -99,43 +97,3 @@ def study_csv(content: Mapping[str, Any]) -> list[dict[str, Any]]:
             line |= {f"{name}_low": low, f"{name}_high": high}
         lines.append(line)
     return lines
-
-
-def scap_tables(content: Mapping[str, Any]) -> list[Table]:
-    """SCAP beside the attention of every layer, and where in the picture it looks."""
-    layers: dict[int, dict[str, Row]] = {row["layer"]: {} for row in content["layers"]}
-    for row in content["layers"]:
-        layers[row["layer"]][row["aggregate"]] = row
-    aggregates = list(dict.fromkeys(row["aggregate"] for row in content["layers"]))
-    lines = tuple(
-        (
-            str(layer),
-            *(f"{found[aggregate]['correlation']:.2f}" for aggregate in aggregates),
-            *(f"{100 * found[aggregate]['overlap']:.1f}" for aggregate in aggregates),
-        )
-        for layer, found in layers.items()
-    )
-    asked = f"{content['questions']} questions about {content['pictures']} pictures of {content['benchmark']}"
-    heads = [f"{what}, {aggregate}" for what in ("correlation", "overlap (%)") for aggregate in aggregates]
-    positions = {one["rotated"]: one["saliency"] for one in content["positions"]}
-    stretches = tuple(
-        (str(number), f"{rotated:.2f}", f"{plain:.2f}")
-        for number, (rotated, plain) in enumerate(zip(positions[True], positions[False], strict=True), 1)
-    )
-    share = f"{100 * content['retention']:g} %"
-    return [
-        Table(
-            "SCAP and the attention of every decoder layer",
-            ("layer", *heads),
-            (Group(asked, lines),),
-            f"Spearman's rank correlation over visual tokens, and overlap of the best {share}, for each way to "
-            "aggregate the rows of the text. SCAP is the attention of layer 1.",
-        ),
-        Table(
-            "Where SCAP looks, by patch index",
-            ("stretch", "rotated", "without rotation"),
-            (Group(asked, stretches),),
-            "Mean saliency of each equal stretch of patches, from the first to the last, as a multiple of what each "
-            "patch would have if all had the same.",
-        ),
-    ]

@@ -18,6 +18,7 @@ from llava_consensus.evaluation.report.overlay import (
     contact_sheet,
     fates,
     heat,
+    in_padding,
     overlap,
     overlay,
     picture,
@@ -119,6 +120,12 @@ def test_patches_in_both_sets_have_a_colour_of_their_own() -> None:
     drawn = overlap(seen, {(0, 158, 115): [0, 1], (0, 114, 178): [1, 2]}, (230, 159, 0), [], (0, 0, 0))
     found = [tuple(middle(drawn, *divmod(place, 2), 2, (64, 64))) for place in range(4)]
     assert len(set(found)) == 4 and found[1][0] > found[0][0] and found[1][0] > found[2][0]
+
+
+def test_patches_of_the_padding_are_counted() -> None:
+    seen = view(Image.new("RGB", (200, 100)), (24, 24))
+    assert in_padding(seen, [0, 5 * 24, 6 * 24, 12 * 24 + 3, 18 * 24, 575]) == 4
+    assert in_padding(view(Image.new("RGB", (100, 100)), (24, 24)), range(576)) == 0
 
 
 def test_the_grid_must_fit() -> None:

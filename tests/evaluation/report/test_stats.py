@@ -17,7 +17,7 @@ from tiny_data import MADE
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import make, pope
 from llava_consensus.evaluation.report import stats
-from llava_consensus.evaluation.report.rows import read_row
+from llava_consensus.evaluation.report.rows import compare, read_row
 from llava_consensus.evaluation.report.stats import Sample, counted, sample
 
 
@@ -176,7 +176,7 @@ def test_runs_of_several_seeds_are_their_mean_and_are_compared_as_one() -> None:
 def test_a_paired_comparison(tmp_path: Path) -> None:
     first = read_row(store(tmp_path, [1] * 30 + [0] * 10))
     second = read_row(store(tmp_path, [1] * 20 + [0] * 18 + [1] * 2, method="random"))
-    found = stats.compare(first, second)
+    found = compare(first, second)
     assert found is not None and found.test == "exact McNemar" and found.p == pytest.approx(2 * 79 / 4096)
     assert found.bounds is not None and found.bounds[0] < 20 < found.bounds[1]
     assert found.difference == pytest.approx(20) and found.questions == found.pictures == 40
