@@ -26,9 +26,10 @@ from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
 from llava_consensus.evaluation.bench.serving import BLOCK, lines
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
+from llava_consensus.evaluation.report.efficiency import bench_tables
 from llava_consensus.evaluation.report.rows import Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
-from llava_consensus.evaluation.report.table import csv_text
+from llava_consensus.evaluation.report.table import csv_text, markdown
 from llava_consensus.evaluation.runs.configuration import describe_reduction
 from llava_consensus.methods import INDEX
 from llava_consensus.methods.index import written
@@ -40,7 +41,8 @@ ROOT = Path(__file__).parents[1]
 MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
-SERVED = ("serving-mini", "serving-methods", "serving-1b")  # in docs/efficiency
+TIMED = "llava-1.5-1b.json"  # in docs/efficiency, as the following
+SERVED = ("serving-mini", "serving-methods", "serving-1b")
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 BENCHMARKS = ("textvqa", "gqa", "pope", "vqav2")
 FRONT = {  # of README: first column, and the variant whose runs stand in the row
@@ -92,6 +94,8 @@ def write(root: Path = ROOT) -> None:
         replace(root / "README.md", scores_table(section, FRONT))
         labels = dict.fromkeys(row.variant for row in at_64(section))
         replace(docs / "results.md", scores_table(section, {label: label for label in labels}))
+        timed = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
+        replace(docs / "efficiency.md", markdown(bench_tables(timed)[0]))
         replace(docs / "serving.md", "\n\n".join(map(served_table, SERVED)))
         write_out(docs / "results.csv", csv_text(every_run(out)).encode())
         study = json.loads((out / "study.json").read_text())

@@ -476,8 +476,7 @@ def claims(given: argparse.Namespace) -> Iterator[str]:
 
     check_results(given.out)
     with misread(f"{given.out}: a file of results", CHANGED):
-        commands = {figure.name: figure.makes for figure in drawings.FIGURES}
-        text = judged.claims_table(drawings.read(given.out, known()), commands)
+        text = judged.claims_table(drawings.read(given.out, known()))
     if given.write:
         write_out(given.write, replace_block(read_text(given.write), text, str(given.write)).encode())
     yield text

@@ -12,6 +12,7 @@ from tools import pages
 FILES = (
     "paper.md",
     "serving.md",
+    "efficiency.md",
     "results.md",
     "results.csv",
     "paper/study.csv",

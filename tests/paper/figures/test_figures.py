@@ -7,7 +7,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import study_files
 from PIL import Image
@@ -31,7 +30,6 @@ OPTIONS = {
     "fuser": "convex", "student": "vision", "rate": 0.1, "alpha": 0.7, "tau_vision": 1.0, "tau_cross": 1.0,
     "vision_score": "class", "aggregate": "all",
 }  # fmt: skip
-DISTANCE = 12.0  # in CIE Lab; two colours nearer than about 2.3 look the same side by side
 
 
 def run(out: Path, benchmark: str, right: int, tokens: int = 128, merged: int | None = None, **changed: object) -> None:
@@ -198,47 +196,6 @@ def test_an_ablation_of_one_setting_is_none(tmp_path: Path) -> None:
     run(tmp_path, "pope", 5)
     with pytest.raises(NotMeasured, match="alpha"):
         settings(figures.read(tmp_path), "alpha")
-
-
-def linear(colour: str) -> np.ndarray:
-    """Linear light of #rrggbb."""
-    values = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def lab(light: np.ndarray) -> np.ndarray:
-    """CIE Lab of linear light, white D65."""
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    scaled = to_xyz @ light / np.array([0.9505, 1.0, 1.089])
-    x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-EYES = {  # matrices of Machado, Oliveira and Fernandes 2009, severity 1, on linear light
-    "all cones": np.eye(3),
-    "deuteranopia": np.array(
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
-    ),
-    "protanopia": np.array(
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-    ),
-}
-
-
-@pytest.mark.parametrize("eyes", EYES)
-def test_colours_can_be_told_apart_by(eyes: str) -> None:
-    seen = {colour: lab((EYES[eyes] @ linear(colour)).clip(0, 1)) for colour in (*style.PALETTE, "#FFFFFF")}
-    distances = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
-    nearest = min(distances, key=lambda pair: distances[pair])
-    assert distances[nearest] > DISTANCE, f"{nearest} are {distances[nearest]:.1f} apart"
-
-
-def test_red_and_green_of_equal_lightness_would_fail() -> None:
-    """The check above can fail: these two are far apart to most eyes and near to some."""
-    pair = ("#C05040", "#7A7A30")
-    apart = {name: [lab((matrix @ linear(one)).clip(0, 1)) for one in pair] for name, matrix in EYES.items()}
-    assert np.linalg.norm(np.subtract(*apart["all cones"])) > 3 * DISTANCE
-    assert np.linalg.norm(np.subtract(*apart["deuteranopia"])) < DISTANCE
 
 
 # ---- score against tokens
