@@ -182,11 +182,11 @@ def _serving(
     if not given.shape:
         Setting("full", 1).overrides(config_of(given.model))
     sizes = most_first(set(budgets))
-    cases = [serving.Case("plain", None)]
+    cases = [serving.ServedCase("plain", None)]
     for name, method in made.items():
         own = sizes if method.reduces else sizes[:1]
         setting = setting_of(method, own[0])
-        cases += [serving.Case(name, setting, amount(size) if method.reduces else None) for size in own]
+        cases += [serving.ServedCase(name, setting, amount(size) if method.reduces else None) for size in own]
     loads = [serving.Load(given.requests, at_once=int(word)) for word in given.at_once.split()]
     loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
     records = []

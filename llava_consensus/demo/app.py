@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from PIL.Image import Image
 
 from llava_consensus.demo import desk, markup
-from llava_consensus.demo.desk import Desk, Form, Sample, Told, offered
+from llava_consensus.demo.desk import DemoPicture, Desk, Form, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Host
@@ -49,7 +49,7 @@ its anchor, a ring one outside the picture</span>
 </p>"""
 
 
-def build(host: Host, model: str, samples: Sequence[Sample], megabytes: float = MEGABYTES) -> "Blocks":
+def build(host: Host, model: str, samples: Sequence[DemoPicture], megabytes: float = MEGABYTES) -> "Blocks":
     """The page about one model, ready to be launched.
 
     Args:
@@ -162,7 +162,7 @@ class _Page:
     """The widgets, and what happens when they are used."""
 
     def __init__(
-        self, gradio: ModuleType, host: Host, samples: Sequence[Sample], megabytes: float, note: str = ""
+        self, gradio: ModuleType, host: Host, samples: Sequence[DemoPicture], megabytes: float, note: str = ""
     ) -> None:
         self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(host)
         self.note = note  # about pictures that are none of the samples

@@ -1,4 +1,4 @@
-"""The page without its widgets: what they hold becomes a `Request`, a request is answered on one model, and pictures to
+"""The page without its widgets: what they hold becomes a `Inquiry`, a request is answered on one model, and pictures to
 try come from the mini benchmarks. `app.py` wires it to Gradio.
 
 A model has one method attached at a time, so visitors are served one after the other. Sides are timed in turn, all of
@@ -55,7 +55,7 @@ OF = {"gqa": 4, "textvqa": 2}  # pictures of each benchmark
 
 
 @dataclass(frozen=True)
-class Sample:
+class DemoPicture:
     """A picture to try, with questions about it and the right answer to each, where it is known."""
 
     picture: Path
@@ -79,7 +79,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Request:
+class Inquiry:
     """A picture, and two sides that are asked about it."""
 
     picture: Path
@@ -103,7 +103,7 @@ class Form:
     short: bool = True
 
 
-def request(form: Form, samples: Sequence[Sample] = ()) -> Request:
+def request(form: Form, samples: Sequence[DemoPicture] = ()) -> Inquiry:
     """What a form asks for.
 
     Raises:
@@ -114,7 +114,7 @@ def request(form: Form, samples: Sequence[Sample] = ()) -> Request:
         return _request(form, samples)
 
 
-def _request(form: Form, samples: Sequence[Sample]) -> Request:
+def _request(form: Form, samples: Sequence[DemoPicture]) -> Inquiry:
     if not form.picture:
         raise OptionError("no picture yet: upload one, or pick one of the examples")
     picture = Path(form.picture)
@@ -127,7 +127,7 @@ def _request(form: Form, samples: Sequence[Sample]) -> Request:
         Side(choice, *_method(choice, form), question, truths.get(question, ""))
         for choice, question in ((form.left, first), (form.right, second))
     ]
-    return Request(picture, tuple(sides), int(form.tokens), bool(form.short))
+    return Inquiry(picture, tuple(sides), int(form.tokens), bool(form.short))
 
 
 def _question(text: str | None) -> str:
@@ -153,7 +153,7 @@ def choices(names: Sequence[str]) -> list[tuple[str, str]]:
     return [(TITLES.get(name, name), name) for name in ordered]
 
 
-def picked(samples: Sequence[Sample], index: int) -> tuple[str, list[str], str]:
+def picked(samples: Sequence[DemoPicture], index: int) -> tuple[str, list[str], str]:
     """What picking an example puts on the page: its picture, the questions to choose from, and the first of them."""
     sample = samples[index]
     return str(sample.picture), list(sample.questions), next(iter(sample.questions), "")
@@ -174,12 +174,12 @@ def uploaded(path: str | None) -> str:
     return path
 
 
-def samples(data: Path) -> list[Sample]:
+def samples(data: Path) -> list[DemoPicture]:
     """Some pictures of the benchmarks in a folder; none of those that are not there."""
     return [sample for name, count in OF.items() for sample in _of(name, count, data)]
 
 
-def _of(name: str, count: int, data: Path) -> list[Sample]:
+def _of(name: str, count: int, data: Path) -> list[DemoPicture]:
     benchmark = make_benchmark(name)
     try:
         questions, truths = benchmark.load(data), benchmark.references(data)
@@ -192,7 +192,7 @@ def _of(name: str, count: int, data: Path) -> list[Sample]:
             found.setdefault(question.images[0], {}).setdefault(text, truths.get(question.index, ""))
     folder = benchmark.place(data) / benchmark.images
     best = sorted(found.items(), key=lambda one: -len(one[1]))[:count]
-    return [Sample(folder / picture, _mixed(asked)) for picture, asked in best]
+    return [DemoPicture(folder / picture, _mixed(asked)) for picture, asked in best]
 
 
 def _mixed(asked: dict[str, str]) -> dict[str, str]:
@@ -242,9 +242,9 @@ class Desk:
     def __init__(self, host: Host, seconds: float = SECONDS) -> None:
         self.host, self.seconds = host, seconds
         self._busy = threading.Lock()
-        self._last: tuple[Request, tuple[Told, ...]] | None = None
+        self._last: tuple[Inquiry, tuple[Told, ...]] | None = None
 
-    def ask(self, request: Request) -> tuple[Told, ...]:
+    def ask(self, request: Inquiry) -> tuple[Told, ...]:
         """Both sides of a request, answered. What a side cannot do is said there. The last request is not answered
         again: a page asks whenever one of its menus is left.
 

@@ -11,7 +11,7 @@ from math import floor, isclose
 from typing import Any
 
 from llava_consensus.evaluation.report.rows import Row
-from llava_consensus.evaluation.report.section import Cell, Section
+from llava_consensus.evaluation.report.section import ScoreCell, Section
 from llava_consensus.methods import make
 from llava_consensus.paper import preset
 from llava_consensus.paper.material import Material, NotMeasured
@@ -81,7 +81,7 @@ class Settings:
     ablation: Ablation
     section: Section
     tokens: float
-    cells: Mapping[Setting, Mapping[str, Cell]]  # by setting and benchmark, complete runs alone
+    cells: Mapping[Setting, Mapping[str, ScoreCell]]  # by setting and benchmark, complete runs alone
 
     @cached_property
     def names(self) -> list[str]:
@@ -136,7 +136,7 @@ def settings(material: Material, name: str, policy: str = "renumber") -> Setting
 
 
 def _settings(section: Section, ablation: Ablation, tokens: float, policy: str) -> Settings:
-    cells: dict[Setting, dict[str, Cell]] = {}
+    cells: dict[Setting, dict[str, ScoreCell]] = {}
     for line in section.reduced:
         for name, run in line.runs.items() if line.tokens == tokens else ():
             setting, cell = ablation.setting(run), section.cell(line, name)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llava_consensus.evaluation.report.rows import Line, Row
-from llava_consensus.evaluation.report.section import Cell, Grid, record, signed, with_interval
+from llava_consensus.evaluation.report.section import Grid, ScoreCell, record, signed, with_interval
 from llava_consensus.evaluation.report.stats import LEAST
 from llava_consensus.evaluation.report.table import ABSENT, Table, one_decimal, pivoted
 from llava_consensus.paper.preset import Preset, PresetRow
@@ -66,7 +66,7 @@ class Results(Grid):
         other = None if row is None else self.preset.reference_of(row)
         return None if other is None else self.runs.get(key(other, name))
 
-    def at(self, row: PresetRow | None, name: str) -> Cell | None:
+    def at(self, row: PresetRow | None, name: str) -> ScoreCell | None:
         """The cell of a row and a benchmark."""
         return self.cell(self.full if row is None else Line(row.tokens, row.label, {}), name)
 

@@ -16,14 +16,14 @@ from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
 from llava_consensus.evaluation.models.hf import HfHost
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
-from llava_consensus.training.trainer import LABELS, UNLABELLED, Reduced, settings
+from llava_consensus.training.trainer import LABELS, UNLABELLED, ReducingTrainer, settings
 
 PROJECTORS = {"multi_modal_projector", "connector", "merger", "mlp1"}  # names of projectors
 TOWERS = {"vision_tower", "vision_model", "visual", "image_tower", "video_tower"}
 ROWS = ("input_ids", "attention_mask", LABELS)
 
 
-class ReducedTrainer(Reduced, transformers.Trainer):
+class ReducedTrainer(ReducingTrainer, transformers.Trainer):
     """The Trainer of transformers, each step with the method attached."""
 
     def __init__(self, plan: TrainingPlan, **options: Any) -> None:

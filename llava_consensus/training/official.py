@@ -36,7 +36,7 @@ from llava_consensus.evaluation.models.llava import (
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
-from llava_consensus.training.trainer import Reduced, inner, settings
+from llava_consensus.training.trainer import ReducingTrainer, inner, settings
 
 LENGTH = 2048  # rows of a conversation, of LLaVA's own scripts
 TAKEN = (  # entries of a checkpoint's configuration that LLaVA's parser has under the same names
@@ -170,7 +170,7 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[tr
     }
 
 
-class _Reduced(Reduced):
+class _Reduced(ReducingTrainer):
     """What LLaVA's Trainer has for the versions it was written for, in the form of the present one."""
 
     def create_optimizer(self, model: Any = None) -> Any:

@@ -92,8 +92,8 @@ def check_state(state: Path) -> None:
             raise DataError(f"{state / name}: is not as it was stored. {remedy}")
 
 
-class Reduced(_Trainer):
-    """Put in front of a Trainer's class: `class Mine(Reduced, transformers.Trainer)`, with the `plan` it follows."""
+class ReducingTrainer(_Trainer):
+    """Mixin before a Trainer's class, `class Mine(ReducingTrainer, transformers.Trainer)`; follows its `plan`."""
 
     plan: TrainingPlan
 

@@ -19,7 +19,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.demo import desk, markup
 from llava_consensus.demo.app import Guard
-from llava_consensus.demo.desk import Desk, Form, Sample, Side, Told, offered, samples
+from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, Told, offered, samples
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.models import Loading, load
@@ -42,7 +42,7 @@ def form(**changes: Any) -> Form:
 
 
 def test_a_form_becomes_two_sides_of_one_question() -> None:
-    sample = Sample(Path("a.png"), {"What is it?": "a cat"})
+    sample = DemoPicture(Path("a.png"), {"What is it?": "a cat"})
     asked = desk.request(form(alpha=0.2, positions="keep"), [sample])
     assert asked.tokens == 64 and isinstance(asked.tokens, int)
     left, right = asked.sides
@@ -147,7 +147,7 @@ def test_our_method_and_its_sides_come_first() -> None:
 
 
 def test_picking_an_example_gives_its_questions() -> None:
-    found = desk.picked([Sample(Path("a.png"), {"One?": "1", "Two?": "2"})], 0)
+    found = desk.picked([DemoPicture(Path("a.png"), {"One?": "1", "Two?": "2"})], 0)
     assert found == ("a.png", ["One?", "Two?"], "One?")
 
 

@@ -36,7 +36,7 @@ class Load(NamedTuple):
         return f"{self.at_once} at once" if self.rate is None else f"{self.rate:g} a second"
 
 
-class Case(NamedTuple):
+class ServedCase(NamedTuple):
     """An engine, and what its requests ask for."""
 
     name: str  # plain, or of a method
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
 
 
 def measure(
-    model: str, cases: Sequence[Case], loads: Sequence[Load], asked: Asked, repeats: int, settings: Record
+    model: str, cases: Sequence[ServedCase], loads: Sequence[Load], asked: Asked, repeats: int, settings: Record
 ) -> Iterator[Record]:
     """A record for each case and load in each round; the first round does not count, and is not told.
 

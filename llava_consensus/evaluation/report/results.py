@@ -22,7 +22,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.report import paper
 from llava_consensus.evaluation.report import table as engine
 from llava_consensus.evaluation.report.rows import FULL, RANDOM, Line, Row, by_setting, compare
-from llava_consensus.evaluation.report.section import Cell, Section, half, record, score, with_interval
+from llava_consensus.evaluation.report.section import ScoreCell, Section, half, record, score, with_interval
 from llava_consensus.evaluation.report.stats import (
     LEAST,
     RESAMPLES,
@@ -92,7 +92,7 @@ def tabulate(
     return Table(title, tuple(column.title for column in (NAME, *columns)), groups(found), note)
 
 
-def of_benchmarks(section: Section, names: Sequence[str], write: Callable[[Cell | None], str]) -> list[Column]:
+def of_benchmarks(section: Section, names: Sequence[str], write: Callable[[ScoreCell | None], str]) -> list[Column]:
     """A column for each benchmark."""
     return [Column(section.title(name), partial(section.cell, name=name), write) for name in names]
 
@@ -153,7 +153,7 @@ def unjudged(section: Section) -> Table | None:
     free = Section(rows)
     free_lines = {(line.tokens, line.label): line for line in free.reduced}
 
-    def cell(line: Line, name: str) -> Cell | None:
+    def cell(line: Line, name: str) -> ScoreCell | None:
         free_line = free.full if line is section.full else free_lines.get((line.tokens, line.label))
         return None if free_line is None else free.cell(free_line, name)
 

@@ -30,7 +30,7 @@ from llava_consensus.evaluation.report.stats import (
 from llava_consensus.evaluation.report.table import ABSENT
 
 
-class Cell(NamedTuple):
+class ScoreCell(NamedTuple):
     """A run and its test."""
 
     row: Row
@@ -80,28 +80,28 @@ class Grid(ABC):
     def reference(self, line: Line, name: str) -> Row | None:
         """The run that a line's run of a benchmark is compared with."""
 
-    def cell(self, line: Line, name: str) -> Cell | None:
+    def cell(self, line: Line, name: str) -> ScoreCell | None:
         """The cell of a line and a benchmark; None where nothing was run."""
         return self._cells.get((line.tokens, line.label, name))
 
     @cached_property
-    def _cells(self) -> Mapping[tuple[float, str, str], Cell]:
+    def _cells(self) -> Mapping[tuple[float, str, str], ScoreCell]:
         cells = {}
         for line in self.lines:
             for name, row in line.runs.items():
                 other = None if row.sample is None else self.reference(line, name)
                 test = None if other is None or other is row else compare(row, other)
-                cells[line.tokens, line.label, name] = Cell(row, test)
+                cells[line.tokens, line.label, name] = ScoreCell(row, test)
         found = corrected({key: cell.test.p for key, cell in cells.items() if cell.test is not None})
         return cells | {key: cells[key]._replace(corrected=p) for key, p in found.items()}
 
     @property
-    def tested(self) -> list[Cell]:
+    def tested(self) -> list[ScoreCell]:
         """The cells that have a test."""
         return [cell for cell in self._cells.values() if cell.test is not None]
 
     @cached_property
-    def near_chance(self) -> dict[str, Cell]:
+    def near_chance(self) -> dict[str, ScoreCell]:
         """The benchmarks in which the full model cannot be told from guessing, with its cells: what reduced runs score
         there says nothing, so no average has it. None where the full model was not run.
         """
@@ -233,7 +233,7 @@ class Section(Grid):
 # ---- cells in words and as records
 
 
-def record(line: Line, cell: Cell) -> dict[str, Any]:
+def record(line: Line, cell: ScoreCell) -> dict[str, Any]:
     """A cell as a line of CSV: unrounded, with interval and test against the reference; None where not known."""
     row, metrics, test = cell.row, cell.row.metrics or {}, cell.test
     low, high = cell.bounds or (None, None)
@@ -263,7 +263,7 @@ def record(line: Line, cell: Cell) -> dict[str, Any]:
     }
 
 
-def state(cell: Cell | None) -> str:
+def state(cell: ScoreCell | None) -> str:
     """Why there is no number; nothing if there is one."""
     if cell is None:
         return ABSENT
@@ -275,7 +275,7 @@ def state(cell: Cell | None) -> str:
     return f"incomplete ({row.metrics['answered']} of {row.metrics['questions']})" if row.unanswered else ""
 
 
-def score(cell: Cell | None) -> str:
+def score(cell: ScoreCell | None) -> str:
     """A score as papers print it, marked where it differs from the reference; of several seeds with their spread."""
     if cell is None or state(cell):
         return state(cell)
@@ -283,7 +283,7 @@ def score(cell: Cell | None) -> str:
     return f"{cell.row.score:.1f}{cell.mark}{seeds}"
 
 
-def with_interval(cell: Cell | None) -> str:
+def with_interval(cell: ScoreCell | None) -> str:
     """A score with half of its interval, and its mark."""
     if cell is None or state(cell):
         return state(cell)
@@ -296,7 +296,7 @@ def half(bounds: Sequence[float] | None) -> str:
     return "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.1f}"
 
 
-def beside_chance(cell: Cell) -> str:
+def beside_chance(cell: ScoreCell) -> str:
     """A score with its interval, and what guessing scores."""
     between = "" if cell.bounds is None else f" [{cell.bounds[0]:.1f}, {cell.bounds[1]:.1f}]"
     return f"{cell.row.score:.1f}{between}, chance {cell.row.chance:.1f}"

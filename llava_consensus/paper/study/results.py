@@ -141,7 +141,7 @@ def study(folders: Sequence[Path]) -> Record:
     }
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """What tells the runs of a study apart."""
 
     benchmark: str
@@ -152,16 +152,16 @@ class Key(NamedTuple):
     rate: float | None = None
 
     @property
-    def alone(self) -> "Key":
+    def alone(self) -> "RunKey":
         """The run of recovery's student alone."""
         return self._replace(scores=str(self.student), student=None, rate=None)
 
 
-def _key(run: Row) -> Key:
+def _key(run: Row) -> RunKey:
     if run.full:
-        return Key(run.benchmark)
+        return RunKey(run.benchmark)
     options = run.config["options"]
-    key = Key(run.benchmark, options["positions"], run.tokens, str(options["scores"]))
+    key = RunKey(run.benchmark, options["positions"], run.tokens, str(options["scores"]))
     return key._replace(student=options["student"], rate=options["rate"]) if key.scores == RECOVERY else key
 
 
@@ -183,7 +183,7 @@ def layer_of(runs: Sequence[Row]) -> int | None:
     return None
 
 
-def study_row(run: Row, known: Mapping[Key, Row]) -> Record:
+def study_row(run: Row, known: Mapping[RunKey, Row]) -> Record:
     """One row of study.json."""
     key = _key(run)
     agreement, correction = (None if run.full else mean_of(measures(run), name) for name in ("agreement", "correction"))
@@ -206,7 +206,7 @@ def study_row(run: Row, known: Mapping[Key, Row]) -> Record:
     }
 
 
-def contrasts(known: Mapping[Key, Row]) -> Iterator[Record]:
+def contrasts(known: Mapping[RunKey, Row]) -> Iterator[Record]:
     """What the paper's claims are about, each a mean over benchmarks, paired by question."""
     full = {key.benchmark: run for key, run in known.items() if key.scores == "full"}
     told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
@@ -231,7 +231,7 @@ def contrasts(known: Mapping[Key, Row]) -> Iterator[Record]:
             yield from _contrast("fall", one, tests)
 
 
-def _contrast(of: str, one: Key, found: Sequence[Comparison | None]) -> Iterator[Record]:
+def _contrast(of: str, one: RunKey, found: Sequence[Comparison | None]) -> Iterator[Record]:
     """A contrast over the benchmarks that have a test."""
     tests = [test for test in found if test is not None]
     if tests:
@@ -244,16 +244,16 @@ def _said(mean: MeanDifference) -> Record:
     return {"difference": mean.difference, "interval": mean.bounds, "p": mean.p, "pictures": mean.pictures}
 
 
-def _compared(known: Mapping[Key, Row], first: Key, second: Key) -> Comparison | None:
+def _compared(known: Mapping[RunKey, Row], first: RunKey, second: RunKey) -> Comparison | None:
     return compare(known[first], known[second]) if first in known and second in known else None
 
 
-def _changed(known: Mapping[Key, Row], first: Key, second: Key, what: str) -> Comparison | None:
+def _changed(known: Mapping[RunKey, Row], first: RunKey, second: RunKey, what: str) -> Comparison | None:
     """What is measured picture by picture, or the gain (`rise`), of one run less that of another."""
     return paired(_by_picture(known, first, what), _by_picture(known, second, what), first.benchmark)
 
 
-def _by_picture(known: Mapping[Key, Row], key: Key, what: str) -> Report:
+def _by_picture(known: Mapping[RunKey, Row], key: RunKey, what: str) -> Report:
     """A run's `disagreement`, `correction`, or gain over the student alone, as rows of a report, one a question."""
     if key not in known or (what == "rise" and key.alone not in known):
         return {}
