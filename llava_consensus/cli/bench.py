@@ -97,7 +97,7 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """What `bench` alone needs to be right, before weights load."""
+    """Checks the options of `bench` before weights load."""
     from llava_consensus.errors import choose
     from llava_consensus.reduction.costs import MATCHES
 

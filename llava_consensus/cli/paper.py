@@ -207,7 +207,7 @@ def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | N
     AT,
     arg("--model", help="checkpoint that will be asked (one that the table is about)"),
     arg("--data", default="playground/data", type=Path, metavar="DIR", help="folder of the benchmarks (%(default)s)"),
-    arg("--card", default="ada", choices=CARDS, help="whose times are taken: ada, the paper's card (%(default)s)"),
+    arg("--card", default="ada", choices=CARDS, help="GPU to estimate hours for: ada, the paper's (%(default)s)"),
     examples=("paper plan t1 --tokens 64", "paper plan t1 --model liuhaotian/llava-v1.5-13b --card ada"),
 )
 def plan(given: argparse.Namespace) -> Iterator[Any]:
@@ -461,7 +461,7 @@ def _made(folder: Path) -> Path:
     "paper claims",
     "the paper's claims, judged by result files",
     arguments.OUT_DIR,
-    arg("--write", type=Path, metavar="FILE", help="into this page, between its markers"),
+    arg("--write", type=Path, metavar="FILE", help="update FILE between its markers"),
     examples=("paper claims --out results",),
 )
 def claims(given: argparse.Namespace) -> Iterator[str]:

@@ -25,10 +25,10 @@ FORMATS = ("table", "markdown", "csv", "latex")
     "tables of all results: Markdown, CSV, LaTeX",
     arguments.OUT_DIR,
     arg("--format", choices=FORMATS, help="form of what is printed (table in a terminal, else markdown)"),
-    arg("--write", type=Path, action="append", default=[], metavar="FILE", help="into this page, between its markers"),
+    arg("--write", type=Path, action="append", default=[], metavar="FILE", help="update FILE between its markers"),
     arg("--preset", metavar="NAME", help="the runs of this grid alone, a table for each of its budgets: results"),
     arg("--limit", type=int, metavar="N", help="with --preset: its runs of the first questions"),
-    arg("--sample", type=int, metavar="N", help="with --preset: its runs of so many questions drawn at random"),
+    arg("--sample", type=int, metavar="N", help="with --preset: its runs of N questions drawn at random"),
     arg("--markdown", type=Path, metavar="FILE", help="also all tables as Markdown"),
     arg("--csv", type=Path, metavar="FILE", help="also every cell as a line of CSV"),
     arg("--latex", type=Path, metavar="FILE", help="also all tables as LaTeX (booktabs)"),
@@ -91,7 +91,7 @@ def _of_preset(given: argparse.Namespace, rows: "Sequence[Row]") -> "list[Sectio
 
 
 def known() -> "Catalogue":
-    """What methods and benchmarks are called, for runs that are not finished or were written before runs said it."""
+    """Titles of methods and benchmarks, for runs that do not record them."""
     from llava_consensus.evaluation.benchmarks import BENCHMARKS
     from llava_consensus.evaluation.report.rows import Catalogue, Facts
     from llava_consensus.methods import METHODS
@@ -146,7 +146,7 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
     examples=("report verify results/gqa-consensusdrop-64-1a2b3c4d",),
 )
 def verify(given: argparse.Namespace) -> Iterator[str]:
-    """What is wrong with each run, or that nothing is; DataError at the end if anything was."""
+    """Problems of each run, or a line that it is intact; DataError at the end if anything was."""
     from llava_consensus.evaluation.runs.store import problems
 
     damaged = []

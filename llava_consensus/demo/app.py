@@ -237,7 +237,7 @@ class _Page:
         ]
 
     def wire(self, blocks: "Blocks") -> None:
-        """What happens when a widget is used."""
+        """Connects the widgets to their callbacks."""
         shown = [self.told, self.results, self.message]
         chosen = [self.picture, self.thumbnail, self.first, self.second]
         once = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "minimal"}
@@ -271,7 +271,7 @@ class _Page:
         return told, markup.results(told, view), markup.message(self.note if strange else "")
 
     def picks(self) -> Callable[..., Any]:
-        """What picks one of the examples. Gradio reads from the annotation which event it hands over."""
+        """Callback that picks one of the examples. Gradio reads from the annotation which event it hands over."""
 
         def pick(event: Any) -> tuple[Any, ...]:
             return self._chosen(event.index)

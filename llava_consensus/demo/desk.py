@@ -74,7 +74,7 @@ class Side:
 
     @property
     def title(self) -> str:
-        """What the method is called on the page."""
+        """The method's name on the page."""
         return TITLES.get(self.choice, self.choice)
 
 
@@ -90,7 +90,7 @@ class Inquiry:
 
 @dataclass(frozen=True)
 class Form:
-    """What the widgets hold, in the order in which the page hands it over."""
+    """Values of the widgets, in the order of the page."""
 
     picture: str | None
     question: str | None
@@ -154,7 +154,7 @@ def choices(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def picked(samples: Sequence[DemoPicture], index: int) -> tuple[str, list[str], str]:
-    """What picking an example puts on the page: its picture, the questions to choose from, and the first of them."""
+    """Page content after an example is picked: its picture, the questions to choose from, and the first of them."""
     sample = samples[index]
     return str(sample.picture), list(sample.questions), next(iter(sample.questions), "")
 

@@ -116,7 +116,7 @@ def _painted(seen: Seen, grid: View, kind: str) -> Image:
 
 
 def table(seen: Seen, grid: View) -> dict[str, Any]:
-    """What `page.js` knows of the patches of one view.
+    """Data of the patches of one view for `page.js`.
 
     Returns:
         rows and columns of the grid, and for each of its patches `slot`, the output token it is in from 1 on (0 where

@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def fates(self) -> Fates:
-        """What became of each patch."""
+        """Outcome of each patch: kept, merged or dropped."""
         return fates(self.patches.kept, self.patches.anchors, self.patches.owner)
 
     @property
@@ -103,7 +103,7 @@ def _stretched(image: Image, grid: tuple[int, int]) -> Image:
 
 
 def _fit(host: Host) -> str:
-    """How the model's processor brings a picture to the shape of its tower: `pad`, `crop` or `stretch`."""
+    """Mode by which the model's processor fits a picture to its tower: `pad`, `crop` or `stretch`."""
     if getattr(getattr(host.model, "config", None), "image_aspect_ratio", None) == "pad":
         return "pad"
     own = getattr(host, "image_processor", None)
@@ -138,7 +138,7 @@ def card(shown: Sequence[Seen], question: str, lines: Sequence[str]) -> Image:
 
 
 def counted(shown: Sequence[Seen]) -> str:
-    """How many tokens became of how many patches, in words."""
+    """Numbers of patches and tokens, in words."""
     before, after = (sum(getattr(one, name) for one in shown) for name in ("before", "after"))
     kept, merged, dropped = (sum(one.counts[place] for one in shown) for place in range(3))
     parts = [f"{kept} kept"] + ([f"{merged} merged"] if merged else [])

@@ -48,7 +48,7 @@ class Contrast(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a claim here, of how many comparisons it is, and why."""
+    """Verdict on a claim, the number of comparisons in its family, and the evidence."""
 
     verdict: str
     evidence: str = ""
@@ -99,7 +99,7 @@ def matters_not(contrasts: Iterable[Contrast | None]) -> Verdict:
 
 
 def _stand(family: Sequence[Contrast]) -> list[bool] | None:
-    """Which differences stand after Holm's correction over the family; None where one cannot be tested, or none is."""
+    """Differences that stand after Holm's correction over the family; None where one cannot be tested, or none is."""
     values = corrected({place: one.p for place, one in enumerate(family)})
     return [p < SIGNIFICANT for p in values.values()] if values and len(values) == len(family) else None
 

@@ -34,7 +34,7 @@ HALF = 0.5  # of a question's credit: from here on an answer counts as right
 
 @dataclass(frozen=True)
 class Surveyed:
-    """What was kept for one question."""
+    """Tokens kept for one question."""
 
     question: Question
     disagreement: float
@@ -190,7 +190,7 @@ def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: 
 
 
 def selection(host: Host, answer: Answer, tokens: int, right: bool | None = None) -> Selected:
-    """What was kept and merged for an answer about one square picture."""
+    """Patches kept and merged for an answer about one square picture."""
     found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)
     kept = set(found.kept)
     merged = [place for place, slot in enumerate(found.owner) if slot >= 0 and place not in kept]
@@ -203,7 +203,7 @@ def _trio() -> list[Method]:
 
 
 def _right(plan: RunPlan, answered: Mapping[Question, Answer]) -> dict[int, float]:
-    """How right each answer is, 0 to 1, by its question's index; none where the benchmark needs a judge."""
+    """Correctness of each answer, 0 to 1, by its question's index; none where the benchmark needs a judge."""
     records = [
         {
             "question_id": question.question_id,

@@ -30,7 +30,7 @@ PLAIN = "#444444"
 
 @dataclass(frozen=True)
 class Selected:
-    """What one method kept of a picture with one budget, and the answer it led to."""
+    """Patches that one method kept of a picture at one budget, and the answer."""
 
     tokens: int
     kept: Sequence[int]
@@ -154,7 +154,7 @@ def _view(image: Image.Image, side: int) -> overlay.View:
 
 
 def _selection(panel: "Axes", seen: overlay.View, chosen: Selected, colour: str) -> None:
-    """What was kept and merged, outlined in a method's colour; merged tokens are not told apart."""
+    """Kept and merged patches, outlined in a method's colour; all merged tokens look alike."""
     owner = np.full(seen.rows * seen.columns, -1)
     owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
     known = overlay.fates(chosen.kept, [], owner)
@@ -207,7 +207,7 @@ def _foot(figure: "Figure", example: Example) -> None:
 
 
 def _legend(figure: "Figure", words: str = "", sides: bool = True) -> None:
-    """What the colours mean, and a line of words below."""
+    """Legend of the colours, and a line of words below."""
     from matplotlib.patches import Patch
 
     calm = tuple(part / 255 for part in overlay.CALM)

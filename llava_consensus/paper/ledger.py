@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What visual tokens that enter each layer cost."""
+    """Cost of the visual tokens that enter each layer."""
 
     flops: float  # of the language model's prefill
     kv_bytes: int

@@ -23,7 +23,7 @@ def key(row: PresetRow | None, benchmark: str) -> Key:
 
 
 def scale(column: str) -> float:
-    """What a printed number is divided by to be a percentage."""
+    """Divisor that makes a printed number a percentage."""
     return 20.0 if column.startswith("mme") else 1.0
 
 
@@ -71,7 +71,7 @@ class Results(Grid):
         return self.cell(self.full if row is None else Line(row.tokens, row.label, {}), name)
 
     def printed(self, row: PresetRow | None, name: str) -> float | None:
-        """What the paper prints."""
+        """The paper's number."""
         printed = self.preset.printed_row(self.preset.full if row is None else row.printed)
         return None if printed is None else printed.get(self.preset.benchmarks[name])
 
@@ -89,7 +89,7 @@ class Results(Grid):
         )
 
     def title(self, name: str) -> str:
-        """How papers write a benchmark's name."""
+        """A benchmark's name as papers write it."""
         return next((run.facts.title for (_, found), run in self.runs.items() if found == name), name)
 
 

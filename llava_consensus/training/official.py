@@ -171,7 +171,7 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[tr
 
 
 class _Reduced(ReducingTrainer):
-    """What LLaVA's Trainer has for the versions it was written for, in the form of the present one."""
+    """LLaVA's Trainer hooks in the signature of the installed transformers."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """LLaVA's groups of parameters."""

@@ -139,7 +139,7 @@ class TrainingPlan:
         return Random(canonical({"seed": self.seed, "step": step})).choice(list(self.budgets))
 
     def description(self, name: str) -> Record:
-        """What belongs on record of the plan, `name` being the method's."""
+        """Record of the plan, `name` being the method's."""
         left_out = ("model", "conversations", "images", "out", "method", "budgets", "deepspeed", "arguments")
         method = self.method
         return {
@@ -224,7 +224,7 @@ def _number(budget: Budget | Share) -> Any:
 
 
 class Conversations(NamedTuple):
-    """What a file in LLaVA's data format holds: a JSON list of conversations about pictures in a folder."""
+    """Content of a file in LLaVA's data format: a JSON list of conversations about pictures in a folder."""
 
     path: Path
     entries: list[Record]
@@ -238,7 +238,7 @@ class Conversations(NamedTuple):
 
     @property
     def description(self) -> Record:
-        """What belongs on record."""
+        """Record for the run's folder."""
         numbers = {"conversations": len(self.entries), "pictures": len(self.pictures)}
         return {"file": self.path.name, "fingerprint": self.fingerprint, **numbers}
 
@@ -292,7 +292,7 @@ def _unreadable(picture: Path) -> Iterator[str]:
 
 
 def _problems(entry: Any) -> Iterator[str]:
-    """What is wrong with one entry."""
+    """Problems of one entry."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not all(
         isinstance(turn, dict) and isinstance(turn.get("from"), str) and isinstance(turn.get("value"), str)

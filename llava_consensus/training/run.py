@@ -196,7 +196,7 @@ def _export(model: nn.Module, source: Path, out: Path) -> None:
 
 
 def merged(model: nn.Module) -> dict[str, Tensor]:
-    """What was trained, by the names of the model without adapters, which are merged into the weights they change."""
+    """Trained weights by the names of the plain model, adapters merged into them."""
     names = list(trained(model))
     unloaded = getattr(model, "merge_and_unload", None)  # of peft
     if unloaded is not None:

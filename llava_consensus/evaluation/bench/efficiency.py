@@ -40,7 +40,7 @@ UNKNOWN_TOWER = "tokens of this model depend on the picture, and its tower is no
 
 @dataclass(frozen=True)
 class Protocol:
-    """How is measured.
+    """Protocol of a measurement.
 
     Raises:
         OptionError: for a number below its bound.
@@ -80,7 +80,7 @@ def _first_answer(host: Host, prompt: Prompt, picture: Image, method: Method, bu
 
 @dataclass(frozen=True)
 class Case:
-    """What becomes a row: a method by the name it was asked for, and what it is given."""
+    """One row: a method by its given name, with its budget."""
 
     name: str
     tokens: int
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What tables call it: the method's title, and the options it was asked for with."""
+        """Title in tables: the method's, with its options."""
         name, _, options = self.name.partition(":")
         return ", ".join(filter(None, [self.setting[0].title or name, options.replace(",", ", ")]))
 
@@ -127,7 +127,7 @@ def cases_of(
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured side by side, and how.
+    """Cases measured side by side, and the protocol.
 
     Args:
         prompt: about each of `pictures`; `shape` is that of the model with the first.

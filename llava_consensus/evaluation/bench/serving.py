@@ -26,7 +26,7 @@ BLOCK = 32  # tokens
 
 
 class Load(NamedTuple):
-    """How requests come: so many at once, each followed by the next, or so many a second."""
+    """Load: a number of concurrent requests, or a rate of requests a second."""
 
     requests: int
     at_once: int | None = None
@@ -45,7 +45,7 @@ class ServedCase(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What one measurement is about."""
+    """Input of one measurement."""
 
     prompt: str
     pictures: Sequence[Image]

@@ -56,7 +56,7 @@ class Timing(NamedTuple):
 
     @property
     def prefill_ms(self) -> float:
-        """What is left of the time to the first token: the language model's prefill, and assembling its input."""
+        """Prefill time: TTFT less tower and reduction, with assembling of the input."""
         return self.ttft_ms - self.tower_ms - self.reduction_ms
 
 
@@ -135,7 +135,7 @@ def peak_bytes() -> int | None:
 
 
 def peak_meaning() -> str:
-    """What `peak_bytes` counts here."""
+    """Meaning of `peak_bytes` on this device."""
     if torch.cuda.is_initialized():
         return "allocated by torch on the device, at most while answering"
     return "resident set of the process, at most while answering" if STATUS.exists() else "not measured here"

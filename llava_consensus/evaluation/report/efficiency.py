@@ -32,7 +32,7 @@ def read(*keys: str) -> Callable[[Row], Any]:
 
 
 def label(row: Row) -> str:
-    """What tables call the method of a row."""
+    """Name of a row's method in tables."""
     return LABELS.get(row["method"]) or str(row["title"])
 
 
@@ -74,7 +74,7 @@ BESIDE = (  # ours, by the column of the paper that stands beside it
 
 
 def bench_tables(content: Mapping[str, Any]) -> list[Table]:
-    """What was measured, and the paper's columns beside the same of ours."""
+    """Table of the measurements, and one with the paper's columns beside ours."""
     rows = content["rows"]
     full = rows[0]["tokens"]
 
@@ -113,7 +113,7 @@ def csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def protocol(content: Mapping[str, Any]) -> str:
-    """How it was measured, in words."""
+    """The protocol, in words."""
     protocol, machine, loads = content["protocol"], content["machine"], content["load_average"]
     parts = [
         f"{content['weights']}, {content['loading']['dtype']}, on {machine['device']} ({machine['processor']}, "
@@ -133,7 +133,7 @@ def printed_table(model: str) -> str:
 
 
 def printed_name(row: Row) -> str:
-    """What the paper's tables call the method of a row."""
+    """Name of a row's method in the paper's tables."""
     return {"full": FULL_TITLE, "consensusdrop": OURS}.get(row["method"], str(row["title"]))
 
 

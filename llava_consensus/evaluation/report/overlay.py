@@ -59,7 +59,7 @@ class View(NamedTuple):
 
 
 class Fates(NamedTuple):
-    """What became of the N patches of a picture."""
+    """Outcome of the N patches of a picture."""
 
     is_kept: np.ndarray  # [N]
     owner: np.ndarray  # [N] output slots, -1 where dropped
@@ -82,7 +82,7 @@ def view(image: Image.Image, grid: tuple[int, int], first: int = 0, side: tuple[
 
 
 def in_padding(seen: View, places: Indices) -> int:
-    """How many of these patches have their centre in the padding around the picture."""
+    """Number of these patches whose centre lies in the padding around the picture."""
     row, column = np.divmod(np.asarray(places, dtype=np.int64).reshape(-1), seen.columns)
     across, down = (column + 0.5) * seen.cell, (row + 0.5) * seen.cell
     left, top, right, bottom = seen.box
@@ -90,7 +90,7 @@ def in_padding(seen: View, places: Indices) -> int:
 
 
 def fates(kept: Indices, anchors: Indices, owner: Indices) -> Fates:
-    """What became of patches, from the indices of kept ones and of anchors, and the output slot of every patch."""
+    """Outcome of patches, from the indices of kept ones and of anchors, and the output slot of every patch."""
     kept, anchors, owner = (np.asarray(part, dtype=np.int64).reshape(-1) for part in (kept, anchors, owner))
     is_kept = np.isin(np.arange(owner.size), kept)
     leaders = {int(owner[index]): int(index) for index in [*kept, *anchors]}

@@ -60,7 +60,7 @@ def in_sections(rows: Iterable[Row]) -> list[Section]:
 
 
 def title(section: Section) -> str:
-    """Which model, data and setting a section is about."""
+    """Heading of a section: model, data and setting."""
     config = section.rows[0].config
     parts = {row.benchmark: row.part for row in section.rows if row.limited}
     limit = "".join(f", of {section.title(name)} {part}" for name, part in parts.items())
@@ -142,7 +142,7 @@ def intervals(section: Section) -> Table:
 
 
 def unjudged(section: Section) -> Table | None:
-    """What benchmarks that need a judge give without one: contained matches, and agreement with the full model."""
+    """Scores of judged benchmarks without a judge: contained matches, and agreement with the full model."""
     rows = [
         replace(row, metrics={**row.metrics, "score": row.metrics["report"]["contains"]})
         for row in section.rows
@@ -199,7 +199,7 @@ def differences(section: Section) -> Table | None:
 
 
 class Measured(NamedTuple):
-    """What is known of the costs of one run: `account` of its metrics, and the row of bench.json about its method."""
+    """Costs of one run: `account` of its metrics, and the row of bench.json about its method."""
 
     account: Mapping[str, Any]
     times: Mapping[str, Any]

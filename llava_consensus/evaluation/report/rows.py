@@ -91,7 +91,7 @@ RANDOM = LINEUP[-1].label
 
 
 class Facts(NamedTuple):
-    """What tables must know of a benchmark."""
+    """Facts of a benchmark that tables need."""
 
     title: str
     scale: float = 1.0  # its score divided by this is a percentage
@@ -111,7 +111,7 @@ class Catalogue:
         return self.methods.get(name, name)
 
     def benchmark(self, name: str) -> Facts:
-        """What is known of a benchmark."""
+        """Facts of a benchmark."""
         return self.benchmarks.get(name, Facts(name))
 
     def named(self, column: str) -> str:
@@ -147,7 +147,7 @@ class Row:
 
     @property
     def facts(self) -> Facts:
-        """What tables must know of the benchmark."""
+        """Facts of the benchmark."""
         return self.catalogue.benchmark(self.benchmark)
 
     @property
@@ -181,12 +181,12 @@ class Row:
 
     @property
     def pictures(self) -> int | None:
-        """How many the questions are about; None where the rows do not make up the score."""
+        """Number of pictures; None where the rows do not make up the score."""
         return None if self.sample is None else len(self.sample.sums)
 
     @property
     def chance(self) -> float:
-        """What guessing scores on its questions, in the score's unit; 0 where answers are free, or it is unknown."""
+        """Chance level of its questions, in the score's unit; 0 where answers are free, or it is unknown."""
         return float((self.metrics or {}).get("chance", self.facts.chance))
 
     @property
@@ -198,7 +198,7 @@ class Row:
 
     @property
     def part(self) -> str:
-        """Which questions of its benchmark were meant, in words; empty for all of them."""
+        """Part of its benchmark that was asked, in words; empty for all of it."""
         if self.config.get("sample"):
             return f"{self.config['sample']} questions drawn at random"
         return f"the first {self.config['limit']} questions" if self.config["limit"] else ""
@@ -239,7 +239,7 @@ class Row:
 
     @cached_property
     def report(self) -> Mapping[str, Any]:
-        """What the benchmark's scorer said, each answer as it was scored included; nothing while it is incomplete."""
+        """The scorer's report with each scored answer; nothing while it is incomplete."""
         if self.metrics is None:
             return {}
         report, scores = self.metrics["report"], self.folder / SCORES
@@ -249,7 +249,7 @@ class Row:
 
     @cached_property
     def sample(self) -> Sample | None:
-        """What the score is made of; None while it is incomplete, or where its scorer does not say."""
+        """Per-picture sums of the score; None while it is incomplete, or where its scorer does not say."""
         if self.seeds:
             samples = [row.sample for row in self.seeds]
             return pooled([one for one in samples if one is not None]) if all(samples) else None
@@ -374,7 +374,7 @@ def _pages(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def version(row: Row, ignored: str = "") -> str:
-    """What must be the same for two runs to be compared question by question."""
+    """Fingerprint of the questions: equal for runs that can be paired."""
     keys = [key for key in OF_BENCHMARK + LATER if key not in ("match", "method_version", ignored)]
     return json.dumps({key: row.config.get(key) for key in keys}, sort_keys=True)
 

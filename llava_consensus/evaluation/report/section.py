@@ -153,7 +153,7 @@ class Section(Grid):
 
     @property
     def catalogue(self) -> Catalogue:
-        """What tables call its methods and benchmarks."""
+        """Titles of its methods and benchmarks."""
         return self.rows[0].catalogue
 
     def title(self, name: str) -> str:

@@ -45,7 +45,7 @@ Bounds = tuple[float, float]  # the ends of an interval
 
 
 class Sample(NamedTuple):
-    """What a score is made of."""
+    """Per-picture sums that make up a score."""
 
     sums: np.ndarray  # [P, C] float64, what each picture adds
     strata: np.ndarray  # [P] int, pictures that are drawn among each other
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """How far the score may lie from what is seen where no picture differs from another: where none of P pictures
+        """Half width of the interval where no picture differs from another: where none of P pictures
         is otherwise, at most a share of 1 - 0.05 ** (1 / P) of all pictures is, with 95 % confidence.
         """
         return self.most * (1 - (1 - LEVEL / 100) ** (1 / len(self.sums)))
@@ -85,7 +85,7 @@ class Rows(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """How a score is made from rows."""
+    """Rule by which rows make a score."""
 
     by_group: bool  # whether groups have terms of their own
     adds: Callable[[Rows], Sequence[np.ndarray]]  # what each unit adds in each group: C / G arrays [U, G]
@@ -175,14 +175,14 @@ def _sample(rows: Sequence[Answer], name: str) -> Sample | None:
 
 
 def _codes(values: Sequence[Hashable]) -> tuple[int, np.ndarray]:
-    """How many different values there are, and the number of each, counted as they appear, [R]."""
+    """Number of distinct values, and the code of each value in order of appearance, [R]."""
     numbers: dict[Hashable, int] = {}
     codes = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
     return len(numbers), codes
 
 
 def _named(row: Answer, name: str, *keys: str) -> Hashable:
-    """What a row goes with: the first of these keys that it has, else itself. A picture of MME may be in two tasks: it
+    """Cluster of a row: the first of these keys that it has, else itself. A picture of MME may be in two tasks: it
     is two, as the official pairs are.
     """
     for key in keys:

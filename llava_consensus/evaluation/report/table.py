@@ -68,7 +68,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """What any markup is written from; the first column holds names, the others numbers."""
+    """A table, before any markup; the first column holds names, the others numbers."""
 
     title: str
     head: Cells
@@ -194,7 +194,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = Non
 
 
 def rendered(tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], form: str) -> list[str]:
-    """What a command prints of its tables: one text for each as `markdown` or `latex`, or its rows as `csv`."""
+    """Printed form of tables: one text for each as `markdown` or `latex`, or its rows as `csv`."""
     if form == "csv":
         return [csv_text(rows)]
     return [{"markdown": markdown, "latex": latex}[form](table) for table in tables]

@@ -37,7 +37,7 @@ class Figure(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What became of one figure: the files it was written to, or why there are none."""
+    """Result of one figure: its files, or the reason why there are none."""
 
     figure: Figure
     files: Sequence[Path]
@@ -57,7 +57,7 @@ def of_study(material: Material, drawn: Callable[[Sequence[Any]], Sequence[str]]
 
 
 def of_scap(material: Material) -> str:
-    """What the probe looked at."""
+    """Model, data and questions of the probe."""
     found = material.scap or {"description": {}, "benchmark": ""}
     return f"{_setting(found['description'])}: {_counts({found['benchmark']: found})}"
 
@@ -80,7 +80,7 @@ def of_ablation(ablation: str) -> Callable[[Material], str]:
 
 
 def of_bench(material: Material) -> str:
-    """What was timed, where, how often; whiskers are quartiles."""
+    """Model, device and number of timed answers; whiskers are quartiles."""
     found = [
         f"{one['model']} on {one['machine']['device']} ({one['machine'].get('processor', '')}), medians of "
         f"{len(one['rows'][0].get('samples', ()))} answers, whiskers: quartiles"
@@ -90,7 +90,7 @@ def of_bench(material: Material) -> str:
 
 
 def of_both(material: Material) -> str:
-    """What was asked, and what was timed."""
+    """Questions asked, and answers timed."""
     return f"{of_runs(material)}; {of_bench(material)}"
 
 
@@ -105,7 +105,7 @@ def _asked(rows: Sequence[Row]) -> str:
 
 
 def _counts(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many questions about how many pictures, by the benchmark's title."""
+    """Numbers of questions and pictures, by the benchmark's title."""
     return ", ".join(
         f"{name} {one['questions']} questions / {one.get('pictures')} pictures" for name, one in found.items()
     )

@@ -62,7 +62,7 @@ def temperature(material: Material) -> Any:
 
 
 def _reach(values: Iterable[float]) -> float:
-    """How far values lie from their mean; at least a point, so that a tenth of one stays pale."""
+    """Largest distance of values from their mean; at least a point, so that a tenth of one stays pale."""
     found = list(values)
     middle = sum(found) / len(found)
     return max(1.0, *(abs(value - middle) for value in found))

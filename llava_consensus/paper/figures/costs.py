@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 class Price(NamedTuple):
-    """What is paid for accuracy: its title, its key in bench rows and in the paper's table, and the unit's size."""
+    """A cost on the horizontal axis: its title, its key in bench rows and in the paper's table, and the unit's size."""
 
     title: str
     key: str
@@ -186,7 +186,7 @@ def plain(scale: float, *keys: str) -> Callable[[Row, Row], float | None]:
 
 
 def saving(row: Row, full: Row) -> float:
-    """How much smaller the cache is than the full model's, in percent."""
+    """KV bytes saved against the full model, in percent."""
     return 100 * (1 - row["kv_bytes"] / full["kv_bytes"])
 
 

@@ -72,7 +72,7 @@ def panels(
 
 
 def reaches(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """How far intervals reach below and above their values, as error bars want it."""
+    """Lengths of error bars below and above values."""
     below = [max(0.0, value - low) for value, (low, _) in zip(values, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(values, ends, strict=True)]
     return below, above

@@ -122,7 +122,7 @@ def grid(
 
 
 def probing(full: RunConfig, retention: Share) -> Cell:
-    """The run that compares SCAP with the attention of every layer, at the overlap of so many best tokens."""
+    """The run that compares SCAP with the attention of every layer, at the overlap of the best tokens of this share."""
     return Cell(prepare(full).reduced_by(LayerProbe(), retention, "kept"))
 
 
@@ -142,7 +142,7 @@ def study(folders: Sequence[Path]) -> Record:
 
 
 class RunKey(NamedTuple):
-    """What tells the runs of a study apart."""
+    """Identity of a run of the study."""
 
     benchmark: str
     positions: str | None = None  # None and the following for all tokens
@@ -174,7 +174,7 @@ def description(runs: Sequence[Row]) -> Record:
 
 
 def layer_of(runs: Sequence[Row]) -> int | None:
-    """How many decoder layers saw everything; None where the host did not tell how many it has."""
+    """Number of decoder layers before the cut; None where the run does not record the model's depth."""
     for run in runs:
         account = (run.metrics or {}).get("account")
         if account and "scores" in run.config["options"]:
@@ -207,7 +207,7 @@ def study_row(run: Row, known: Mapping[RunKey, Row]) -> Record:
 
 
 def contrasts(known: Mapping[RunKey, Row]) -> Iterator[Record]:
-    """What the paper's claims are about, each a mean over benchmarks, paired by question."""
+    """Contrasts that the paper's claims are about, each a mean over benchmarks, paired by question."""
     full = {key.benchmark: run for key, run in known.items() if key.scores == "full"}
     told = [name for name, run in full.items() if above_chance(run.score, run.bounds, run.chance)]
     settings = dict.fromkeys(key._replace(benchmark="") for key in known if key.positions)
@@ -249,7 +249,7 @@ def _compared(known: Mapping[RunKey, Row], first: RunKey, second: RunKey) -> Com
 
 
 def _changed(known: Mapping[RunKey, Row], first: RunKey, second: RunKey, what: str) -> Comparison | None:
-    """What is measured picture by picture, or the gain (`rise`), of one run less that of another."""
+    """A per-picture measure, or the gain (`rise`), of one run less that of another."""
     return paired(_by_picture(known, first, what), _by_picture(known, second, what), first.benchmark)
 
 
@@ -279,7 +279,7 @@ def _by_picture(known: Mapping[RunKey, Row], key: RunKey, what: str) -> Report:
 
 
 def gain(run: Row, student: Row | None) -> Record:
-    """How much recovery gains over its student alone, paired by question where rows make up both scores."""
+    """Gain of recovery over its student alone, paired by question where rows make up both scores."""
     test = None if student is None else compare(run, student)
     if test is None:
         return {"gain": None, "gain_interval": None, "p": None}
@@ -287,7 +287,7 @@ def gain(run: Row, student: Row | None) -> Record:
 
 
 def measures(run: Row) -> list[Mapping[str, Any]]:
-    """What the method said of its choices, picture by picture."""
+    """The method's own measures of its choices, by picture."""
     answers = read_lines(run.folder / ANSWERS, ("metadata",))
     return [picture for answer in answers for picture in answer["metadata"].get("measures", ())]
 

@@ -61,7 +61,7 @@ def two_shares(row: Row) -> str:
 
 
 def label(row: Row) -> str:
-    """What a row is called."""
+    """Name of a row."""
     if row["rate"] is None:
         return SIDES[row["scores"]]
     return f"recovery, {row['student']} student, r = {row['rate']:g}"
@@ -81,7 +81,7 @@ def _table(title: str, rows: Sequence[Row], write: Callable[[Row], str], note: s
 
 
 def _asked(rows: Sequence[Row]) -> str:
-    """How many questions about how many pictures each benchmark has."""
+    """Numbers of questions and pictures of each benchmark."""
     counts = {row["title"]: (row["questions"], row["pictures"]) for row in rows}
     said = (f"{title} {asked} questions about {pictures} pictures" for title, (asked, pictures) in counts.items())
     return f"{'; '.join(said)}."
