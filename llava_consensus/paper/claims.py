@@ -105,7 +105,9 @@ def _stand(family: Sequence[Contrast]) -> list[bool] | None:
 
 
 def _unable(family: Sequence[Contrast]) -> Verdict:
-    return Verdict(TOO_FEW if family else NOT_RUN, _first(family), len(family))
+    return Verdict(
+        TOO_FEW if family else NOT_RUN, _first([one for one in family if not one.bounds] or family), len(family)
+    )
 
 
 def _first(contrasts: Sequence[Contrast]) -> str:

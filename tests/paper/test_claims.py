@@ -55,7 +55,7 @@ def test_from_few_pictures_there_is_too_little_to_say() -> None:
 
 def test_the_evidence_starts_with_what_speaks_against_the_claim() -> None:
     found = beats(contrast(low, low + 1) for low in (5, -2, 3, 1))
-    assert found.evidence.startswith("one less other: -1.5 (-2.0 to -1.0)") and "and 1 more" in found.evidence
+    assert found.evidence.startswith("one less other: -1.5 (-2.0 to -1.0)")
 
 
 def test_a_paired_difference_is_the_mean_over_benchmarks(tmp_path: Path) -> None:
