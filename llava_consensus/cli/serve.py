@@ -14,6 +14,17 @@ from llava_consensus.cli import arguments
 from llava_consensus.cli.arguments import METHOD, OPTION, arg, command
 from llava_consensus.errors import OptionError
 
+REFUSED: dict[str, tuple[str, ...]] = {  # arguments of vLLM, and the values that they may have
+    "--pipeline-parallel-size": ("1",),
+    "-pp": ("1",),
+    "--enable-lora": (),
+    "--speculative-config": (),
+    "-sc": (),
+    "--ec-transfer-config": (),
+    "--mm-encoder-tp-mode": ("weights",),
+    "--video-pruning-rate": ("0", "0.0"),
+}
+
 
 @command(
     "serve",
@@ -53,21 +64,33 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
 
 def line(given: argparse.Namespace) -> list[str]:
     """The words of vLLM's command. OptionError for what cannot be served."""
-    from llava_consensus.reduction.tokens import Need
     from llava_consensus.serving import check_version
     from llava_consensus.serving.setting import Setting, config_of
 
     check_version()
     setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))
-    more = shlex.split(given.vllm)
-    if any(word.partition("=")[0] in ("--hf-overrides", "--hf_overrides") for word in more):
-        raise OptionError(
-            "--hf-overrides: this command gives vLLM its own. Put yours into the checkpoint's config.json"
-        )
+    more = further(given.vllm)
     overrides = setting.overrides(config_of(given.model))
-    says = given.largest is not None or Need.QUESTION in setting.made.needs  # whether requests say more than words
-    asking = ["--trust-request-mm-kwargs"] if says else []
-    return [*server(), given.model, "--hf-overrides", json.dumps(overrides), *asking, *more]
+    details = "--enable-prompt-tokens-details"  # an answer's `usage` says how many tokens of pictures it was given from
+    return [*server(), given.model, "--hf-overrides", json.dumps(overrides), details, *more]
+
+
+def further(text: str) -> list[str]:
+    """The words of `--vllm`. OptionError for those that do not go with a reduction; what vLLM is told by a file or in
+    JSON it finds itself (`serving/server.py`).
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as wrong:
+        raise OptionError(f"--vllm {text!r}: {wrong}. Close the quote") from wrong
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        name, value = name.replace("_", "-"), value or (words[place + 1] if place + 1 < len(words) else "")
+        if name == "--hf-overrides":
+            raise OptionError(f"{name}: this command gives vLLM its own. Put yours into the checkpoint's config.json")
+        if name in REFUSED and value not in REFUSED[name]:
+            raise OptionError(f"{word}: not adapted to reduced pictures. Leave it out")
+    return words
 
 
 def server() -> list[str]:

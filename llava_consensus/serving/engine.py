@@ -24,6 +24,7 @@ from llava_consensus.reduction.tokens import Need
 from llava_consensus.serving.plan import Plan, row_kinds
 
 KEPT_BYTES = 256 << 20  # of what towers gave for pictures, for methods that read the prompt
+BATCH_ROWS = 1 << 15  # of prompts that are reduced together, padding included; a longer prompt is reduced alone
 BASE = 128  # positions travel in two columns each, as digits that every number format holds exactly
 
 
@@ -40,6 +41,13 @@ class Encoded(NamedTuple):
         """Bytes of it."""
         tensors = (self.tokens, self.tiles.projected, *self.tiles.parts.values())
         return sum(one.numel() * one.element_size() for one in tensors)
+
+    def copied(self) -> "Encoded":
+        """The same in memory of its own: views would keep all pictures of their batch alive."""
+        tiles = self.tiles
+        parts = {name: one.clone() for name, one in tiles.parts.items()}
+        tiles = tiles._replace(projected=tiles.projected.clone(), parts=parts)
+        return self._replace(tiles=tiles, tokens=self.tokens.clone())
 
 
 class Prompt(NamedTuple):
@@ -70,7 +78,7 @@ class Kept:
         """Keeps a picture, and lets the oldest go that there is no room for."""
         if key in self._known:
             return
-        self._known[key] = picture
+        self._known[key] = picture = picture.copied()
         self._bytes += picture.size
         while self._bytes > KEPT_BYTES and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1].size
@@ -222,8 +230,10 @@ class Engine:
         out: list[list[Tensor]] = [[] for _ in prompts]
         for budget in {prompt.budget for prompt in prompts}:
             places = [place for place, prompt in enumerate(prompts) if prompt.budget == budget]
-            for place, found in zip(places, self._reduce([prompts[i] for i in places], modality, budget), strict=True):
-                out[place] = found
+            for batch in batches(places, [len(prompt.ids) for prompt in prompts]):
+                found = self._reduce([prompts[place] for place in batch], modality, budget)
+                for place, left in zip(batch, found, strict=True):
+                    out[place] = left
         return out
 
     def _reduce(self, prompts: Sequence[Prompt], modality: str, budget: Budget | Share) -> list[list[Tensor]]:
@@ -278,6 +288,17 @@ class Engine:
             channels["beside"] = Channel(embeds[..., self.width :], 0, Rule.MEAN)
         inputs = {name: torch.cat([one.inputs[name] for one in pictures]) for name in pictures[0].inputs}
         return Assembled(embeds[..., : self.width], real, self.positions(inputs, ids, real), channels)
+
+
+def batches(places: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """The places of prompts of these lengths in batches of at most BATCH_ROWS rows."""
+    batch: list[int] = []
+    for place in places:
+        if batch and (len(batch) + 1) * max(lengths[one] for one in (*batch, place)) > BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(place)
+    yield batch
 
 
 def columns(offset: Tensor, dtype: torch.dtype) -> Tensor:

@@ -50,7 +50,7 @@ from llava_consensus.serving.engine import Encoded, Engine, Prompt, offsets
 from llava_consensus.serving.plan import PIXELS, Plan
 from llava_consensus.serving.processors import (
     ALL,
-    BUDGET,
+    COUNT,
     INDEX,
     KEY,
     KEYS,
@@ -59,28 +59,10 @@ from llava_consensus.serving.processors import (
     PROMPT,
     QUESTION,
     ROWS,
+    SHARE,
     Reducing,
-    unpacked,
+    budget_of,
 )
-
-
-def check(config: Any) -> None:
-    """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
-    parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
-    wrong = {
-        "tensor parallelism": parallel.tensor_parallel_size > 1,
-        "quantised weights": config.quant_config is not None,
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "LoRA adapters": config.lora_config is not None,
-        "speculative decoding": config.speculative_config is not None,
-        "--mm-encoder-tp-mode data": multimodal.mm_encoder_tp_mode == "data",
-        "--video-pruning-rate": multimodal.is_multimodal_pruning_enabled(),
-        "captured graphs of the vision tower": config.compilation_config.cudagraph_mm_encoder,
-        "a compiled vision tower": config.compilation_config.compile_mm_encoder,
-    }
-    for name, is_asked in wrong.items():
-        if is_asked:
-            raise OptionError(f"{name}: not adapted to reduced pictures. Leave it out")
 
 
 class Reduced:
@@ -89,7 +71,6 @@ class Reduced:
     engine: Engine
 
     def __init__(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
-        check(vllm_config)
         plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
         if missing := lacking(plan.view.tower, plan.method):
             raise OptionError(
@@ -113,7 +94,7 @@ class Reduced:
             return super().embed_multimodal(**kwargs)
         modality = next(iter(own)).partition("_")[0]
         own = {name.partition("_")[2]: value for name, value in own.items()}
-        budgets = [unpacked(int(value)) for value in own[BUDGET]]
+        budgets = [budget_of(*one) for one in zip(own[COUNT], own[SHARE], strict=True)]
         with torch.no_grad():
             if not self.engine.method.reads_prompt:
                 return self._alone(self.encode(modality, kwargs), budgets, modality)

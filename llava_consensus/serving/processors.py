@@ -6,15 +6,20 @@ embeddings and the cache of prompts says all of that, so that nothing is taken f
 """
 
 import hashlib
+import logging
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import torch
+from prometheus_client import Counter
 from torch import Tensor
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+from transformers import BatchFeature
+from vllm.multimodal.cache.base import MultiModalCache
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems
 from vllm.multimodal.parse import EmbeddingItems
 from vllm.multimodal.processing import PromptReplacement, PromptUpdateDetails
 
@@ -22,15 +27,21 @@ from llava_consensus.errors import OptionError
 from llava_consensus.hosts.hf.rows import PictureRows
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.serving.plan import Plan
-from llava_consensus.serving.setting import ASKED, TOKENS, asked
+from llava_consensus.serving.server import admit_own_arguments, tell_bad_media
+from llava_consensus.serving.setting import ASKED, TOKENS, asked, check_keys
 
 REQUEST = "llava_consensus_request"  # where ours stands among vLLM's arguments, on its way through a processor
 OWN = "reduction_"  # what fields of ours begin with
-BUDGET, KEY, ROWS = (OWN + name for name in ("budget", "key", "rows"))  # rows: of the picture without reduction
+COUNT, SHARE = OWN + "count", OWN + "share"  # the budget: a number of tokens or a share, and 0 in the other field
+KEY, ROWS = OWN + "key", OWN + "rows"  # rows: of the picture without reduction
 PROMPT, PICTURES, INDEX, QUESTION = (OWN + name for name in ("prompt", "pictures", "index", "question"))
 KEYS = OWN + "keys"  # of all pictures of a prompt
 ALL = OWN + "all_"  # what the fields of all pictures of a prompt begin with
-MOST = 1 << 40  # tokens of a picture
+KNOWN_GIB = 1.0  # of preprocessed pictures, for methods that read the prompt
+MOST = 1 << 31  # more tokens than a picture has
+
+BEFORE = Counter("visual_reduction_tokens_before", "Tokens of pictures as the model would have read them", ["modality"])
+AFTER = Counter("visual_reduction_tokens_after", "Tokens of pictures that were left", ["modality"])
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,8 @@ class Request:
     tokens: int | float  # as it was asked for
     budget: Budget | Share
     prompt: list[int]  # before placeholders are put in
-    items: Any  # all pictures of the prompt, as vLLM holds them
     question: str  # for methods that read it by CLIP's text tower
-    wanted: Mapping[str, Sequence[int]] = field(default_factory=dict)  # which of a modality are to be made; all others
+    hashes: Any  # of its pictures, for methods that read the prompt
 
 
 class Reducing:
@@ -51,23 +61,51 @@ class Reducing:
     info: Any
     _sizing = False  # whether vLLM asks for made-up prompts, about which there is no question
 
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        admit_own_arguments()  # each server process has a processor
+        tell_bad_media()
+        self._known = MultiModalCache.get_lru_cache(KNOWN_GIB, MultiModalKwargsItem)
+        self._lock = Lock()  # vLLM may preprocess in several threads
+
     @cached_property
     def plan(self) -> Plan:
         """Of the model."""
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
-        """A prompt with its pictures. OptionError, which vLLM answers with 400, for a bad budget or no question where
-        one is read.
+        """A prompt with its pictures. OptionError, which vLLM answers with 400, for a bad budget, for no question where
+        one is read, and for whatever of a request cannot be processed.
         """
-        arguments = dict(inputs.hf_processor_mm_kwargs)
-        tokens = arguments.pop(TOKENS, self.plan.setting.tokens)
-        budget, question = asked(tokens), arguments.pop(ASKED, None)
+        given, setting = inputs.hf_processor_mm_kwargs, self.plan.setting
+        check_keys(given)
+        tokens = given.get(TOKENS, setting.most if self._sizing else setting.tokens)
+        budget, question, arguments = asked(tokens), given.get(ASKED), {}
         if self.plan.method.reduces:
             self._check(inputs.mm_data_items, question)
             question = question if self.plan.clip_name and not self._sizing else ""
-            arguments[REQUEST] = Request(tokens, budget, list(inputs.prompt), inputs.mm_data_items, question)
-        return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
+            hashes = None
+            if self.plan.method.reads_prompt:  # what vLLM would cache is of one prompt alone: `_made` caches pictures
+                inputs = replace(inputs, hf_processor_mm_kwargs={}, mm_uuid_items=None, cache=None)
+                hashes = super()._get_mm_hashes(inputs)
+            arguments[REQUEST] = Request(tokens, budget, list(inputs.prompt), question, hashes)
+        try:
+            return super().apply(replace(inputs, hf_processor_mm_kwargs=arguments), timing_ctx)
+        except (ValueError, TypeError, OverflowError, NotImplementedError):  # vLLM tells the client by itself
+            raise
+        except Exception as wrong:
+            logging.getLogger("vllm").warning("llava-consensus: a request was refused", exc_info=True)
+            raise OptionError(f"the pictures of this request cannot be processed: {wrong!r:.500}") from wrong
+
+    def _maybe_apply_prompt_updates(self: Any, mm_items: Any, mm_res: Any) -> Any:
+        """The prompt with its placeholders; counts its tokens for `/metrics`."""
+        found = super()._maybe_apply_prompt_updates(mm_items, mm_res)
+        for modality, pictures in {} if self._sizing else mm_res.prompt_updates.items():
+            for content in (update.content for picture in pictures for update in picture):
+                if isinstance(content, Shortened):
+                    BEFORE.labels(modality).inc(content.before)
+                    AFTER.labels(modality).inc(content.after)
+        return found
 
     def _check(self, items: Any, question: object) -> None:
         """Raises OptionError for pictures that cannot be reduced, or a question that is none where one is read."""
@@ -102,9 +140,9 @@ class Reducing:
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
         """What each picture is known by: by all that its embeddings depend on."""
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
-        hashes = super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
         if request is None:
-            return hashes
+            return super()._get_mm_hashes(inputs)
+        hashes = request.hashes or super()._get_mm_hashes(replace(inputs, hf_processor_mm_kwargs=arguments))
         setting = repr((self.plan.setting.method, sorted(self.plan.setting.options.items()), request.tokens))
         asking = repr((request.prompt, request.question, hashes)) if self.plan.method.reads_prompt else ""
 
@@ -114,27 +152,41 @@ class Reducing:
 
         return {name: [own(one, i) for i, one in enumerate(group)] for name, group in hashes.items()}
 
-    def _get_cache_missing_processor_kwargs(self: Any, inputs: Any, mm_is_cached: Any) -> Any:
-        """Says which pictures are to be made."""
-        arguments = dict(super()._get_cache_missing_processor_kwargs(inputs, mm_is_cached))
-        if REQUEST in arguments:
-            wanted = {name: [i for i, kept in enumerate(group) if not kept] for name, group in mm_is_cached.items()}
-            arguments[REQUEST] = replace(arguments[REQUEST], wanted=wanted)
-        return arguments
-
     def _apply_hf_processor_main(self: Any, mm_items: Any, hf_kwargs: Any) -> Any:
         """The pictures as tensors, with what the engine must know beside them."""
         request, arguments = _apart(hf_kwargs)
-        made = super()._apply_hf_processor_main(mm_items, arguments)
         if request is None or not mm_items.get_all_counts():
-            return made
+            return super()._apply_hf_processor_main(mm_items, arguments)
+        made = self._made(mm_items, arguments, request.hashes)
         for modality, items in self._items(made, arguments).items():
             rows = [torch.tensor(len(self._rows(modality, item).token)) for item in items]
-            own = {BUDGET: [packed(request.tokens)] * len(items), KEY: [key_of(item) for item in items], ROWS: rows}
+            count, share = fields_of(request.tokens)
+            own = {COUNT: [count] * len(items), SHARE: [share] * len(items), ROWS: rows}
+            own[KEY] = [key_of(item) for item in items]
             if self.plan.method.reads_prompt:
-                own |= self._prompt(request, modality, arguments, made)
+                own |= self._prompt(request, modality, mm_items, arguments, made)
             made.update({f"{modality}_{name}": values for name, values in own.items()})
         return made
+
+    def _made(self: Any, mm_items: Any, arguments: Any, hashes: Any) -> Any:
+        """The pictures as tensors; by their hashes, those that were shown before are not preprocessed again."""
+        if hashes is None:
+            return super()._apply_hf_processor_main(mm_items, arguments)
+        made: dict[str, Any] = {}
+        for modality, group in mm_items.items():
+            items = []
+            for place, name in enumerate(hashes[modality]):
+                with self._lock:
+                    item = self._known.get(name)
+                if item is None:
+                    alone = self.info.parse_mm_data({modality: [group[place]]}, validate=False)
+                    (item,) = self._items(super()._apply_hf_processor_main(alone, arguments), arguments)[modality]
+                    with self._lock:
+                        self._known[name] = item
+                items.append(item)
+            for name in items[0] if items else ():
+                made[name] = items[0][name].field.reduce_data([item[name] for item in items])
+        return BatchFeature(made)
 
     def _items(self: Any, made: Any, arguments: Any) -> Any:
         """Pictures as vLLM hands them to the engine."""
@@ -144,30 +196,30 @@ class Reducing:
         """The rows of a picture without reduction."""
         return self.plan.rows(modality, {name: part.data[None] for name, part in item.items() if OWN not in name})[0]
 
-    def _prompt(self: Any, request: Request, modality: str, arguments: Any, made: Any) -> dict[str, list[Any]]:
-        """The whole prompt for each picture that is to be made: ids, which picture each of them is of, which of the
-        pictures this one is, and where there are several all of them.
+    def _prompt(
+        self: Any, request: Request, modality: str, mm_items: Any, arguments: Any, made: Any
+    ) -> dict[str, list[Any]]:
+        """The whole prompt for each picture: ids, which picture each of them is of, which of the pictures this one is,
+        and where there are several all of them.
         """
-        count = request.items.get_all_counts()[modality]
-        wanted = list(request.wanted.get(modality, range(count)))
-        every = made if len(wanted) == count else super()._apply_hf_processor_main(request.items, arguments)
-        items = self._items(every, arguments)
-        updates = self._get_mm_prompt_updates(request.items, arguments, items)
+        items = self._items(made, arguments)
+        count = len(items[modality])
+        updates = self._get_mm_prompt_updates(mm_items, arguments, items)
         ids, placeholders = self._apply_prompt_updates(list(self._postprocess_prompt(request.prompt)), updates)
         pictures = torch.full((len(ids),), -1)
         for number, found in enumerate(placeholders[modality]):
             place = torch.arange(len(found.tokens)) + found.start_idx
             pictures[place if found.is_embed is None else place[found.is_embed]] = number
         own: dict[str, list[Any]] = {
-            PROMPT: [torch.tensor(ids)] * len(wanted),
-            PICTURES: [pictures] * len(wanted),
-            INDEX: [torch.tensor(number) for number in wanted],
-            QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * len(wanted),
-            KEYS: [torch.stack([key_of(item) for item in items[modality]])] * len(wanted),
+            PROMPT: [torch.tensor(ids)] * count,
+            PICTURES: [pictures] * count,
+            INDEX: [torch.tensor(number) for number in range(count)],
+            QUESTION: [torch.tensor(list(request.question.encode()), dtype=torch.uint8)] * count,
+            KEYS: [torch.stack([key_of(item) for item in items[modality]])] * count,
         }
         if count > 1:
             for name in items[modality][0]:
-                own[ALL + name] = [every[name]] * len(wanted)
+                own[ALL + name] = [made[name]] * count
         return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
@@ -200,7 +252,7 @@ class Reducing:
                     f"{TOKENS}={request.tokens}: {left} tokens of a picture are more than this server allows, {most} "
                     f"(largest={self.plan.setting.most})"
                 )
-            return trimmed(whole, left)
+            return trimmed(whole, len(rows.token), left)
 
         return PromptReplacement(modality=update.modality, target=update.target, replacement=content)
 
@@ -211,27 +263,35 @@ def _apart(arguments: Mapping[str, Any]) -> tuple[Request | None, dict[str, Any]
     return rest.pop(REQUEST, None), rest
 
 
-def trimmed(whole: PromptUpdateDetails, left: int) -> PromptUpdateDetails:
+@dataclass
+class Shortened(PromptUpdateDetails):
+    """The content of a replacement that was shortened."""
+
+    before: int = 0  # tokens of the picture
+    after: int = 0  # and those that are left
+
+
+def trimmed(whole: PromptUpdateDetails, before: int, left: int) -> Shortened:
     """The content of a replacement with its first `left` placeholders alone, and everything around them."""
     embeds = torch.ones(len(whole.full), dtype=torch.bool) if whole.is_embed is None else whole.is_embed(whole.full)
     stays = ~embeds | (embeds.cumsum(0) <= left)
     full = [word for word, stay in zip(whole.full, stays.tolist(), strict=True) if stay]
     if whole.is_embed is None:
-        return PromptUpdateDetails(full)
+        return Shortened(full, None, before, left)
     kept = embeds[stays]
     is_embed: Callable[[list[int]], Tensor] = lambda _: kept  # noqa: E731
-    return PromptUpdateDetails(full, is_embed)
+    return Shortened(full, is_embed, before, left)
 
 
-def packed(tokens: int | float) -> Tensor:
-    """A budget as a number that no change of precision touches: of a share, its bits, which are beyond every count."""
-    bits = struct.unpack("<q", struct.pack("<d", tokens))[0]
-    return torch.tensor(tokens if isinstance(tokens, int) else bits)
+def fields_of(tokens: int | float) -> tuple[Tensor, Tensor]:
+    """A budget as the fields COUNT and SHARE."""
+    count, share = (tokens, 0.0) if isinstance(tokens, int) else (0, tokens)
+    return torch.tensor(min(count, MOST)), torch.tensor(share, dtype=torch.float64)
 
 
-def unpacked(value: int) -> Budget | Share:
-    """The budget of `packed`."""
-    return asked(value if value < MOST else struct.unpack("<d", struct.pack("<q", value))[0])
+def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
+    """The budget of `fields_of`."""
+    return Budget(int(count)) if int(count) else Share(float(share))
 
 
 def key_of(item: Any) -> Tensor:

@@ -1,11 +1,13 @@
-"""What a server is asked to do: method, budget, and the largest budget a request may ask for. It is checked before
-anything is loaded, travels as plain values in the model's configuration, and is read back in every process of vLLM.
+"""The setting of a server: method, budget, and the largest budget a request may ask for. It is checked before anything
+is loaded, travels as plain values in the model's configuration, and is read back in every process of vLLM.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from llava_consensus.errors import OptionError
+from llava_consensus.hosts import HOSTS
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share, budget
 from llava_consensus.reduction.method import Method, Place
@@ -41,6 +43,11 @@ class Setting:
                 budget(value)
             except (OptionError, TypeError) as wrong:
                 raise OptionError(f"{name}={value!r}: {wrong}") from wrong
+        if isinstance(self.tokens, int) == isinstance(self.most, int) and self.most < self.tokens:
+            raise OptionError(
+                f"largest={self.largest} is below tokens={self.tokens}, which a request gets that does not ask: "
+                f"give at least {self.tokens}, or leave largest out"
+            )
 
     @property
     def made(self) -> Method:
@@ -126,6 +133,16 @@ def engine_arguments(
     return {"hf_overrides": Setting(method, tokens, largest, options)}
 
 
+def check_keys(given: Mapping[str, object]) -> None:
+    """Raises OptionError for `mm_processor_kwargs` of a request other than ours, which could end the engine."""
+    others = sorted(set(given) - {TOKENS, ASKED})
+    if others:
+        raise OptionError(
+            f"mm_processor_kwargs: {', '.join(map(repr, others))[:200]}: a request may say {TOKENS} and {ASKED} alone. "
+            "How pictures are preprocessed is the server's (--vllm '--mm-processor-kwargs ...')"
+        )
+
+
 def asked(value: object) -> Budget | Share:
     """The budget of a request's `visual_tokens`. OptionError for anything but a number or a share."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -143,4 +160,9 @@ def config_of(model: str) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as wrong:
-        raise OptionError(f"model {model!r}: its configuration cannot be read: {wrong}") from wrong
+        if any(f"`{kind}`" in str(wrong) for kind in HOSTS["llava"].types):
+            raise OptionError(
+                f"model {model!r} has the format of official LLaVA, which vLLM does not read. "
+                f"Type: llava-consensus model convert {model} OUT"
+            ) from wrong
+        raise OptionError(f"model {model!r}: its configuration cannot be read: {str(wrong).splitlines()[0]}") from wrong

@@ -7,7 +7,11 @@ from typing import Any
 import asking
 import pytest
 import small
+import torch
 from asking import answers, assert_equal, reference, requests, served
+
+from llava_consensus.hosts.base import Tiles
+from llava_consensus.hosts.hf.rows import PictureRows
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -79,3 +83,23 @@ def test_bad_requests_are_errors_of_the_request_and_the_engine_goes_on(llava: An
             with pytest.raises(ValueError, match=words):
                 answers(engine, [asked], mm_processor_kwargs={"visual_tokens": tokens})
         assert_equal(answers(engine, [asked]), reference(model, [asked], "visionzip", 5))
+
+
+def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
+    """Not views, which would keep all pictures of their batch in memory."""
+    from llava_consensus.serving.engine import Encoded, Kept
+
+    batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
+    kept = Kept()
+    kept.put((1,), Encoded(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none), {}))
+    found = kept.get((1,))
+    assert found is not None
+    held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]
+    assert sum(held) == found.size == 3 * batch[3].nbytes
+
+
+def test_long_prompts_are_reduced_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llava_consensus.serving import engine
+
+    monkeypatch.setattr(engine, "BATCH_ROWS", 100)
+    assert list(engine.batches([0, 1, 2, 4, 5], [40, 50, 30, 1, 300, 20])) == [[0, 1], [2], [4], [5]]

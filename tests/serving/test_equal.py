@@ -103,3 +103,14 @@ def test_many_requests_in_random_order_are_answered_as_each_alone(made: Any, fam
         engine.reset_prefix_cache()
         together = asking.answers(engine, [every[i] for i in order], length=3)
     asking.assert_equal(together, [alone[i] for i in order])
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_onevision", "qwen2_5_vl"])
+def test_two_ranks_of_tensor_parallelism_answer_as_attach(made: Any, family: str) -> None:
+    if family != "llava" and not EVERYTHING:
+        pytest.skip("make test-serving EVERYTHING=1")
+    folder, model = made(family)
+    asked, tokens = asking.requests(family, 4), small.budget(family)
+    with asking.served(folder, "consensusdrop", tokens, {"tensor_parallel_size": 2}) as engine:
+        ours = asking.answers(engine, asked)
+    asking.assert_equal(ours, asking.reference(model, asked, "consensusdrop", tokens))

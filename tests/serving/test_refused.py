@@ -1,5 +1,6 @@
 """What goes with no reduction is refused in one line before weights load, and plain models of vLLM stay as they are."""
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,9 @@ import asking
 import pytest
 import small
 
-from llava_consensus.errors import OptionError
+from llava_consensus.cli import main
+from llava_consensus.errors import ConsensusError, OptionError
+from llava_consensus.serving.setting import Setting
 
 pytestmark = [pytest.mark.vllm]
 
@@ -16,12 +19,17 @@ pytestmark = [pytest.mark.vllm]
 def configuration(**changes: dict[str, Any]) -> Any:
     """As much of vLLM's configuration as is looked at, of a server that was asked for nothing beside the reduction."""
     multimodal = SimpleNamespace(mm_encoder_tp_mode="weights", is_multimodal_pruning_enabled=lambda: False)
+    setting = Setting(changes.pop("method", "consensusdrop"), 64)
     parts: dict[str, Any] = {
-        "parallel_config": {"tensor_parallel_size": 1, "pipeline_parallel_size": 1},
+        "parallel_config": {"pipeline_parallel_size": 1},
         "compilation_config": {"cudagraph_mm_encoder": False, "compile_mm_encoder": False},
-        "model_config": {"multimodal_config": multimodal},
+        "model_config": {
+            "multimodal_config": multimodal,
+            "hf_config": setting(SimpleNamespace(model_type="llava")),
+            "quantization": None,
+        },
     }
-    found: dict[str, Any] = {"quant_config": None, "lora_config": None, "speculative_config": None}
+    found: dict[str, Any] = {"lora_config": None, "speculative_config": None, "ec_transfer_config": None}
     found |= {name: SimpleNamespace(**{**values, **changes.get(name, {})}) for name, values in parts.items()}
     return SimpleNamespace(**{**found, **{name: value for name, value in changes.items() if name not in parts}})
 
@@ -29,36 +37,52 @@ def configuration(**changes: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parallel_config": {"tensor_parallel_size": 2}}, "tensor parallelism"),
         ({"parallel_config": {"pipeline_parallel_size": 2}}, "pipeline parallelism"),
         ({"speculative_config": object()}, "speculative decoding"),
+        ({"lora_config": object()}, "LoRA adapters"),
+        ({"ec_transfer_config": object()}, "disaggregation of the vision tower"),
+        ({"model_config": {"quantization": "awq"}}, "quantised weights"),
         ({"compilation_config": {"cudagraph_mm_encoder": True}}, "captured graphs of the vision tower"),
         ({"compilation_config": {"compile_mm_encoder": True}}, "a compiled vision tower"),
     ],
 )
 def test_what_takes_another_machine_is_refused(changes: Any, words: str) -> None:
-    from llava_consensus.serving.models import check
+    from llava_consensus.serving.server import check
 
     check(configuration())
+    check(configuration(method="visionzip", model_config={"quantization": "awq"}))  # reads no layer of it
     with pytest.raises(OptionError, match=f"^{words}.*Leave it out$"):
         check(configuration(**changes))
 
 
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llava")
-    small.llava(folder)
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"enable_lora": True}, "LoRA adapters"), ({"quantization": "fp8", "dtype": "bfloat16"}, "quantised weights")],
-)
-def test_an_engine_with_it_does_not_start(llava: Path, settings: Any, words: str, monkeypatch: Any) -> None:
-    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+def test_an_engine_with_it_does_not_start(tmp_path: Path, monkeypatch: Any) -> None:
+    small.llava(tmp_path)
+    small.ready()
+    from vllm.v1.engine.llm_engine import LLMEngine
 
-    monkeypatch.setattr(DefaultModelLoader, "load_weights", lambda *_: pytest.fail("weights were loaded"))
-    with pytest.raises(OptionError, match=words), asking.served(llava, "visionzip", 5, settings):
+    monkeypatch.setattr(LLMEngine, "__init__", lambda *_, **__: pytest.fail("an engine was started"))
+    with (
+        pytest.raises(ConsensusError, match=r"^LoRA adapters: .*Leave it out$"),
+        asking.served(tmp_path, "visionzip", 5, {"enable_lora": True}),
+    ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--vllm=--enable-lora", "--enable-lora: not adapted"),
+        ("--vllm='-pp 2'", "-pp: not adapted"),
+        ("--vllm=--pipeline_parallel_size=2", "--pipeline_parallel_size=2: not adapted"),
+        ("""--vllm '--speculative-config "{}"'""", "--speculative-config: not adapted"),
+        ("""--vllm '--host "a'""", "Close the quote"),
+        ("--vllm '--hf-overrides {}'", "this command gives vLLM its own"),
+        ("--print --tokens 64 --largest 32", "largest=32 is below tokens=64"),
+        ("--print", "llava-consensus model convert checkpoints/llava-mini OUT"),
+    ],
+)
+def test_a_command_with_it_ends_in_a_line(words: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "checkpoints/llava-mini", *shlex.split(words)]) == OptionError.exit_code
+    said = capsys.readouterr().err
+    assert reason in said and said.startswith("error: ") and said.count("\n") == 1

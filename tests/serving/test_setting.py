@@ -38,6 +38,8 @@ def test_a_length_that_depends_on_the_picture_is_refused() -> None:
         ({"method": "visionzip", "tokens": 1.5}, "tokens=1.5"),
         ({"method": "visionzip", "tokens": "64"}, "tokens='64'"),
         ({"method": "visionzip", "tokens": 64, "largest": -1}, "largest=-1"),
+        ({"method": "visionzip", "tokens": 64, "largest": 32}, "largest=32 is below tokens=64"),
+        ({"method": "visionzip", "tokens": 0.5, "largest": 0.1}, "largest=0.1 is below tokens=0.5"),
         ({"method": "visionzip", "tokens": 64, "options": {"alpha": 1}}, "alpha"),
     ],
 )

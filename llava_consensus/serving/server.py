@@ -1,0 +1,99 @@
+"""Around the engine: vLLM's configuration of a model of ours is checked and completed before an engine starts
+(`MODELS_CONFIG_MAP` of vLLM), and its servers take from requests what harms nobody. Nothing heavy is imported here.
+"""
+
+from functools import wraps
+from typing import Any
+
+from llava_consensus.errors import ConsensusError, OptionError
+
+
+def check(config: Any) -> None:
+    """Raises OptionError for what a server is asked for beside the reduction and does not go with it."""
+    from llava_consensus.reduction.tokens import Need
+    from llava_consensus.serving.setting import of_config
+
+    parallel, multimodal = config.parallel_config, config.model_config.multimodal_config
+    reads_layer = Need.PROBE in of_config(config.model_config.hf_config).made.needs
+    wrong = {
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "quantised weights with a method that reads the language model's first layer": reads_layer
+        and config.model_config.quantization is not None,
+        "LoRA adapters": config.lora_config is not None,
+        "speculative decoding": config.speculative_config is not None,
+        "disaggregation of the vision tower": config.ec_transfer_config is not None,
+        "--mm-encoder-tp-mode data": multimodal.mm_encoder_tp_mode == "data",
+        "--video-pruning-rate": multimodal.is_multimodal_pruning_enabled(),
+        "captured graphs of the vision tower": config.compilation_config.cudagraph_mm_encoder,
+        "a compiled vision tower": config.compilation_config.compile_mm_encoder,
+    }
+    for name, is_asked in wrong.items():
+        if is_asked:
+            raise OptionError(f"{name}: not adapted to reduced pictures. Leave it out")
+
+
+class Configured:
+    """Hooks of vLLM's configuration."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: Any) -> None:
+        """Nothing."""
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        """Checks the configuration, and makes the scheduler count the pictures of a step as plain vLLM does: its bound
+        is in tokens that are left, the work of the tower is in those before.
+        """
+        from llava_consensus.serving.plan import Plan
+        from llava_consensus.serving.setting import of_config
+
+        try:
+            check(vllm_config)
+        except OptionError as wrong:  # pydantic would lay a ValueError out in several lines
+            raise ConsensusError(str(wrong)) from None
+        if of_config(vllm_config.model_config.hf_config).made.reads_prompt:
+            # it would hold every picture once for each question; the processor has a cache of its own
+            vllm_config.model_config.multimodal_config.mm_processor_cache_gb = 0
+        plan = Plan(vllm_config.model_config.hf_config, vllm_config.model_config.model)
+        scheduler = vllm_config.scheduler_config
+        scheduler.max_num_encoder_input_tokens = max(1, int(scheduler.max_num_encoder_input_tokens * plan.share))
+
+
+def admit_own_arguments() -> None:
+    """Makes servers of this process take our own `mm_processor_kwargs` of any client, and no others: vLLM takes all or
+    none, and others can end an engine. `media_io_kwargs` stay as vLLM has them.
+    """
+    from vllm.renderers import online_renderer
+
+    from llava_consensus.serving.setting import check_keys
+
+    theirs = online_renderer.validate_request_mm_kwargs
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @wraps(theirs)
+    def validate(*, mm_processor_kwargs: Any, **more: Any) -> None:
+        check_keys(mm_processor_kwargs or {})
+        theirs(mm_processor_kwargs=None, **more)
+
+    online_renderer.validate_request_mm_kwargs = validate
+
+
+def tell_bad_media() -> None:
+    """Makes servers of this process answer 400 to pictures and videos that cannot be loaded, where vLLM answers 500."""
+    from vllm.exceptions import VLLMError
+    from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+
+    class Connector(MediaConnector):
+        """vLLM's own."""
+
+        async def load_from_url_async(self, *given: Any, **named: Any) -> Any:
+            """As vLLM does. OptionError, which vLLM answers with 400, in place of what it has no answer for."""
+            try:
+                return await super().load_from_url_async(*given, **named)
+            except (VLLMError, ValueError):
+                raise
+            except Exception as wrong:
+                raise OptionError(f"a picture or video cannot be loaded: {str(wrong) or repr(wrong)}") from wrong
+
+    MEDIA_CONNECTOR_REGISTRY.register("http")(Connector)  # the name of vLLM's default
