@@ -15,7 +15,6 @@ import io
 import json
 import tarfile
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any
 from llava_consensus import cli
 from llava_consensus.cli.arguments import one_word_method
 from llava_consensus.cli.report import known
-from llava_consensus.evaluation.bench.serving import BLOCK, lines
 from llava_consensus.evaluation.files import CONFIG, METRICS, SCORES, write_out
 from llava_consensus.evaluation.report.efficiency import bench_tables
 from llava_consensus.evaluation.report.rows import Row, compare, read_rows
@@ -41,8 +39,7 @@ ROOT = Path(__file__).parents[1]
 MEASURED = Path("docs/measured.tar.xz")
 BESIDE = ("study.json", "scap.json")
 BENCHES = ("docs/paper/bench.json", "docs/paper/bench-tradeoff.json")
-TIMED = "llava-1.5-1b.json"  # in docs/efficiency, as the following
-SERVED = ("serving-mini", "serving-methods", "serving-1b")
+TIMED = "llava-1.5-1b.json"  # in docs/efficiency
 BEGIN, END = "<!-- numbers:begin -->", "<!-- numbers:end -->"
 BENCHMARKS = ("textvqa", "gqa", "pope", "vqav2")
 FRONT = {  # of README: first column, and the variant whose runs stand in the row
@@ -96,7 +93,6 @@ def write(root: Path = ROOT) -> None:
         replace(docs / "results.md", scores_table(section, {label: label for label in labels}))
         timed = json.loads((ROOT / "docs/efficiency" / TIMED).read_text())
         replace(docs / "efficiency.md", markdown(bench_tables(timed)[0]))
-        replace(docs / "serving.md", "\n\n".join(map(served_table, SERVED)))
         write_out(docs / "results.csv", csv_text(every_run(out)).encode())
         study = json.loads((out / "study.json").read_text())
         write_out(docs / "paper/study.csv", csv_text(study_csv(study)).encode())
@@ -171,19 +167,6 @@ def every_run(out: Path) -> list[dict[str, Any]]:
                 }
             )
     return lines
-
-
-def served_table(name: str) -> str:
-    """What `bench --serve` measured, under a line with model, rounds and machine."""
-    found = json.loads((ROOT / "docs/efficiency" / f"{name}.json").read_text())
-    of = Counter((one["case"], one["tokens"], one["load"]) for one in found["measured"] if one["case"] != "plain")
-    (rounds,) = set(of.values())  # the same for all
-    machine = found["machine"]
-    heading = (
-        f"**{Path(found['model']).name}**, {found['settings']['dtype']}, {found['blocks']} blocks of "
-        f"{BLOCK} rows, {rounds} round{'s' * (rounds > 1)}, {machine['threads']} core of an {machine['processor']}"
-    )
-    return "\n".join((heading, "", *lines(found["measured"])))
 
 
 def about(row: Row) -> str:

