@@ -14,7 +14,8 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def command(*words: str) -> str:
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code: int | str | None = 0
         try:
             code = main(words)
         except SystemExit as stopped:
@@ -139,15 +141,19 @@ def record(out: Path) -> None:
     model, inputs = tiled(), batch()
     one = {name: value[1:2, :] if name != "pixel_values" else value[:1] for name, value in inputs.items()}
     one["image_sizes"] = inputs["image_sizes"][:1]
+
+    def of_each(benchmark: str, path: str, limit: int, methods: Iterable[str]) -> dict[str, Any]:
+        return {method: asked(benchmark, path, method, limit) for method in methods}
+
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        **{f"gqa-{name}": lambda path=path: {m: asked("gqa", path, m, 40) for m in METHODS} for name, path in
-           (("llava", LLAVA), ("hf", HF))},
-        "video": lambda: {m: asked("msvd", LLAVA, m, 10) for m in VIDEO},
+        "gqa-llava": partial(of_each, "gqa", LLAVA, 40, METHODS),
+        "gqa-hf": partial(of_each, "gqa", HF, 40, METHODS),
+        "video": partial(of_each, "msvd", LLAVA, 10, VIDEO),
         "tiled": lambda: {m: generated(model, one, m, 20) for m in METHODS},
         "mixed": lambda: {m: generated(model, inputs, m, 20) for m in METHODS},
         "mixed-llava": official,
         "tables": lambda: {"grid": tables()},
-    }  # fmt: skip
+    }
     out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         (out / f"{name}.json").write_text(json.dumps(part(), indent=1, sort_keys=True) + "\n", "utf-8")
