@@ -266,10 +266,16 @@ class DerivedModel(HfModel):
     def _proved(self, attachment: Attachment, inputs: dict[str, Any]) -> Record:
         """The record, proved by the pictures it was derived of."""
         plain, modules = attachment.plain(self.module), attention_modules(self.module)
-        record, text, fields = self._derived(plain, inputs)
-        self._install_record(attachment, record)
-        first = self.module.get_submodule(record.first) if record.first else None
-        return prove(plain, record, inputs, text, fields, "image", modules, first)
+        modes = [(one, one.training) for one in (plain, *self.module.modules())]
+        plain.eval()  # dropout, of LoRA for example, would make every run another one
+        try:
+            record, text, fields = self._derived(plain, inputs)
+            self._install_record(attachment, record)
+            first = self.module.get_submodule(record.first) if record.first else None
+            return prove(plain, record, inputs, text, fields, "image", modules, first)
+        finally:
+            for one, mode in modes:
+                one.training = mode
 
     def _derived(self, plain: Any, inputs: dict[str, Any]) -> tuple[Record, dict[str, Any], Fields]:
         """The record, the arguments of the prompts without pixels, and the features of their pictures."""

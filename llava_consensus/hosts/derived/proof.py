@@ -9,6 +9,7 @@ The first finds a model that asks for its kernel's name, the third one that take
 one that counts positions anew.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -18,7 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
-from llava_consensus.hosts.derived.record import Encoded, Fields, Record, decoder_call, listed_in, tower_modules
+from llava_consensus.hosts.derived.record import (
+    NOT_ROWS,
+    Encoded,
+    Fields,
+    Record,
+    decoder_call,
+    listed_in,
+    tower_modules,
+)
 from llava_consensus.hosts.derived.rows import Mapped, Mixed
 from llava_consensus.hosts.derived.tap import KernelCall, untapped
 
@@ -101,12 +110,8 @@ class _Proof:
 
     def logits(self, inputs: dict[str, Any]) -> Tensor:
         """Of the last row of each prompt: [R, V]."""
-        names = ("attention_mask", "position_ids", "mm_encoder_outputs")
-        given = {
-            name: value
-            for name, value in inputs.items()
-            if name not in ("labels", "past_key_values", "use_cache") and (isinstance(value, Tensor) or name in names)
-        }
+        taken = inspect.signature(type(self.module).forward).parameters
+        given = {name: value for name, value in inputs.items() if name in taken and name not in NOT_ROWS}
         out: Tensor = self.module(**given, use_cache=False).logits
         return out[:, -1]
 
@@ -215,24 +220,25 @@ def tower_facts(
         mapped: encodes the pictures once more and maps their patches by one module.
     """
     names = {id(one): path for path, one in module.named_modules()}
-    why = "no attention module of the tower reaches a kernel"
+    why = ""  # of the last block, which is tried first
     for candidate in reversed(tower_modules(base, calls)[-TRIED_BLOCKS:]):
         path = names[id(candidate)]
         try:
             found = mapped(candidate)
         except Mixed as reason:
-            why = f"{path}: {reason}"
+            why = why or f"{path}: {reason}"
             continue
         assert found.map is not None
         error = tower_error(found.calls, found.map.pictures)
         if error > ROOM.get(found.calls[0].query.dtype, WIDE):
-            why = f"{path}: its kernel does more than softmax of queries and keys ({error:.1g})"
+            why = why or f"{path}: its kernel does more than softmax of queries and keys ({error:.1g})"
             continue
         blocks, number = listed_in(module, path)
         shapes = _shapes(calls, names)
         alike = [listed_in(module, other) for other, own in shapes.items() if own == shapes[path]]
         full = tuple(place for above, place in alike if above == blocks)
         return {"block": path, "blocks": blocks, "number": number, "full": full, "classes": found.map.classes}
+    why = why or "no attention module of the tower reaches a kernel"
     return {"block": "", "blocks": "", "number": 0, "full": (), "classes": 0, "why": why}
 
 

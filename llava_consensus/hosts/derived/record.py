@@ -246,6 +246,9 @@ def seam_of(module: Any) -> Any:
         raise OptionError(
             f"{name}: forward takes no mm_encoder_outputs, so that reduced features cannot be given to it"
         )
+    pixels = inspect.signature(type(module).forward).parameters.get("pixel_values")
+    if pixels is not None and pixels.default is inspect.Parameter.empty:
+        raise OptionError(f"{name}: forward demands pixel_values, so that reduced features cannot take their place")
     if not isinstance(getattr(module.config, "image_token_id", None), int):
         raise OptionError(f"{name}: config.image_token_id is missing, so that visual rows cannot be told from words")
     return base

@@ -73,6 +73,7 @@ def test_every_form_of_generate(options: dict[str, Any]) -> None:
 
 def test_a_loop_of_ones_own_and_gradients() -> None:
     model, inputs = made(torch.float64, [0, 1])
+    model.train()
     with attach(model, "consensusdrop", tokens=4):
         arguments = reduce(model, **inputs, labels=inputs["input_ids"])
         output = model(**arguments)
@@ -82,6 +83,7 @@ def test_a_loop_of_ones_own_and_gradients() -> None:
         )
         with torch.no_grad():
             assert torch.equal(model(**inputs).logits, output.logits.detach())
+    assert all(module.training for module in model.modules())
 
 
 def test_a_deep_copy_of_an_attached_model_is_attached_by_itself() -> None:
