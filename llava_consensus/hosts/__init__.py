@@ -85,6 +85,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen2.5-VL: pictures of any size, videos",
         types=("qwen2_5_vl",),
         clips=True,
+        answer_version=2,
     ),
     "qwen2-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -93,6 +94,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen2-VL: pictures of any size, videos",
         types=("qwen2_vl",),
         clips=True,
+        answer_version=2,
     ),
     "qwen3-vl": HostEntry(
         f"{OURS}.hf.qwen_vl:QwenVL",
@@ -101,6 +103,7 @@ HOSTS: dict[str, HostEntry] = {
         "Qwen3-VL, dense and of experts: pictures of any size, videos",
         types=("qwen3_vl", "qwen3_vl_moe"),
         clips=True,
+        answer_version=2,
     ),
     "glm-4v": HostEntry(
         f"{OURS}.hf.glm4v:Glm4v",
@@ -109,6 +112,7 @@ HOSTS: dict[str, HostEntry] = {
         "GLM-4.1V, GLM-4.5V and GLM-4.6V: pictures of any size, videos",
         types=("glm4v", "glm4v_moe", "glm46v"),
         clips=True,
+        answer_version=2,
     ),
     "internvl": HostEntry(
         f"{OURS}.hf.internvl:InternVL",
@@ -150,6 +154,7 @@ HOSTS: dict[str, HostEntry] = {
         ("Gemma3ForConditionalGeneration",),
         "Gemma 3: crops, pictures that attend both ways",
         types=("gemma3",),
+        answer_version=2,
     ),
     "aya-vision": HostEntry(
         f"{OURS}.hf.aya_vision:AyaVision",

@@ -115,6 +115,11 @@ def scope(call: Call) -> Iterator[Call]:
         call.state.clear()
 
 
+def running() -> nn.Module | None:
+    """The model whose forward runs in this context; None outside of any."""
+    return _CALLED.get()
+
+
 def called(model: nn.Module) -> nn.Module:
     """The model whose forward runs: `model`, or the copy of it that `DataParallel` made for this thread."""
     module = _CALLED.get()

@@ -145,6 +145,7 @@ class LlamaDecoder:
         if any(weight.is_meta or not weight.numel() for weight in weights):
             return
         plain = bool(weights) and all(type(weight.data) is Tensor and weight.dtype in PLAIN for weight in weights)
+        plain = plain and not any(_holds_buffers(one) for one in self.layers[0].modules())
         # Apple's devices, flash kernels and masks of transformers 4 know no float64
         exact = plain and self.kernel in ("sdpa", "eager") and RETURNS_TENSOR and weights[0].device.type != "mps"
         try:
@@ -260,6 +261,13 @@ def twin(module: nn.Module, dtype: torch.dtype | None = None, **parts: Any) -> A
     twins = {name: child if child is None else twin(child, dtype) for name, child in children.items()}
     copied.__dict__.update(hooks, _modules=twins, _parameters=weights, training=False, **parts)
     return copied
+
+
+def _holds_buffers(module: nn.Module) -> bool:
+    """Whether a projection keeps its weights elsewhere than in a parameter, as quantised ones of GPTQ, AWQ and torch
+    do: it runs in the format it was made for alone.
+    """
+    return hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), nn.Parameter)
 
 
 def _run(module: Any, *args: Any, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from llava_consensus.errors import NonFiniteError
 from llava_consensus.hosts.base import Model, PictureOutcome, Tiles
 from llava_consensus.hosts.call import Report
 from llava_consensus.hosts.sequence import (
@@ -101,7 +102,11 @@ def reduce(
         for batch in source.batches():
             with watch.time("gather"):
                 tokens = source.tokens(batch)
-            groups.append(ReducedUnits(batch, _timed(method, tokens, batch.units[0].budget)))
+            try:
+                reduction = _timed(method, tokens, batch.units[0].budget)
+            except NonFiniteError as error:
+                raise NonFiniteError(_named(error, tokens, batch, layout)) from error
+            groups.append(ReducedUnits(batch, reduction))
         with watch.time("splice"):
             out, outcomes = put_in(full, layout, groups, method, limit)
     silent = any(len(picture.text) == 0 for picture in layout.pictures)
@@ -109,6 +114,18 @@ def reduce(
     notes += (BY_WORDS,) * by_words + (NO_WORDS,) * (silent and by_words)
     kept = full.positions.ndim > 2 and method.positions == "renumber"
     return out, Report(outcomes, notes + (KEPT,) * kept, watch)
+
+
+def _named(error: Exception, tokens: VisualTokens, batch: UnitBatch, layout: Layout) -> str:
+    """The message of an error with the pictures whose own tokens are not finite, where some are."""
+    values = [tokens.projected.flatten(1)]
+    values += [one[tokens.tile[:, 0]].flatten(1) for one in (tokens.features,) if one is not None]
+    if tokens.attention is not None:
+        values.append(tokens.attention.key[tokens.tile[:, 0]].flatten(1))
+    bad = [place for place in range(len(batch.units)) if not all(bool(one[place].isfinite().all()) for one in values)]
+    pictures = [layout.pictures[number] for number in sorted({batch.units[place].picture for place in bad})]
+    names = ", ".join(f"picture {one.source} of prompt {one.row}" for one in pictures)
+    return f"{names}: {error}" if names else str(error)
 
 
 def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:

@@ -36,6 +36,7 @@ class RowKinds(NamedTuple):
     answer: Tensor | None = None  # true where the row has a label: the answer in training
     videos: frozenset[int] = frozenset()  # which pictures of the call are videos, whose tiles are their frames
     tiles: tuple[int, ...] = ()  # of each picture of the call; where that is not given, as many as have rows
+    around: tuple[int, int] = (0, 0)  # rows of markers that a processor puts in front of and behind each picture
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Layout:
             return self
         real, asked = pad(self.real, (0, rows), value=True), pad(self.asked, (0, rows), value=False)
         picture, tile, token = (pad(values, (0, rows), value=-1) for values in self.kinds[1:4])
-        kinds = RowKinds(real, picture, tile, token, None, self.kinds.videos, self.kinds.tiles)
+        kinds = self.kinds._replace(real=real, picture=picture, tile=tile, token=token, answer=None)
         return replace(self, kinds=kinds, asked=asked)
 
     def reduced(self) -> list[Unit]:
@@ -201,16 +202,21 @@ def read_layout(kinds: RowKinds, sharing: Sharing) -> Layout:
         words &= ~kinds.answer
     asked = words | (kinds.real & (kinds.picture >= 0))  # a row of a picture is no answer, though it may have a label
     places_all = torch.arange(kinds.real.shape[1])
+    front, behind = kinds.around
     for row in range(len(kinds.real)):
-        for source in kinds.picture[row].unique().tolist():
-            if source < 0:
-                continue
+        sources = [source for source in kinds.picture[row].unique().tolist() if source >= 0]
+        spans = [(kinds.picture[row] == source).nonzero()[[0, -1], 0].tolist() for source in sources]
+        for source in sources:
             in_picture = kinds.picture[row] == source
             places = (in_picture & (kinds.token[row] >= 0)).nonzero()[:, 0]
             if not len(places):
                 continue
             end = int(in_picture.nonzero()[-1])
-            text = (words[row] & (places_all > end)).nonzero()[:, 0]
+            asking = words[row] & (places_all > end)
+            for first, last in spans:  # breaks within a later picture and markers around it are no words
+                if first > end:
+                    asking[max(first - front, end + 1) : last + behind + 1] = False
+            text = asking.nonzero()[:, 0]
             video = source in kinds.videos
             tiles = kinds.tiles[source] if kinds.tiles else int(kinds.tile[row, places].max()) + 1
             own = _units(

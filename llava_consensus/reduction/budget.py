@@ -3,9 +3,12 @@
 `budget(64)` is `Budget(64)`, `budget(0.1)` is `Share(0.1)`; `of(N)` of either is the budget of a picture of N tokens.
 """
 
+import contextlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from llava_consensus.errors import OptionError
 
@@ -122,6 +125,7 @@ def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
     Raises:
         OptionError: for a value outside its bound, or `merged` beside a share.
     """
+    tokens, merged = _number(tokens), _number(merged)
     if not isinstance(tokens, float):
         return Budget(tokens, merged)
     if merged is not None:
@@ -130,6 +134,16 @@ def budget(tokens: int | float, merged: int | None = None) -> Budget | Share:
             "Leave merged out, or give tokens as a whole number"
         )
     return Share(tokens)
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy or torch as Python's own; anything else as it is, for the checks of its class."""
+    if isinstance(value, bool | int | float | str | None) or getattr(value, "ndim", 0) != 0:
+        return float(value) if isinstance(value, float) else value
+    for plain in (operator.index, float):
+        with contextlib.suppress(TypeError, ValueError):
+            return plain(value)
+    return value
 
 
 def most_first(budgets: "set[Budget | Share]") -> "list[Budget | Share]":

@@ -244,7 +244,7 @@ class Engine:
             prompt.picture.where(prompt.picture < 0, prompt.picture + first)
             for prompt, first in zip(prompts, firsts, strict=True)
         ]
-        kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality)
+        kinds = row_kinds(numbered, [picture.rows for picture in pictures], modality, self.view.around)
         layout = self.plan.layout(kinds, budget)
         full = self._assembled(prompts, pictures, kinds)
         ids = full.channels["ids"].values

@@ -78,7 +78,9 @@ class Plan:
         return len(rows.token) - gone - sum(len(picture.leaving) for picture in layout.pictures)
 
 
-def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modality: str) -> RowKinds:
+def row_kinds(
+    prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modality: str, around: tuple[int, int] = (0, 0)
+) -> RowKinds:
     """What every row of these prompts is, on the CPU: each says [S] which of the pictures a row is of, or -1."""
     picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
     tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)
@@ -87,4 +89,6 @@ def row_kinds(prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modali
         tile[here], token[here] = rows.tile, rows.token
     videos = frozenset(range(len(pictures)) if modality == "video" else ())
     counts = tuple(rows.tiles for rows in pictures)
-    return RowKinds(picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos, counts)
+    return RowKinds(
+        picture > -2, picture.clamp_min(-1), torch.where(token >= 0, tile, -1), token, None, videos, counts, around
+    )

@@ -25,6 +25,7 @@ class AyaVision(InternVL):
     """Tiles with tags."""
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
+    around = (2, 1)
 
     @cached_property
     def tower(self) -> ShuffledTower:
@@ -64,6 +65,8 @@ class AyaVision(InternVL):
 
 class Cohere2Vision(AyaVision):
     """Tiles with breaks."""
+
+    around = (1, 2)
 
     def pictures(self, modality: str, inputs: dict[str, Any], ids: Tensor) -> list[PictureRows]:
         """A picture is the tiles that have one row between them."""

@@ -42,6 +42,7 @@ class Gemma3(Shuffled):
     """Every run of placeholders is a picture, or a crop of one."""
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
+    around = (1, 1)
     tensors = frozenset({"image"})
     chunks = False  # rows of a picture that is split see no rows of the next chunk
 

@@ -28,7 +28,7 @@ from llava_consensus.hosts.caches import (
     remember,
     shortened,
 )
-from llava_consensus.hosts.call import Call, Report, named, uncompiled
+from llava_consensus.hosts.call import Call, Report, named, running, uncompiled
 from llava_consensus.hosts.hf.rows import Features, ModalityRows, row_kinds, without_dropped
 from llava_consensus.hosts.lengths import MORE, UNDER_WAY
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, Rule, fingerprints, pad_left
@@ -42,6 +42,9 @@ FILLED = (
     "beginning: pass the whole conversation without a cache, or later turns of text without pixels"
 )
 EMBEDS = "reduced embeddings"  # of the prompt of a call, in its state
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
+FEATURES = ("vision_feature_layer", "vision_feature_select_strategy")  # arguments: what the tower hands over
+BATCHING = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
 GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions that `generate` asks for them
 
 
@@ -146,6 +149,25 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
     if prompt is not None:
         remember(cache_of(output), prompt)
     return output
+
+
+def refused(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Takes the place of continuous batching while a method cuts between layers: its prompts share one sequence."""
+    raise OptionError(
+        f"{name}: continuous batching puts prompts into one sequence, which a method between layers cannot cut. "
+        "Use generate, or take a method that acts before the language model"
+    )
+
+
+def check_outer(attachment: Attachment, inner: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of the model without its head: called by itself it would see all tokens of a picture."""
+    if torch.compiler.is_compiling() or running() is not None or not attachment.method.reduces:
+        return
+    if any(kwargs.get(name) is not None for name in PIXELS):
+        raise OptionError(
+            f"{type(inner).__name__}: pictures are reduced on their way into {type(attachment.model.module).__name__}, "
+            "and this is the model inside it. Call model(...) or model.generate(...), or detach"
+        )
 
 
 def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,13 +317,15 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
-    kinds = row_kinds(known_ids, known_real.bool(), placed, answer)
+    kinds = row_kinds(known_ids, known_real.bool(), placed, answer, view.around)
     layout = attachment.layout(kinds)
     unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
     encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
     if unreduced and not encodes:
         attachment.arm(call, layout, inputs["input_ids"])
         return inputs, None
+    if call.given.encoded is None:
+        _check_call(view, inputs, reduces=not unreduced)
     features = _encoded(attachment, call, encoder_inputs, placed)
     tiles = [picture for modality_features in features.values() for picture in modality_features.tiles]
     if unreduced:
@@ -321,6 +345,29 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
         call.state[EMBEDS] = out.embeds
     arguments = reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names, features)
     return arguments, shortened(full, out, keeps)
+
+
+def _check_call(view: Any, inputs: dict[str, Any], reduces: bool) -> None:
+    """Raise OptionError for arguments of a call by which a method would read or place something else than the model."""
+    for name in FEATURES:
+        given, own = inputs.get(name), getattr(view.module.config, name, None)
+        if given is not None and given != own:
+            raise OptionError(
+                f"{name}={given!r}: the method reads the features that the configuration names, {name}={own!r}. Leave "
+                f"it out, or set model.config.{name} before attaching"
+            )
+    if not reduces:
+        return
+    if isinstance(inputs.get("logits_to_keep"), Tensor):
+        raise OptionError(
+            "logits_to_keep: a tensor names rows of the full prompt, of which some are gone. Give a number of last rows"
+        )
+    positions = inputs.get("position_ids")
+    if view.typed and inputs.get("mm_token_type_ids") is None and (positions is None or positions.ndim != 3):
+        raise OptionError(
+            "mm_token_type_ids: without it the model gives pictures the positions of words, a method those of their "
+            "rows and columns. Pass all that the processor returns"
+        )
 
 
 def _refuse_embeds(attachment: Attachment, inputs: dict[str, Any]) -> None:

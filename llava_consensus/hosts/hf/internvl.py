@@ -98,6 +98,7 @@ class InternVL(Shuffled):
     """InternViT with a class token."""
 
     offer = Offer(PATCHES | {Need.CLASS_FEATURE}, inside=ShuffledTower.inside)
+    around = (1, 1)
     tensors = frozenset({"image"})
 
     @property

@@ -107,6 +107,7 @@ class Mistral3(HfModel):
     """Every picture is one tile."""
 
     offer = Offer(PATCHES, inside=MERGER)
+    around = (0, 1)  # the end; breaks stand within
 
     @cached_property
     def tower(self) -> PixtralTower:

@@ -26,8 +26,6 @@ from llava_consensus.hosts.lengths import COUNTING, recounting
 from llava_consensus.hosts.sequence import Assembled
 from llava_consensus.reduction.method import Method
 
-PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos")
-
 
 class HfModel:
     """A view of a `...ForConditionalGeneration` of transformers.
@@ -46,6 +44,8 @@ class HfModel:
     placed_by: tuple[str, ...] = ()  # what a processor gives that the positions of tokens follow from
     embedded = True  # whether the embeddings of visual rows are the features
     records = False  # whether the language model's first attention is recorded, and not projected by a view of it
+    typed = False  # whether the model places tokens of pictures by `mm_token_type_ids`
+    around = (0, 0)  # rows of markers that the processor puts in front of and behind each picture
     image_processor: Any = None  # where the harness has one
 
     def __init__(self, module: Any, options: Mapping[str, str]) -> None:
@@ -129,6 +129,11 @@ class HfModel:
                 for name in entrances.GATHERING
             },
             COUNTING: partial(recounting, attachment, attributes.get(COUNTING)),
+            **{
+                name: partial(entrances.refused, name)
+                for name in entrances.BATCHING
+                if attachment.cuts is not None and hasattr(model_class, name)
+            },
         }
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -137,7 +142,7 @@ class HfModel:
         for modality in ("image", "video"):
             names = self.encoder_names(modality)
             arguments = {name: inputs[name] for name in names if inputs.get(name) is not None}
-            if any(name in arguments for name in PIXELS):
+            if any(name in arguments for name in entrances.PIXELS):
                 by_modality[modality] = arguments
         return by_modality
 
@@ -177,6 +182,8 @@ class HfModel:
 
     def install(self, attachment: Attachment) -> None:
         """Called when a method is attached, for hooks of the host's own."""
+        check = partial(entrances.check_outer, attachment)
+        attachment.add([], [self.inner.register_forward_pre_hook(check, with_kwargs=True)])
 
     def try_picture(self, inputs: dict[str, Any]) -> None:
         """Called with a prompt about a picture once the harness has loaded the model."""

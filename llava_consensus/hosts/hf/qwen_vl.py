@@ -81,6 +81,7 @@ class QwenVL(HfModel):
 
     offer = Offer(PATCHES, inside=QwenTower.inside)
     keeps_positions = True
+    around, typed = (1, 1), True
     placed_by = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
     @cached_property
@@ -96,6 +97,11 @@ class QwenVL(HfModel):
     def check(self, method: Method) -> None:
         """Raises OptionError for new positions that somebody asks for. A default of a method means one axis."""
         super().check(method)
+        side = getattr(self.inner.visual, "spatial_merge_size", SIDE) if hasattr(self.module, "model") else SIDE
+        if side != SIDE:
+            raise OptionError(
+                f"vision_config.spatial_merge_size={side}: methods are adapted to tokens of {SIDE} x {SIDE} patches"
+            )
         if "positions" in method.asked and method.positions == "renumber":
             raise OptionError(
                 f"positions=renumber: {type(self.module).__name__} has positions of three axes (time, row, column), "

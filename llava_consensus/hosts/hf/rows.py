@@ -34,7 +34,13 @@ class ModalityRows(NamedTuple):
     pictures: list[PictureRows]
 
 
-def row_kinds(ids: Tensor, real: Tensor, placed: list[ModalityRows], answer: Tensor | None) -> RowKinds:
+def row_kinds(
+    ids: Tensor,
+    real: Tensor,
+    placed: list[ModalityRows],
+    answer: Tensor | None,
+    around: tuple[int, int] = (0, 0),
+) -> RowKinds:
     """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
 
     Raises:
@@ -61,7 +67,7 @@ def row_kinds(ids: Tensor, real: Tensor, placed: list[ModalityRows], answer: Ten
             videos |= set(range(first, first + len(pictures)))
         first += len(pictures)
     counts = tuple(rows.tiles for group in placed for rows in group.pictures)
-    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos), counts)
+    return RowKinds(real, picture, torch.where(token >= 0, tile, -1), token, answer, frozenset(videos), counts, around)
 
 
 def without_dropped(kinds: RowKinds) -> RowKinds:

@@ -26,6 +26,7 @@ class SmolVLM(Shuffled):
     """A SigLIP-like tower with a mask of patches."""
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
+    around = (2, 1)
 
     @cached_property
     def tower(self) -> ShuffledTower:
