@@ -17,8 +17,8 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import hf_models
-from hf_models import END, IMAGE, START, TAG, TEXT
+import hf_models  # type: ignore[import-not-found]
+from hf_models import END, IMAGE, START, TAG, TEXT  # type: ignore[import-not-found]
 
 from llava_consensus import attach
 from llava_consensus.hosts import view_of
