@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
     from llava_consensus.evaluation.runs.loop import HostLoader
     from llava_consensus.evaluation.runs.sweep import Cell
-    from llava_consensus.paper.examples import Selected
+    from llava_consensus.paper.examples import KeptPatches
     from llava_consensus.paper.ledger import Cost
     from llava_consensus.paper.preset import Preset
     from llava_consensus.reduction.budget import Budget, Share
@@ -607,7 +607,7 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
 
 def _look(
     host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
-) -> "tuple[Image, dict[str, Selected]]":
+) -> "tuple[Image, dict[str, KeptPatches]]":
     """One photograph, and what each method, by its title, keeps of it."""
     from llava_consensus.evaluation.media import open_image
     from llava_consensus.evaluation.models import Prompt

@@ -21,7 +21,7 @@ from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.pictures import EncodingCache, reader
 from llava_consensus.hosts.patches import patches
 from llava_consensus.methods import make
-from llava_consensus.paper.examples import BOTH, CROSS, VISION, Example, Selected
+from llava_consensus.paper.examples import BOTH, CROSS, VISION, Example, KeptPatches
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
 from llava_consensus.reduction.selection import top
@@ -157,7 +157,7 @@ def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: 
     """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
     full = dict(answers(plan, host, make("full"), Budget(host.visual_tokens), questions))
     truths = plan.benchmark.references(plan.data)
-    chosen: dict[Question, dict[str, list[Selected]]] = {question: {} for question in questions}
+    chosen: dict[Question, dict[str, list[KeptPatches]]] = {question: {} for question in questions}
     both: dict[Question, Answer] = {}
     for label, method in zip((*SIDES, BOTH), _trio(), strict=True):
         for tokens in budgets:
@@ -189,12 +189,12 @@ def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: 
     return found
 
 
-def selection(host: Host, answer: Answer, tokens: int, right: bool | None = None) -> Selected:
+def selection(host: Host, answer: Answer, tokens: int, right: bool | None = None) -> KeptPatches:
     """Patches kept and merged for an answer about one square picture."""
     found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)
     kept = set(found.kept)
     merged = [place for place, slot in enumerate(found.owner) if slot >= 0 and place not in kept]
-    return Selected(tokens, found.kept, merged, answer.text, right)
+    return KeptPatches(tokens, found.kept, merged, answer.text, right)
 
 
 def _trio() -> list[Method]:

@@ -29,7 +29,7 @@ PLAIN = "#444444"
 
 
 @dataclass(frozen=True)
-class Selected:
+class KeptPatches:
     """Patches that one method kept of a picture at one budget, and the answer."""
 
     tokens: int
@@ -51,7 +51,7 @@ class Example:
     vision: Sequence[float] | None = None  # saliencies of the patches; None where a method has none
     cross: Sequence[float] | None = None
     fused: Sequence[float] | None = None
-    selections: Mapping[str, Sequence[Selected]] = field(default_factory=dict)  # by label, most tokens first
+    selections: Mapping[str, Sequence[KeptPatches]] = field(default_factory=dict)  # by label, most tokens first
     disagreement: float | None = None  # 1 less the overlap of the two sides' best K
 
 
@@ -81,7 +81,7 @@ def rows(examples: Sequence[Example], tokens: int) -> "Figure":
     return _literal(figure)
 
 
-def methods(image: Image.Image, side: int, chosen: Mapping[str, Selected], words: str) -> "Figure":
+def methods(image: Image.Image, side: int, chosen: Mapping[str, KeptPatches], words: str) -> "Figure":
     """A picture and what every method keeps of it, under words that say which model looked."""
     figure, panels = _grid(-(-(len(chosen) + 1) // 4), 4, Example(image, side, ""))
     seen = _view(image, side)
@@ -153,7 +153,7 @@ def _view(image: Image.Image, side: int) -> overlay.View:
     return overlay.view(image, (side, side), side=PIXELS)
 
 
-def _selection(panel: "Axes", seen: overlay.View, chosen: Selected, colour: str) -> None:
+def _selection(panel: "Axes", seen: overlay.View, chosen: KeptPatches, colour: str) -> None:
     """Kept and merged patches, outlined in a method's colour; all merged tokens look alike."""
     owner = np.full(seen.rows * seen.columns, -1)
     owner[np.asarray([*chosen.kept, *chosen.merged], dtype=int)] = 0
@@ -170,7 +170,7 @@ def _rgb(colour: str) -> overlay.Colour:
     return red, green, blue
 
 
-def _counts(label: str, chosen: Selected, seen: overlay.View) -> str:
+def _counts(label: str, chosen: KeptPatches, seen: overlay.View) -> str:
     """A method and its tokens; kept ones that show no picture but the padding around it are named."""
     merged, padding = chosen.tokens - len(chosen.kept), overlay.in_padding(seen, chosen.kept)
     return (
@@ -180,11 +180,11 @@ def _counts(label: str, chosen: Selected, seen: overlay.View) -> str:
     )
 
 
-def _with(selections: Sequence[Selected], tokens: int) -> Selected:
+def _with(selections: Sequence[KeptPatches], tokens: int) -> KeptPatches:
     return next(one for one in selections if one.tokens == tokens)
 
 
-def _answer(panel: "Axes", chosen: Selected) -> None:
+def _answer(panel: "Axes", chosen: KeptPatches) -> None:
     """The answer, and whether it is right."""
     mark = {True: "right", False: "wrong", None: ""}[chosen.right]
     words = f"{chosen.answer} ({mark})" if mark else chosen.answer

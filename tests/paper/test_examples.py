@@ -10,7 +10,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.evaluation.benchmarks import Question, make
 from llava_consensus.paper import example_search as search
-from llava_consensus.paper.examples import COLOURS, CROSS, VISION, Example, Selected, rows
+from llava_consensus.paper.examples import COLOURS, CROSS, VISION, Example, KeptPatches, rows
 from llava_consensus.paper.figures import style
 from llava_consensus.reduction.tokens import Reduction
 
@@ -66,7 +66,7 @@ def test_what_both_signals_turned() -> None:
 
 def test_kept_patches_are_as_they_are_and_merged_ones_calm() -> None:
     """Three methods keep one patch and merge one of a red picture."""
-    chosen = {label: [Selected(2, [0], [5], "red")] for label in COLOURS}
+    chosen = {label: [KeptPatches(2, [0], [5], "red")] for label in COLOURS}
     with style.sheet():
         figure = rows([Example(Image.new("RGB", (80, 80), (200, 40, 40)), 4, "What?", selections=chosen)], 2)
     pixels = np.asarray(figure.axes[1].images[-1].get_array()).astype(float)
@@ -81,7 +81,7 @@ def test_kept_patches_are_as_they_are_and_merged_ones_calm() -> None:
 
 @pytest.mark.parametrize("size", [(80, 40), (40, 80)])
 def test_the_padding_is_cut_off(size: tuple[int, int]) -> None:
-    chosen = {label: [Selected(1, [5])] for label in COLOURS}
+    chosen = {label: [KeptPatches(1, [5])] for label in COLOURS}
     with style.sheet():
         figure = rows([Example(Image.new("RGB", size, "black"), 4, "What?", selections=chosen)], 1)
     height, width = figure.axes[0].images[0].get_array().shape[:2]
@@ -90,7 +90,7 @@ def test_the_padding_is_cut_off(size: tuple[int, int]) -> None:
 
 def test_captions_say_question_truth_answer_and_counts() -> None:
     chosen = {
-        label: [Selected(4, [0, 1, 2], [3], "a cat", right=label == CROSS)]
+        label: [KeptPatches(4, [0, 1, 2], [3], "a cat", right=label == CROSS)]
         for label in (VISION, CROSS, "ConsensusDrop")
     }
     example = Example(Image.new("RGB", (40, 40)), 2, "What is it?", "cat", "a dog", selections=chosen)
