@@ -40,9 +40,10 @@ PYTEST := -m pytest -n auto --dist worksteal
 FEWER := $(if $(LIMIT),--limit $(LIMIT)) $(if $(SAMPLE),--sample $(SAMPLE))
 RUN := --model $(MODEL) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(if $(BENCH),--bench "$(BENCH)")
 LARGE := $(filter playground/mini-large playground/mini-large/,$(DATA))
+PHOTOS := $(filter playground/photo playground/photo/ playground/photo-unseen playground/photo-unseen/,$(DATA))
 MINI := $(LARGE)$(filter playground/mini playground/mini/,$(DATA))
 
-.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages ladder bench ablation table study paper figures examples gallery ledger demo space finetune train-mini dist site clean FORCE
+.PHONY: help setup setup-dev setup-pinned setup-vllm lock data style test test-pinned test-serving fuzz mutate sweep tables pages ladder bench ablation table study paper figures examples gallery ledger demo space finetune train-mini checkpoint-photo train-photo dist site clean FORCE
 
 help:  ## this list
 	@echo "make TARGET [TOKENS=64 METHOD=consensusdrop MODEL=checkpoints/llava-mini HOST=llava|hf DATA=playground/mini LIMIT= SAMPLE= BATCH=16 OUT=results ARGS=]"
@@ -88,8 +89,22 @@ $(HF_MINI)/config.json: $(READY) checkpoints/llava-mini/model.safetensors
 	$(CLI) model convert checkpoints/llava-mini $(HF_MINI).new
 	mv $(HF_MINI).new $(HF_MINI)
 
-data: $(READY) $(if $(filter $(HF_MINI),$(MODEL)),$(HF_MINI)/config.json)  ## the mini benchmarks: generated once, in seconds
+PHOTO := checkpoints/llava-photo
+
+checkpoint-photo: $(PHOTO)/config.json  ## a LLaVA of 157 M with a pretrained tower and language model, in checkpoints/llava-photo: fetches 206 MB once
+
+$(PHOTO)/config.json: $(READY) $(PHOTO)/adapter.json
+	$(PYTHON) -m playground.photo.checkpoint $(ARGS)
+
+$(PHOTO)/adapter.json:
+	@echo "$(PHOTO)/adapter.safetensors is not there: make train-photo trains one" >&2; exit 1
+
+train-photo: $(READY)  ## train its adapter, or go on where that was stopped: fetches 463 MB once, all of it in PHOTO_WORK
+	$(PYTHON) -m playground.photo.recipe $(ARGS)
+
+data: $(READY) $(if $(filter $(HF_MINI) $(PHOTO),$(MODEL)),$(MODEL)/config.json)  ## the mini benchmarks: generated once, in seconds
 	$(if $(MINI),@$(PYTHON) -m playground.mini.build $(if $(LARGE),--split large --out $(DATA)),@true)
+	$(if $(PHOTOS),@$(PYTHON) -m playground.photo.build --out $(DATA) $(if $(findstring unseen,$(DATA)),--split unseen))
 
 eval-%: data FORCE  ## accuracy on one benchmark, llava-consensus list names them: make eval-gqa TOKENS=64
 	$(CLI) eval $* --model $(MODEL) --method $(METHOD) --tokens $(TOKENS) --data $(DATA) --out $(OUT) --batch $(BATCH) $(FEWER) $(ARGS)

