@@ -1,45 +1,39 @@
-"""One file from the network: what a cut left is gone on with, and nothing counts as fetched that is not whole.
+"""One file from the network: a download that was cut is resumed, and nothing counts as fetched that is not whole.
 
     fetch(source.url, Path("downloads/val2014.zip"), md5=source.md5)
 
-What has come so far is `<file>.part`; the same call, or another process after a kill, asks for the rest of it. A file
-is whole when it is as long as its server says, and of the hash that is known.
+What has come so far is `<file>.part`. The same call, or another process after a kill, asks for the rest of it if the
+file on the server is still the same one (If-Range), else for the whole.
 """
 
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import digest, replace
 from llava_consensus.evaluation.progress import counted
 
-SUFFIX = ".part"
 TRIES = 5  # in a row in which nothing came
 TIMEOUT = 30.0  # seconds in which a server must begin to answer, and then send something
-SLOWEST, PATIENCE = 1000, 60.0  # bytes a second that are too few, measured over so many seconds
-AT_ONCE = 1 << 20  # bytes
-RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")  # Content-Range: where a part begins, and how long the file is
-PAGE, SPACE = (b"<!doctype html", b"<html"), b"\xef\xbb\xbf \t\r\n"  # how a page begins, after what
-LOOKED_AT = 64  # bytes
+AT_ONCE = 1 << 16  # bytes
+PASSING = (408, 425, 429)  # statuses below 500 that may be better the next time
+RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")  # Content-Range: where a part begins, and how long the file is
 
 
 class TransferError(ConsensusError):
-    """The network or a server did not give a file: the same command goes on where this one stopped."""
+    """The network or a server did not give a file: the same command resumes where this one stopped."""
 
     exit_code = 5
 
 
 def fetch(url: str, target: Path, md5: str = "") -> None:
-    """Brings `target` here unless it is.
+    """Downloads `target` unless it is there.
 
     Raises:
-        TransferError: the server cannot be reached, refuses, is too slow or does not say how long the file is, or the
-            connection breaks again and again.
-        DataError: what came is a page in place of a file, or not of this hash.
+        TransferError: the server cannot be reached or refuses, or the connection breaks again and again.
+        DataError: what came is a page in place of a file, or its checksum is another one.
     """
     if target.exists():
         return
@@ -47,111 +41,75 @@ def fetch(url: str, target: Path, md5: str = "") -> None:
     from urllib3.exceptions import HTTPError  # some of which requests lets through
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + SUFFIX)
+    part, tag = (target.with_name(target.name + suffix) for suffix in (".part", ".tag"))
     failed, whole = 0, False
     while not whole:
         before = _size(part)
         try:
-            _receive(requests.get, url, part, target)
+            _receive(url, part, tag, bool(md5))
             whole = True
-        except (requests.RequestException, HTTPError, ValueError, _Broken) as error:
-            failed = 0 if _size(part) >= before + AT_ONCE else failed + 1
-            if failed == TRIES or isinstance(error, _Refused | ValueError):  # ValueError: no address
-                raise TransferError(f"{url}: {error}. The same command goes on from {_size(part):,} bytes") from error
+        except (requests.RequestException, HTTPError, ValueError) as error:
+            status = getattr(getattr(error, "response", None), "status_code", 500)
+            failed = 0 if _size(part) > before else failed + 1
+            hopeless = isinstance(error, ValueError) or (status < 500 and status not in PASSING)
+            if failed == TRIES or hopeless:  # ValueError: no address
+                raise TransferError(f"{url}: {error}. The same command resumes from {_size(part):,} bytes") from error
             time.sleep(1)
     if md5 and digest(part, "md5") != md5:
         part.unlink()
         raise DataError(f"{target.name}: its md5 is not {md5}, so it is damaged or another version. Fetch it again")
     os.replace(part, target)
+    tag.unlink(missing_ok=True)
 
 
-class _Broken(Exception):
-    """A connection that may be better the next time."""
+def _receive(url: str, part: Path, tag: Path, checked: bool) -> None:
+    """Adds to `part` what is missing of it; when this returns it is as long as the file.
 
+    Args:
+        url: of the file.
+        part: what has come so far.
+        tag: holds what the server says identifies this version of the file.
+        checked: whether a checksum of the whole is known, so that a part may be resumed without a tag too.
+    """
+    import requests
 
-class _Refused(_Broken):
-    """An answer that will be the same the next time."""
-
-
-def _receive(get: Any, url: str, part: Path, target: Path) -> None:
-    """Adds to `part` what is missing of it; when this returns it is as long as the file."""
-    here = _size(part)
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={here}-"} if here else {})}
-    with get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
-        begin, length = _place(answer, here)
-        if begin == length == here:
-            part.touch()  # of an empty file there is none yet
-            return
-        if begin > here:
-            part.unlink(missing_ok=True)
-            raise _Broken(f"the {here:,} bytes that were here are no part of the file")
-        page = "text/html" in answer.headers.get("Content-Type", "")
+    here, known = _size(part), tag.read_text() if tag.exists() else ""
+    resumed = bool(here and (known or checked))
+    headers = {"Accept-Encoding": "identity"}
+    if resumed:
+        headers |= {"Range": f"bytes={here}-", **({"If-Range": known} if known else {})}
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+        if resumed and answer.status_code == 416:  # nothing is left of it, or it is another file
+            if answer.headers.get("Content-Range") == f"bytes */{here}":
+                return
+            part.unlink()
+            raise requests.ConnectionError(f"the {here:,} bytes that were here are no part of the file")
+        answer.raise_for_status()
+        if "text/html" in answer.headers.get("Content-Type", ""):
+            raise DataError(
+                f"{url}: the server sent a page in place of the file, as Google Drive does when a file was asked for "
+                f"too often. Fetch it in a browser, put it at {part.with_suffix('')}, and give the same command"
+            )
+        length = answer.headers.get("Content-Length")
+        total = int(length) if length else None
+        if answer.status_code == 206:
+            found = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if not (found and int(found[1]) == here):
+                raise ValueError("the server sent another part of the file than was asked for")
+            total = int(found[2])
+        else:
+            here = 0
+        strong = answer.headers.get("ETag", "")
+        tag.write_text(answer.headers.get("Last-Modified", "") if strong[:2] in ("", "W/") else strong)
         with (
-            open(part, "r+b" if part.exists() else "wb") as file,
-            counted(total=length, initial=begin, unit="B", unit_scale=True, desc=target.name) as bar,
+            open(part, "ab" if here else "wb") as file,
+            counted(total=total, initial=here, unit="B", unit_scale=True, desc=part.stem) as bar,
         ):
-            file.seek(begin)
-            for piece in _pieces(answer):
-                if page or (bar.n == begin and piece.lstrip(SPACE).lower().startswith(PAGE)):
-                    raise DataError(
-                        f"{target.name}: the server sent a page in place of the file, as Google Drive does when a file "
-                        f"was asked for too often. Fetch it in a browser, put it at {target}, and give the same command"
-                    )
+            for piece in answer.iter_content(AT_ONCE):
                 file.write(piece)
-                file.truncate()
                 bar.update(len(piece))
-            file.truncate(int(bar.n))
-    if length is not None and _size(part) != length:
-        raise _Broken(f"the connection ended after {_size(part):,} of {length:,} bytes")
-
-
-def _place(answer: Any, here: int) -> tuple[int, int | None]:
-    """Where in the file an answer begins, and how long the file is; None where a body in chunks will tell. Of a server
-    that has nothing from `here` on: `here`, or more where it does not say that this is the whole file.
-    """
-    found = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if answer.status_code == 416:
-        whole = found is not None and int(found[2]) == here
-        return (here, here) if whole else (here + 1, None)
-    if answer.status_code not in (200, 206):
-        again = answer.status_code in (408, 429) or answer.status_code >= 500
-        raise (_Broken if again else _Refused)(f"{answer.status_code} {answer.reason}")
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
-        raise _Refused("the server compresses the file, so that nobody knows how long it is")
-    if answer.status_code == 206:
-        if not (found and found[1] == str(here)):
-            raise _Refused("the server sent another part of the file than was asked for")
-        return here, int(found[2])
-    said = answer.headers.get("Content-Length", "")
-    if said.isdecimal() or answer.raw.chunked:
-        return 0, int(said) if said.isdecimal() else None
-    raise _Refused("the server does not say how long the file is, so nobody would know a part from a whole")
-
-
-def _pieces(answer: Any) -> Iterator[bytes]:
-    """The body of an answer as it comes, the first piece long enough to be told from a page. _Broken where it comes too
-    slowly, or a body in chunks ends before its end.
-    """
-    from urllib3.exceptions import HTTPError
-
-    since, came, held = time.monotonic(), 0, b""
-    while True:
-        try:
-            piece = answer.raw.read1(AT_ONCE)
-        except (HTTPError, OSError) as error:
-            raise _Broken(f"the connection broke ({error.args[-1] if error.args else type(error).__name__})") from error
-        held += piece
-        if held and (len(held) >= LOOKED_AT or not piece):
-            yield held
-            held = b""
-        if not piece:
-            return
-        came += len(piece)
-        seconds = time.monotonic() - since
-        if seconds > PATIENCE:
-            if came < SLOWEST * seconds:
-                raise _Refused(f"the server sends {came / seconds:.0f} bytes a second, fewer than {SLOWEST:,}")
-            since, came = time.monotonic(), 0
+    if total is not None and _size(part) != total:
+        raise requests.ConnectionError(f"the connection ended after {_size(part):,} of {total:,} bytes")
 
 
 def _size(path: Path) -> int:

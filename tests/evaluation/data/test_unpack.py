@@ -43,22 +43,12 @@ def test_a_zip_is_unpacked_in_part_and_gone_on_with(tmp_path: Path) -> None:
         unpack(archive, folder, only="none*")
 
 
-def test_a_file_of_equal_size_and_other_content_is_replaced(tmp_path: Path) -> None:
-    archive = zipped(tmp_path / "a.zip", {"a.txt": b"right"})
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "a.txt").write_bytes(b"wrong")
-    unpack(archive, tmp_path / "out")
-    assert (tmp_path / "out" / "a.txt").read_bytes() == b"right"
-
-
-@pytest.mark.parametrize("without", ["", "top/"])
-@pytest.mark.parametrize("name", ["../a", "/a", "top/../../a", "..\\a", "C:/a", "\\{}\\a", "{}/a"])
-def test_a_member_that_leads_outside_is_refused(tmp_path: Path, name: str, without: str) -> None:
-    name = without + name.format(str(tmp_path).replace("/", "\\") if name.startswith("\\") else tmp_path)
-    archive = zipped(tmp_path / "a.zip", {name: b"a"})
-    with pytest.raises(DataError, match="leads out of"):
-        unpack(archive, tmp_path / "in" / "out", without=without)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.zip", "in", "out"]
+@pytest.mark.parametrize("name", ["../a", "/a", "top/../../a", "{}/a"])
+def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
+    archive = zipped(tmp_path / "a.zip", {name.format(tmp_path): b"a"})
+    unpack(archive, tmp_path / "in" / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zip", "in"]
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -93,27 +83,14 @@ def test_what_is_no_zip_or_encrypted_is_a_line(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("members", "why"),
-    [
-        ({"x" * 300: b"a"}, "cannot be written"),
-        ({"a": b"a", "a/b": b"b"}, "cannot be written"),
-        ({"a/b": b"b", "a": b"a"}, "cannot be written"),
-    ],
-)
-def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path, members: dict[str, bytes], why: str) -> None:
-    with pytest.raises(DataError, match=why):
-        unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("*.unpacking"))
+def test_a_name_that_no_file_can_have_is_a_line(tmp_path: Path) -> None:
+    for members in ({"x" * 300: b"a"}, {"a": b"a", "a/b": b"b"}):
+        with pytest.raises(DataError, match="remove it and give the same command"):
+            unpack(zipped(tmp_path / "a.zip", members), tmp_path / "out")
+    assert not (tmp_path / "out" / ".unpacking").exists()
 
 
 def test_a_pipe_is_a_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.zip")
     with pytest.raises(DataError, match="no regular one"):
         unpack(tmp_path / "a.zip", tmp_path / "out")
-
-
-def test_a_name_that_is_no_text_is_a_line(tmp_path: Path) -> None:
-    archive = changed(zipped(tmp_path / "a.zip", {"é.txt": b"a"}), "é".encode(), b"\xff\xff")
-    with pytest.raises(DataError, match="no zip"):
-        unpack(archive, tmp_path / "out")
