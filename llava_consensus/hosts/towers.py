@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from llava_consensus.errors import OptionError
 from llava_consensus.hosts.base import Tap, Tiles, Tower
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Method, Place
 from llava_consensus.reduction.tokens import ClipSides, Need
 
@@ -231,7 +232,7 @@ class ClipText:
 
     def __init__(self, name: str, device: torch.device) -> None:
         try:
-            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            config = load_pretrained(transformers.AutoConfig, name)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its configuration cannot be read: {error}") from error
         if not hasattr(config, "text_config"):
@@ -242,9 +243,9 @@ class ClipText:
             )
         try:
             with without_unused_report():
-                self._text: Any = transformers.CLIPTextModelWithProjection.from_pretrained(name).float().eval()
-                clip_model: Any = transformers.CLIPVisionModelWithProjection.from_pretrained(name)
-                self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+                self._text = load_pretrained(transformers.CLIPTextModelWithProjection, name).float().eval()
+                clip_model = load_pretrained(transformers.CLIPVisionModelWithProjection, name)
+                self._tokenizer = load_pretrained(transformers.AutoTokenizer, name)
         except (OSError, ValueError) as error:
             raise OptionError(f"vision tower {name!r}: its text tower cannot be loaded: {error}") from error
         self._text.to(device)

@@ -157,8 +157,10 @@ def config_of(model: str) -> Any:
     """The configuration of a checkpoint. OptionError where there is none."""
     import transformers
 
+    from llava_consensus.hosts.pretrained import load_pretrained
+
     try:
-        return transformers.AutoConfig.from_pretrained(model)
+        return load_pretrained(transformers.AutoConfig, model)
     except (OSError, ValueError) as wrong:
         if any(f"`{kind}`" in str(wrong) for kind in HOSTS["llava"].types):
             raise OptionError(

@@ -33,6 +33,7 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.training.plan import LORA, PROJECTOR, Conversations, TrainingPlan
@@ -149,7 +150,7 @@ def _replaced(training: Any, plan: TrainingPlan, folder: Path, trainers: list[tr
     def from_pretrained(name: str, **options: Any) -> nn.Module:
         """A model that has a vision tower without weights yet, in float32 unless another type is wanted."""
         told = {"torch_dtype": torch.float32} | {key: value for key, value in options.items() if value is not None}
-        return model_class.from_pretrained(name, mm_vision_tower=str(_tower(folder)), **told)
+        return load_pretrained(model_class, name, mm_vision_tower=str(_tower(folder)), **told)
 
     def gathered(parameter: nn.Parameter, *more: Any, **options: Any) -> Any:
         cut = hasattr(parameter, "ds_id")

@@ -27,6 +27,7 @@ from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
 from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG
 from llava_consensus.evaluation.models.loading import Checkpoint
+from llava_consensus.hosts.pretrained import load_pretrained
 
 MEND = "Fetch the checkpoint again"
 SHARD = 4 << 30  # bytes of one file of weights
@@ -274,7 +275,7 @@ def _write_processor(source: Path, tower: Path, out: Path, config: dict[str, Any
     """
     import transformers
 
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(source)
+    tokenizer = load_pretrained(transformers.PreTrainedTokenizerFast, source)
     tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
     settings = read_json(tower / "preprocessor_config.json", MEND, dict)
     keys = ("size", "crop_size", "image_mean", "image_std", "resample", "do_center_crop", "do_resize", "do_normalize")

@@ -41,6 +41,7 @@ from llava_consensus.hosts.environment import check_version
 from llava_consensus.hosts.hf import text_side
 from llava_consensus.hosts.hf.model import HfModel
 from llava_consensus.hosts.hf.rows import Features, PictureRows
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.reduction.method import Shape
 
 CHAT_TEMPLATE = "chat template of the model"
@@ -360,9 +361,10 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     code = {"trust_remote_code": loading.trust_remote_code}
     try:
         processor = processor_of(path, code)
-        config = transformers.AutoConfig.from_pretrained(path, **code)
+        config = load_pretrained(transformers.AutoConfig, path, **code)
         cls: Any = getattr(transformers, (config.architectures or ["AutoModelForImageTextToText"])[0])
-        model, info = cls.from_pretrained(path, dtype=loading.torch_dtype(), output_loading_info=True, **loading.told())
+        told = {"dtype": loading.torch_dtype(), "output_loading_info": True, **loading.told()}
+        model, info = load_pretrained(cls, path, **told)
     except MissingDependency:
         raise
     except Exception as error:  # a damaged checkpoint breaks foreign code in any way
@@ -389,7 +391,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
 def processor_of(path: str, code: dict[str, Any]) -> transformers.ProcessorMixin:
     """The processor of a checkpoint; those of models that know videos need torchvision, that of SmolVLM num2words."""
     try:
-        return transformers.AutoProcessor.from_pretrained(path, **code)
+        return load_pretrained(transformers.AutoProcessor, path, **code)
     except ImportError as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise missing_extra(f"model={path!r} cannot be loaded: {reason}", "processors") from error

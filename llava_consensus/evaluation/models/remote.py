@@ -19,6 +19,7 @@ from llava_consensus.evaluation.files import read_json
 from llava_consensus.evaluation.models.base import Answer, Encoded, Host, Prompt, answers_of
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.remote.cogvlm import CogVLM
 from llava_consensus.hosts.remote.qwen_vl import QwenVLChat
 from llava_consensus.reduction.method import Shape
@@ -260,10 +261,9 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     if loading.attention != "auto":
         raise OptionError(f"attention={loading.attention!r}: the code of {path} has a kernel of its own. Leave it out")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=loading.trust_remote_code)
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, torch_dtype=loading.torch_dtype(), **loading.told()
-        )
+        tokenizer = load_pretrained(transformers.AutoTokenizer, path, loading.trust_remote_code)
+        told = {"torch_dtype": loading.torch_dtype(), "output_loading_info": True, **loading.told()}
+        model, info = load_pretrained(transformers.AutoModelForCausalLM, path, **told)
     except Exception as error:  # foreign code breaks in any way
         raise DataError(
             f"model={path!r} cannot be loaded: {type(error).__name__}: {error}. Its code is of 2023, written for "
