@@ -99,17 +99,16 @@ def stored(place: Path) -> list[dict[str, Any]]:
 def mm_vet_dialogue(replies: list[str | None]) -> tuple[Outcome | None, list[Turn]]:
     """The grade that scripted replies lead to, the last of them for ever, and every call made for it."""
     grading, turns = grader_of("mmvet").dialogue(Candidate(0, "v1_0", {})), []
-    turn, limited, at = next(grading), False, 0
+    turn, at = next(grading), 0
     while True:
         turns.append(turn)
         text = replies[min(at, len(replies) - 1)]
         at += 1
         if text == BROKEN:
             return None, turns
-        if text == LIMIT:
-            limited = True
+        if text == LIMIT:  # the openai package waits and tries again
             continue
         try:
-            turn, limited = grading.send(Reply(text, limited=limited)), False
+            turn = grading.send(Reply(text))
         except StopIteration as end:
             return end.value, turns

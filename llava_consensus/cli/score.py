@@ -36,7 +36,7 @@ ANSWERS = arg(
         metavar="FILE",
         help="do not score: write what EvalAI, the MMBench server or another official tool takes (mme: a folder)",
     ),
-    arg("--force", action="store_true", help="with --export: write over what is there"),
+    arg("--force", action="store_true", help="with --export: write over what is there, and answers that are all empty"),
     examples=(
         "score gqa --answers answers.jsonl --data playground/data",
         "score vqav2 --answers answers.jsonl --data playground/data --export upload.json",
@@ -100,6 +100,8 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
         raise DataError(f"--export {target}: no folder {target.parent}")
     with misread(f"{benchmark.place(given.data)}: a file of {benchmark.name}"):
         records = some(benchmark.read(given.answers, given.data), given.answers)
+        if not given.force and not any(str(record.get("text", "")).strip() for record in records):
+            raise DataError(f"{given.answers}: every answer is empty, so nothing is exported. --force does it anyway")
         if benchmark.whole:
             questions = benchmark.load(given.data)
             join(records, questions)  # stops where the answers are no answers or those of another benchmark
@@ -128,7 +130,7 @@ def _export(benchmark: "Benchmark", given: argparse.Namespace) -> Iterator[str]:
     arg("--max-judge-tokens", type=int, metavar="N", help="spend at most so many tokens"),
     arg("--max-requests", type=int, metavar="N", help="send at most so many requests"),
     arg("--judge-dry-run", action="store_true", help="say what it would cost, send nothing"),
-    arg("--judge-timeout", type=float, default=60.0, help="seconds for one try (%(default)s)"),
+    arg("--judge-timeout", type=float, default=60.0, help="seconds a server may be silent (%(default)s)"),
     arg("--judge-tries", type=int, default=8, help="tries of one request (%(default)s)"),
     arg("--concurrency", type=int, default=8, help="requests under way at once (%(default)s)"),
     arg("--runs", type=int, default=1, help="how often every answer is judged (%(default)s)"),
@@ -154,6 +156,12 @@ def judge(given: argparse.Namespace) -> Iterator[str]:
     yield from lines(judged.metrics)
     yield f"this call: {judged.spent}"
     yield str(judged.path)
+    if judged.metrics["unreadable"]:
+        raise JudgeError(
+            f"{judged.metrics['replies']['given_up']} answers have no reply that can be read, so there is no score. A "
+            "judge that reasons first needs a longer reply: --judge-option max_tokens=1000, or max_tokens=null and "
+            "max_completion_tokens=1000"
+        )
     lacking = judged.metrics["counts"]["ungraded"]
     if lacking:
         raise JudgeError(f"{lacking} answers have no grade and are left out. The same command asks for them again")

@@ -2,7 +2,7 @@
 
     grader.py   what a benchmark needs to be judged        mmvet.py, video_qa.py, mmbench.py   one grader each, whole:
     client.py   asks an OpenAI-compatible server           prompt, dialogue, what is read out of a reply, the numbers
-    secret.py   keeps the server's key out of every text   run.py   one judged run, start to end
+    run.py      one judged run, start to end
 
 `llava-consensus judge mmvet --answers FILE --data DIR --judge-model M` does it all; a rerun asks nothing again. A
 benchmark names its grader by its `judge`, so there is no list of graders.

@@ -73,8 +73,7 @@ class Reply(NamedTuple):
     model: str | None = None  # as the server reports it
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    limited: bool = False  # a try before this one was turned away for the server's rate limit
-    failed_tries: int = 0  # before this one
+    failed_tries: int = 0  # retries of the openai package before this one
 
 
 class Turn(NamedTuple):

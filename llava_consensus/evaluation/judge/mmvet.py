@@ -99,14 +99,12 @@ class MMVetGrader(Grader):
         """The official rounds; the model's last unreadable reply is a grade of 0.
 
         An unreadable reply is followed by the message with its reminder, warmer each time; the fifth such reply is not
-        read. A rate limit starts the count of tries again, with the message and temperature reached.
+        read.
         """
         again, temperature, tries = False, 0.0, 1
         while True:
             heard = yield Turn(again, {"max_tokens": self.reply_tokens, "temperature": temperature})
-            if heard.limited:
-                tries = 1
-            elif again:
+            if again:
                 tries += 1
                 temperature += 0.5
             if tries > TRIES:

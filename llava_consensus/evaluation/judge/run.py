@@ -5,7 +5,7 @@
                                             answer as graded), metrics.json last
 
 `run(JudgeConfig("mmvet", Path("answers.jsonl"), Path("playground/data"), "gpt-4-0613"))`. Stopped at any moment, the
-same call goes on; called again when complete it asks nothing and writes the same numbers.
+same call resumes; called again when complete it asks nothing and writes the same numbers.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
     """Judges an answer file, or goes on with it; with `dry` only says what that would cost.
 
     Raises:
-        JudgeError: the judge cannot be asked; what was heard is stored, and the same call goes on.
+        JudgeError: the judge cannot be asked; what was heard is stored, and the same call resumes.
         Interrupted: Ctrl-C or a signal that asks to stop; the same.
         ConsensusError: everything else the user can mend, see `errors.py`.
     """
@@ -125,16 +125,19 @@ def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged
         numbers = grader.report(candidates, outcomes, config.data, config.runs)
     lacking = len(candidates) - len(outcomes)
     used = list({key: reply for grading in gradings for key, reply in grading.heard.items()}.values())
+    odd = _odd(gradings, used)
+    unreadable = 2 * odd["given_up"] > len(gradings)  # no judge of anything: a default grade is not a score
     metrics = {
         "benchmark": config.benchmark,
         "metric": benchmark.metric,
-        "score": numbers[benchmark.metric],
-        "complete": not counts["missing"] and not lacking,
+        "score": None if unreadable else numbers[benchmark.metric],
+        "unreadable": unreadable,
+        "complete": not counts["missing"] and not lacking and not unreadable,
         "counts": counts | {"graded": len(outcomes), "ungraded": lacking},
         **beside,
         # an alias may move during a run, so the record says in how many replies the server named which model
         "judge": _describe(config, prompt) | {"reported": dict(Counter(str(one.model) for one in used).most_common())},
-        "replies": _odd(gradings, used),
+        "replies": odd,
         "spent": spent(used, config.price)._asdict(),
         **numbers,
     }
@@ -178,8 +181,9 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
             asyncio.run(_ask(pending, client, counted(total=len(pending), unit="q", shown=progress)))
     except KeyboardInterrupt:
         done = sum(grading.outcome is not None for grading in gradings)
-        lost = f" {client.cut_off} requests were under way and may be charged." if client and client.cut_off else ""
-        text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command goes on: {replies.path}"
+        flying = client.cut_off if client else 0
+        lost = f" {flying} requests were in flight and may be charged." if flying else ""
+        text = f"stopped after {done} of {len(gradings)} grades.{lost} The same command resumes: {replies.path}"
         raise Interrupted(text) from None
     finally:
         cost = spent([reply for key, reply in replies.known.items() if key not in known], config.price)
@@ -191,7 +195,7 @@ def _finish(gradings: Sequence[Grading], replies: Replies, config: JudgeConfig, 
 
 
 async def _ask(pending: Sequence[Grading], client: Client, bar: Any) -> None:
-    """All open dialogues at once, as many requests at a time as the server may have. A hopeless one ends them all."""
+    """Finishes all open dialogues, limited by the client's concurrency. A JudgeError cancels the rest."""
     tasks = [asyncio.create_task(grading.finish(client)) for grading in pending]
     try:
         with bar:
