@@ -44,6 +44,7 @@ class TrackerError(ConsensusError):
     arguments.BENCHMARK,
     *arguments.REDUCED,
     *arguments.RUN,
+    *arguments.SHARDED,
     arguments.BENCHMARK_OPTION,
     LOG,
     arg("--json", action="store_true", help="everything measured, as JSON"),
@@ -61,6 +62,10 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     config = arguments.config(given, benchmark, method, arguments.budget(given))
     config = replace(config, conversation=given.conversation, max_new_tokens=given.max_new_tokens)
     result = run(config, given.out, arguments.execution(given))
+    if not result.metrics:
+        yield f"shard {given.shard}: {result.asked} questions asked. When all shards are, --merge their folders"
+        yield str(result.path)
+        return
     stored = json.loads((result.path / "config.json").read_bytes())
     try:
         full = full_score(given.out, stored)
@@ -88,6 +93,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     arg("--tokens", default="192 128 64 32", metavar="NUMBERS", help="budgets, or shares such as 0.1 (%(default)s)"),
     *arguments.LOADED,
     *arguments.RUN,
+    *arguments.SHARDED,
     LOG,
     examples=('sweep --bench "gqa pope" --methods "consensusdrop random" --tokens "192 64"',),
 )
@@ -116,7 +122,7 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
         if len(done) < len(grid):
             log.info("%s", remaining(time.monotonic() - begun, len(done), len(grid)))
     yield terminal.drawn(_table(done))
-    missing = sum(cell.result.metrics["errors"] for cell in done if cell.result)
+    missing = sum(cell.result.metrics.get("errors", 0) for cell in done if cell.result)
     more = f", with {missing} questions without an answer in them (errors.jsonl)" if missing else ""
     yield f"{sum(cell.error is None for cell in done)} of {len(grid)} runs are complete{more}: {given.out}"
     folders(done)
@@ -139,9 +145,9 @@ def carry_out(
 
     cells = grids.sweep(grid, out or given.out, arguments.execution(given), load)
     for number, cell in enumerate(cells, 1):
-        score = cell.result.metrics["score"] if cell.result else None
-        became = f"failed: {cell.error}" if cell.error else "no score" if score is None else f"{score:.2f}"
-        missing = cell.result.metrics["errors"] if cell.result else 0
+        measured = cell.result.metrics if cell.result else {}
+        became = f"failed: {cell.error}" if cell.error else _score(measured)
+        missing = measured.get("errors", 0)
         became += f", {missing} questions without an answer" if missing else ""
         yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
 
@@ -177,8 +183,7 @@ def _table(done: "list[Cell]") -> "Table":
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for cell in done:
         benchmark, method, budget = cell.name.split(" ", 2)
-        score = cell.result.metrics["score"] if cell.result else None
-        became = "failed" if cell.error else "no score" if score is None else f"{score:.2f}"
+        became = "failed" if cell.error or cell.result is None else _score(cell.result.metrics)
         groups.setdefault(budget, {}).setdefault(method, {})[benchmark] = became
     lines = {
         budget: tuple((method, *(found.get(name, "") for name in names)) for method, found in methods.items())
@@ -187,6 +192,13 @@ def _table(done: "list[Cell]") -> "Table":
     return Table(
         "scores", ("method", *names), tuple(Group(f"{budget} tokens", rows) for budget, rows in lines.items()), ""
     )
+
+
+def _score(measured: Mapping[str, Any]) -> str:
+    """The score of a run in words."""
+    if not measured:
+        return "shards are missing"
+    return "no score" if measured["score"] is None else f"{measured['score']:.2f}"
 
 
 def _cost(account: dict[str, Any]) -> str:
@@ -213,6 +225,8 @@ def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
         share = f" ({100 * metrics['score'] / full:.1f} % of it kept)" if metrics["score"] is not None and full else ""
         lines.append(f"all tokens: {full:.2f}{share}")
     report = metrics["report"]
+    if report.get("unreadable_answers"):
+        lines.append(f"unreadable: {report['unreadable_answers']} answers, which count as wrong")
     if report.get("contains") is not None:  # a benchmark with a judge
         matches = f"exact {report['exact']:.1f} %, contained {report['contains']:.1f} %"
         lines.append(f"without a judge: {matches}; grades: llava-consensus judge {name} --answers FILE --judge-model M")
@@ -241,7 +255,7 @@ def _track(name: str | None, result: "RunResult | None") -> None:
     Raises:
         TrackerError: the tracker fails, in whichever way.
     """
-    if name is None or result is None:
+    if name is None or result is None or not result.metrics:
         return
     config = json.loads((result.path / "config.json").read_bytes())
     try:

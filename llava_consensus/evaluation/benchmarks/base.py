@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from llava_consensus.errors import DataError, OptionError
-from llava_consensus.evaluation.files import Record, digest, read_answers, read_lines
+from llava_consensus.evaluation.files import Record, digest, read_answers, read_json, read_lines, read_text
 
 NAMED_IDS = 10  # ids named in a message
 LLAVA_EVAL_ZIP = "LLaVA's eval.zip (link in docs/Evaluation.md of github.com/haotian-liu/LLaVA)"
@@ -81,6 +81,7 @@ class Benchmark(ABC):
     licence: ClassVar[str] = ""  # of the data, in a few words
     frames: ClassVar[int] = 0  # of each video that are shown; 0 where the files are pictures
 
+    result_keys: ClassVar[tuple[str, str] | None] = None  # of id and answer in the list that an official script reads
     # (answers, DATA, target) -> what was written, and the ids that are missing, duplicate or unknown
     export: ClassVar[Callable[..., Record] | None] = None
     whole: ClassVar[str] = ""  # why the command exports nothing where a question has no answer; empty: it does
@@ -155,7 +156,22 @@ class Benchmark(ABC):
         Raises:
             DataError: it is neither.
         """
-        return read_answers(path)
+        return read_answers(path) if self.result_keys is None else self._read_result(path, data, *self.result_keys)
+
+    def _read_result(self, path: Path, data: Path, id_key: str, answer_key: str) -> list[Record]:
+        """LLaVA's lines, or the list of an official script, whose ids may be texts of the questions' own."""
+        if not path.is_file() or not read_text(path).lstrip().startswith("["):
+            return read_answers(path)
+        rows, ids = read_json(path, kind=list), {str(one.question_id): one.question_id for one in self.load(data)}
+        for number, row in enumerate(rows, start=1):
+            absent = [key for key in (id_key, answer_key) if not isinstance(row, dict) or key not in row]
+            if absent:
+                raise DataError(f"{path}, entry {number}: no {', '.join(absent)}")
+        return [
+            {"question_id": ids.get(str(row[id_key]), row[id_key]), "text": row[answer_key]}
+            for row in rows
+            if str(row[id_key]) in ids or row[answer_key] != ""  # uploads have empty answers outside the split
+        ]
 
     def score_file(self, path: Path, data: Path) -> dict[str, Any]:
         """`score` of a file; where that holds finished grades of a judge, what they come to. DataError for an empty
@@ -274,9 +290,21 @@ def join(
     return Joined(dict(sorted(answers.items())), counts)
 
 
-def report(name: str, joined: Joined, numbers: Mapping[str, Any], extracted: list[dict[str, Any]]) -> dict[str, Any]:
-    """The JSON-able result every benchmark returns: the numbers, how complete they are, and each answer as read."""
+def report(
+    name: str,
+    joined: Joined,
+    numbers: Mapping[str, Any],
+    extracted: list[dict[str, Any]],
+    unreadable: int | None = None,
+) -> dict[str, Any]:
+    """The JSON-able result every benchmark returns: the numbers, how complete they are, and each answer as read.
+
+    `unreadable_answers` counts those that the scorer cannot read, and so counts as wrong; unless given, the empty ones.
+    """
     complete = not joined.counts["missing"]
+    if unreadable is None:
+        unreadable = sum(not record["text"].strip() for record in joined.answers.values())
+    numbers = {**numbers, "unreadable_answers": unreadable}
     return {"benchmark": name, **numbers, "complete": complete, "counts": joined.counts, "extracted": extracted}
 
 

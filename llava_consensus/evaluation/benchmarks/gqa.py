@@ -49,6 +49,7 @@ class GQA(Benchmark):
     images = "data/images"
     files = FILES
     metric = "accuracy"
+    result_keys = ("questionId", "prediction")
     column = "gqa"
     paper = 62.0
     count = 12578

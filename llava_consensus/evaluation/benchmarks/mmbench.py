@@ -157,7 +157,7 @@ class MMBench(Benchmark):
         else:
             numbers |= _accuracies(rows, table)
             numbers["single"] = base.percent(mean(float(row["correct"]) for row in extracted)) if rows else None
-        return base.report(self.name, joined, numbers, extracted)
+        return base.report(self.name, joined, numbers, extracted, numbers["undecided"])
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Mean over questions of the chance to guess every rotation that is asked, in percent."""

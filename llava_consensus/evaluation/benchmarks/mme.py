@@ -147,7 +147,8 @@ class MME(Benchmark):
             for index, answer in answers.items()
         ]
         statistic = {"statistic": "mme", "counted": list(PERCEPTION)}
-        return base.report(self.name, joined, numbers | statistic, extracted)
+        unreadable = sum(answer == "other" for answer in answers.values())
+        return base.report(self.name, joined, numbers | statistic, extracted, unreadable)
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """75 points for each task of perception with a whole picture among the questions."""

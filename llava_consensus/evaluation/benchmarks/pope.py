@@ -10,6 +10,7 @@ for example) the ratio is None here and F1 counts as 0.0 if there was anything t
 Must match: LLaVA-1.5-7B 85.9 (https://arxiv.org/abs/2310.03744, table 4: 87.3, 86.1, 84.2).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,25 @@ class POPE(Benchmark):
     def references(self, data: Path) -> Mapping[int, str]:
         return _labels(self.place(data), self.load(data))
 
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's lines, or POPE's own: `question` and `answer` of all questions or of one category, in their order."""
+        rows = read_lines(path, ()) if path.is_file() else []
+        if not rows or not all("answer" in row and "question" in row and "question_id" not in row for row in rows):
+            return super().read(path, data)
+        questions = self.load(data)
+        parts = [[one for one in questions if one.category == category] for category in CATEGORIES]
+        for part in (questions, *parts):
+            pairs = list(zip(part, rows, strict=False))
+            if len(part) == len(rows) and all(f"{one.text}\n".startswith(f"{row['question']}\n") for one, row in pairs):
+                return [
+                    {"question_id": one.question_id, "text": row["answer"], "metadata": {"index": one.index}}
+                    for one, row in pairs
+                ]
+        raise DataError(
+            f"{path}: its {len(rows)} questions are neither all {len(questions)} asked nor those of one category, in "
+            "their order"
+        )
+
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
         """F1, accuracy, precision, recall and share of yes in percent: mean over categories, and each category.
 
@@ -93,7 +113,8 @@ class POPE(Benchmark):
             }
             for index, answer in answers.items()
         ]
-        return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted)
+        unreadable = sum(not says_either(record["text"]) for record in joined.answers.values())
+        return base.report(self.name, joined, numbers | {"statistic": "f1_mean"}, extracted, unreadable)
 
 
 def _labels(folder: Path, questions: Sequence[Question]) -> dict[int, str]:
@@ -133,6 +154,11 @@ def parse(text: str) -> str:
     """`no` if a negation is a word of the first sentence, else `yes`; spelling and spacing as the official script."""
     words = text.partition(".")[0].replace(",", "").split(" ")
     return "yes" if NEGATIONS.isdisjoint(words) else "no"
+
+
+def says_either(text: str) -> bool:
+    """Whether yes, no or not is a word of an answer; the official script takes every other one for a yes."""
+    return not {"yes", "no", "not"}.isdisjoint(re.findall(r"[a-z]+", text.lower()))
 
 
 def metrics(answers: Sequence[str], labels: Sequence[str]) -> dict[str, float | None]:

@@ -89,7 +89,8 @@ class SEED(Benchmark):
             for index, record in joined.answers.items()
             if (key := _of_question(questions[index])) in right
         ]
-        return base.report(self.name, joined, numbers, extracted)
+        unreadable = sum(record["text"] not in ("A", "B", "C", "D") for record in joined.answers.values())
+        return base.report(self.name, joined, numbers, extracted, unreadable)
 
     def export(self, records: Sequence[Record], data: Path, target: Path) -> dict[str, Any]:
         """The official upload: a JSON line for each annotated question, in that order."""

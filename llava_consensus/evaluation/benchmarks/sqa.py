@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile, Question, mean, option
-from llava_consensus.evaluation.files import Record, read_json
+from llava_consensus.evaluation.files import Record, read_json, read_lines, read_text
 
 MARK = "<image>\n"  # LLaVA records it in the prompt, and its scorer finds picture questions by it
 SOURCE = "data/scienceqa of github.com/lupantech/ScienceQA"
@@ -65,9 +65,28 @@ class ScienceQA(Benchmark):
         """The questions in file order: all, or those about a picture."""
         base.require(self.place(data), FILES)
         path = self.place(data) / self.files[0].path
-        questions = [_question(path, number, row) for number, row in enumerate(read_json(path, kind=list), start=1)]
+        questions = [_question(path, number, row) for number, row in enumerate(_entries(path), start=1)]
         kept = [question for question in questions if question.images or self.questions == "all"]
         return [replace(question, index=index) for index, question in enumerate(kept)]
+
+    def read(self, path: Path, data: Path) -> list[Record]:
+        """LLaVA's lines, or the result file of its script: `outputs`, the answers by id, or else `results`."""
+        text = read_text(path) if path.is_file() else ""
+        if '"question_id"' in text or not text.lstrip().startswith("{"):
+            return super().read(path, data)
+        whole = read_json(path, kind=dict)
+        if isinstance(whole.get("outputs"), dict):
+            said = whole["outputs"]
+        elif isinstance(whole.get("results"), dict):  # places of options; -1 where no option was read
+            known = dict(enumerate(LETTERS))
+            said = {key: known.get(place, "") for key, place in whole["results"].items()}
+        else:
+            raise DataError(f"{path}: neither outputs nor results in it: not the result file of LLaVA's script")
+        ids = [str(one.question_id) for one in self.load(data) if one.images]
+        shown = MARK if ids else ""
+        return [
+            {"question_id": key, "prompt": shown if key in ids else "", "text": answer} for key, answer in said.items()
+        ]
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
         """Mean of one in so many options, in percent, over the questions with a picture."""
@@ -102,7 +121,16 @@ class ScienceQA(Benchmark):
             correct = results[key] == problems[key]["answer"]
             group = "image" if questions[index].images else "text"
             extracted.append({"index": index, "extracted": parsed[key], "correct": correct, "group": group})
-        return base.report(self.name, joined, numbers | {"counted": ["image"]}, extracted)
+        unreadable = sum(parsed[str(questions[index].question_id)] == FAILED for index in joined.answers)
+        return base.report(self.name, joined, numbers | {"counted": ["image"]}, extracted, unreadable)
+
+
+def _entries(path: Path) -> list[Any]:
+    """Entries of LLaVA's question file, which is a list; some copies have a line for each."""
+    if read_text(path).lstrip().startswith("["):
+        entries: list[Any] = read_json(path, kind=list)
+        return entries
+    return read_lines(path, ("id", "conversations"))
 
 
 def _question(path: Path, number: int, row: Any) -> Question:

@@ -75,6 +75,7 @@ class VQAv2(Benchmark):
     line = "VQA v2 test-dev: open questions; answers are scored by EvalAI, or here where annotations are"
     folder = "vqav2"
     metric = "accuracy"
+    result_keys = ("question_id", "answer")
     column = "vqav2"
     max_new_tokens = 128
     licence = "CC BY 4.0 (annotations); COCO pictures"

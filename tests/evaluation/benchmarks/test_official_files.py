@@ -133,3 +133,66 @@ def test_sqa_is_scored_without_its_question_file(tmp_path: Path) -> None:
     assert sqa.score_file(answers, data) == expected and expected["img_accuracy"] == 50.0
     with pytest.raises(DataError, match="missing file"):
         sqa.load(data)
+
+
+def said(name: str, data: Path, text: str) -> list[dict[str, Any]]:
+    return [
+        {"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text}
+        for one in make(name).load(data)
+        for one in make(name).load(data)
+    ]
+
+
+@pytest.mark.parametrize("name", ["gqa", "vqav2", "pope", "sqa"])
+def test_the_official_form_scores_as_llavas_lines(tmp_path: Path, name: str) -> None:
+    data, benchmark = tiny_data.MADE[name](tmp_path / "data"), make(name)
+    rows = said(name, data, "A" if name == "sqa" else "yes")
+    path = tmp_path / "official.json"
+    if name == "gqa":
+        path.write_text(json.dumps([{"questionId": str(r["question_id"]), "prediction": r["text"]} for r in rows]))
+    elif name == "vqav2":
+        assert benchmark.export is not None
+        benchmark.export(rows, data, path)  # of the whole of test2015
+    elif name == "pope":
+        lines(path, [{"question": r["prompt"].split("\n")[0], "answer": r["text"]} for r in rows])
+    else:
+        path.write_text(json.dumps({"acc": 0.0, "outputs": {r["question_id"]: r["text"] for r in rows}}))
+    assert benchmark.score_file(path, data) == benchmark.score_file(lines(tmp_path / "lines.jsonl", rows), data)
+
+
+def test_pope_answers_of_one_category(tmp_path: Path) -> None:
+    data, pope = tiny_data.make_pope(tmp_path / "data"), make("pope")
+    of_one = [one for one in pope.load(data) if one.category == "popular"]
+    rows = [{"question": one.text.split("\n")[0], "answer": "yes"} for one in of_one]
+    assert pope.score_file(lines(tmp_path / "a.json", rows), data)["counts"]["answered"] == len(of_one)
+    with pytest.raises(DataError, match="neither all"):
+        pope.score_file(lines(tmp_path / "b.json", rows[1:]), data)
+
+
+@pytest.mark.parametrize("name", ["sqa", "pope", "gqa", "mme", "seed", "mmbench"])
+def test_answers_that_no_scorer_reads_are_counted(tmp_path: Path, name: str) -> None:
+    data, benchmark = tiny_data.MADE[name](tmp_path / "data"), make(name)
+    rows = said(name, data, " " if name == "gqa" else "(?)")
+    report = benchmark.score(rows, data)
+    assert report["unreadable_answers"] == report["counts"]["answered"] > 0 and report["complete"]
+
+
+def test_an_export_of_nothing_is_refused_unless_it_is_wished(tmp_path: Path) -> None:
+    data = tiny_data.make_vqav2(tmp_path / "data")
+    path, target = lines(tmp_path / "a.jsonl", said("vqav2", data, " ")), tmp_path / "upload.json"
+    given = ["score", "vqav2", "--answers", str(path), "--data", str(data), "--export", str(target)]
+    assert cli.main(given) == 3 and not target.exists()
+    assert cli.main([*given, "--force"]) == 0 and target.exists()
+
+
+def test_byte_order_marks_and_question_files_of_lines(tmp_path: Path) -> None:
+    data = tiny_data.make_mme(tmp_path / "mme")
+    rows = said("mme", data, "yes")
+    before = make("mme").score(rows, data)
+    for path in (data / "eval" / "MME").rglob("*.txt"):
+        path.write_text("\ufeff" + path.read_text())
+    assert make("mme").score(rows, data) == before
+    data = tiny_data.make_sqa(tmp_path / "sqa")
+    asked, file = make("sqa").load(data), data / "eval/scienceqa/llava_test_CQM-A.json"
+    lines(file, json.loads(file.read_text()))
+    assert make("sqa").load(data) == asked
