@@ -44,7 +44,7 @@ class MissingDependency(ConsensusError, ImportError):
 
 
 class Interrupted(ConsensusError):
-    """Ctrl-C or a signal that asks to stop: everything is stored, and the same command goes on."""
+    """Ctrl-C or a signal that asks to stop: everything is stored, and the same command resumes."""
 
     exit_code = 130
 

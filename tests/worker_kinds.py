@@ -32,12 +32,22 @@ class Dying:
 
 @dataclass(frozen=True)
 class FirstDies:
-    """The worker with the number 0 dies of what it is given first."""
+    """The worker with the number 0 dies of shards of several questions."""
 
     def __call__(self, number: int) -> Work:
-        return (lambda shard: os._exit(7)) if number == 0 else answered
+        def work(shard: Shard) -> Result:
+            if number == 0 and len(shard) > 1:
+                os._exit(7)
+            return answered(shard)
+
+        return work
 
 
 def broken(number: int) -> Callable[[Shard], Result]:
     """A worker that cannot load its model."""
     raise DataError(f"broken {number}")
+
+
+def dies_loading(number: int) -> Work:
+    """A worker that dies while it loads its model."""
+    os._exit(7)

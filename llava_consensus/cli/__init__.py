@@ -43,7 +43,6 @@ GROUPS = {
 }
 MOVED = {  # commands of versions before this one
     "export": "score BENCHMARK --answers FILE --export FILE",
-    "verify": "report verify",
     "compare": "report compare",
     "fetch-mini": "data mini",
     "download-data": "data download",

@@ -149,6 +149,17 @@ RUN = (
     arg("--allow-outside", action="store_true", help="pictures may lie outside their folder: absolute, .., by links"),
     arg("--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"),
 )
+SHARDED = (
+    arg("--shard", metavar="N/COUNT", help="ask one of COUNT equal parts, for several machines; then --merge"),
+    arg(
+        "--merge",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="copy the answers of the same run in this other folder of results",
+    ),
+)
 KINDS = ("methods", "hosts", "benchmarks")
 METHODS_HELP = "each NAME or NAME:key=value,...; or all"
 
@@ -263,7 +274,18 @@ def execution(given: argparse.Namespace) -> Execution:
         given.retry_errors,
         given.fail_on_error,
         given.allow_outside,
+        _shard(getattr(given, "shard", None)),
+        tuple(getattr(given, "merge", ())),
     )
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise OptionError(f"--shard {text}: must be N/COUNT, for example 2/4")
+    return int(number), int(count)
 
 
 def options(pairs: Iterable[str]) -> dict[str, Any]:

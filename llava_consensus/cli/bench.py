@@ -53,7 +53,7 @@ PROCESSORS = Path("/proc/cpuinfo")
         type=Path,
         default=Path(OUT) / "bench.json",
         metavar="FILE",
-        help="written after every round; the same command goes on where it stopped (%(default)s)",
+        help="written after every round; the same command resumes where it stopped (%(default)s)",
     ),
     arg(
         "--serve",

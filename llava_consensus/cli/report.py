@@ -1,4 +1,4 @@
-"""The commands `report` (tables of all results), `report compare` (two runs, by question) and `report verify`."""
+"""The commands `report` (tables of all results) and `report compare` (two runs, by question)."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llava_consensus.evaluation.report.rows import Catalogue, Row
     from llava_consensus.evaluation.report.section import Section
 
-CHANGED = "llava-consensus report verify RUN tells what was changed in which run"
+CHANGED = "Move the folder of that run away; the same command makes it again"
 FORMATS = ("table", "markdown", "csv", "latex")
 
 
@@ -137,22 +137,3 @@ def compare(given: argparse.Namespace) -> Iterator[str]:
         runs = [versus.find(name, given.out) for name in (given.run_a, given.run_b)]
         found = versus.lines(*runs)
     yield from found
-
-
-@command(
-    "report verify",
-    "whether folders of runs are as they were written: answers, scores, metrics",
-    arg("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run"),
-    examples=("report verify results/gqa-consensusdrop-64-1a2b3c4d",),
-)
-def verify(given: argparse.Namespace) -> Iterator[str]:
-    """Problems of each run, or a line that it is intact; DataError at the end if anything was."""
-    from llava_consensus.evaluation.runs.store import problems
-
-    damaged = []
-    for run in given.runs:
-        found = problems(run)
-        yield from found or [f"{run}: as it was written"]
-        damaged += [str(run)] if found else []
-    if damaged:
-        raise DataError(f"{len(damaged)} of {len(given.runs)} runs are not as they were written: {', '.join(damaged)}")

@@ -23,10 +23,9 @@ from llava_consensus.errors import BusyError, ConsensusError, DataError
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
 CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
-DIGESTS = "sha256"  # in metrics.json: of the files it was made from, and of itself
 ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, whoever wrote it
 FETCH = "It is damaged or cut off: fetch it again"
-ROOM = "Make room, or see to the folder; the same command goes on from here"
+ROOM = "Make room, or see to the folder; the same command resumes"
 FRESH = ".new"  # end of the name of a file that is not in its place yet
 MEND = "Mend or remove the line; nothing was changed"
 
@@ -183,7 +182,7 @@ def _without_nan(value: Any) -> Any:
 def read_text(path: Path) -> str:
     """A file as UTF-8 text, or a DataError that names it."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path).decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start}): damaged, or not this file") from error
 
@@ -269,32 +268,22 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_out(path: Path, data: bytes) -> None:
-    """Writes to where a user says. A file is replaced in one step, a link's target too; a device or a pipe is written
-    to and stays what it is; `-` is the standard output.
+    """Writes to where a user says: a file is replaced in one step, a link's target too; `-` is the standard output.
 
     Raises:
-        DataError: it cannot be written; for a pipe, nobody reads from it.
+        DataError: it cannot be written.
     """
     try:
         if str(path) == "-":
             _write_all(1, data)
         elif path.is_dir():
             raise DataError(f"{path}: is a folder. Give the name of a file")
-        elif path.exists() and not path.is_file():
-            _write_into(path, data)
+        elif path.exists() and not path.is_file():  # a device or a pipe stays what it is
+            path.write_bytes(data)
         else:
             replace(path.resolve() if path.is_symlink() else path, data)
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself
         raise DataError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-
-
-def _write_into(path: Path, data: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is refused at once
-    try:
-        os.set_blocking(file, True)
-        _write_all(file, data)
-    finally:
-        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -321,8 +310,8 @@ def read_bytes(path: Path) -> bytes:
 def _reading(path: Path) -> Iterator[None]:
     """Raises DataError for what keeps the block from reading a file."""
     try:
-        if path.is_fifo():
-            raise DataError(f"{path}: is a pipe, and a file is read more than once. Write it to a file first")
+        if path.exists() and not (path.is_file() or path.is_dir()):  # its end may never come
+            raise DataError(f"{path}: is a pipe or a device, not a file. Write its content to a file first")
         yield
     except FileNotFoundError as error:
         raise DataError(f"missing file: {path}") from error
@@ -363,29 +352,12 @@ def take_lock(path: Path, what: str) -> int:
             f"{path.parent}: another process (pid {owner}) is working on {what}. Wait for it, or stop it first"
         ) from None
     try:
-        check_lock(lock, path)  # deleted between the two calls
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()}\n".encode())
     except BaseException:
         os.close(lock)
         raise
     return lock
-
-
-def check_lock(lock: int, path: Path) -> None:
-    """Raises BusyError where the lock file that was taken is no longer the one at `path`: it was deleted or replaced,
-    and another process may have taken the new one.
-    """
-    try:
-        there, mine = os.stat(path), os.fstat(lock)
-        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
-    except OSError:
-        same = False
-    if not same:
-        raise BusyError(
-            f"{path}: was deleted while this process worked, so another one may be at work too. Stopped before writing "
-            "anything more; what was written is kept, and the same command goes on"
-        )
 
 
 NUMBER = (int, float)

@@ -179,7 +179,6 @@ def test_the_folder_of_a_run(data: st.DataObject) -> None:
     with copy(finished()) as folder:
         (run,) = (folder / "out").iterdir()
         damage(data.draw, data.draw(st.sampled_from(sorted(path for path in run.iterdir() if path.name != "lock"))))
-        ends_in_order("report", "verify", str(run))
         ends_in_order("report", "--out", str(folder / "out"))
         ends_in_order("report", "compare", str(run), str(run), "--out", str(folder / "out"))
         with contextlib.suppress(ConsensusError):
@@ -249,7 +248,7 @@ def test_archives(data: st.DataObject) -> None:
                 written = {path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
                 assert written <= {content for _, content in members}
         assert {path.split("/")[0] for path in inside(folder)} <= {"a.zip", "out"}
-        assert not Path("/tmp/fuzz-x").exists() and not any(path.endswith(".unpacking") for path in inside(folder))
+        assert not Path("/tmp/fuzz-x").exists() and not any(".unpacking" in path for path in inside(folder))
 
 
 @fuzzed

@@ -1,6 +1,6 @@
 """Efficiency of methods side by side: rounds of measurements, and the file that keeps them.
 
-After every round the file is written anew, so that a stopped measurement loses a round at most; the same call goes on
+After every round the file is written anew, so that a stopped measurement loses a round at most; the same call resumes
 from there. Its `rows`, one for each method and budget with the full model first, have:
 
     method, title, tokens         as asked for; `tokens` is what the model has for the full one

@@ -26,14 +26,12 @@ from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
     COUNT_OR_NONE,
-    DIGESTS,
     MAYBE_NUMBER,
     METRICS,
     NUMBER,
     SCORES,
     Record,
     check_shape,
-    digest,
     read_bytes,
     read_json,
     read_lines,
@@ -286,11 +284,6 @@ def read_row(folder: Path) -> Row:
     check_shape(config, CONFIG_SHAPE, folder / CONFIG, AWAY)
     if metrics is not None:
         check_shape(metrics, METRICS_SHAPE, folder / METRICS, AGAIN)
-        known = metrics.get(DIGESTS)
-        if isinstance(known, dict) and known.get(CONFIG, now := digest(folder / CONFIG)) != now:
-            raise DataError(
-                f"{folder / CONFIG}: changed since the run was finished: its numbers are not of this. {AWAY}"
-            )
     answered = read_bytes(answers).count(b"\n") if answers.exists() else 0
     return Row(config, metrics, answered, folder, Catalogue().told_by([(config, metrics)]))
 

@@ -6,6 +6,7 @@ on. `--fail-on-error` bounds how many such questions there may be, `--retry-erro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llava_consensus.errors import ConsensusError, OptionError
@@ -50,13 +51,25 @@ class Execution:
     # how many questions may fail: a number (`5`) or a share of all (`0.01`, `1%`); None is any number
     fail_on_error: str | None = None
     allow_outside: bool = False  # whether pictures and videos may lie outside the folder of the benchmark's pictures
+    shard: tuple[int, int] | None = None  # (2, 4): only the second of four parts of the questions, of equal length
+    merge: tuple[Path, ...] = ()  # other folders of results, from whose same run answers are copied
 
     def check(self) -> None:
         """Raises OptionError for a number below 1, or a bound on errors that is none. Needs no model."""
         for name in ("batch", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.shard is not None and not 1 <= self.shard[0] <= self.shard[1]:
+            raise OptionError(f"--shard {self.shard[0]}/{self.shard[1]}: must be N/COUNT with 1 <= N <= COUNT")
         self._allowed(1)
+
+    def part(self, questions: "Sequence[Question]") -> "Sequence[Question]":
+        """The questions of this shard, in LLaVA's chunks: contiguous, of equal length but the last."""
+        if self.shard is None:
+            return questions
+        number, count = self.shard
+        length = -(-len(questions) // count)
+        return questions[(number - 1) * length : number * length]
 
     def check_errors(self, errors: int, questions: int) -> None:
         """Raises TooManyErrors where more questions failed than `fail_on_error` allows."""
@@ -100,7 +113,7 @@ def raise_if_device_failed(error: Exception, what: str) -> None:
     """Raises DeviceFailed for an error after which CUDA answers nothing more in this process."""
     said = describe(error)
     if "CUDA error" in said or "device-side assert" in said:
-        raise DeviceFailed(f"{what}: {said}. What was answered is kept; the same command goes on")
+        raise DeviceFailed(f"{what}: {said}. What was answered is kept; the same command resumes")
 
 
 def describe(error: Exception) -> str:
@@ -115,7 +128,6 @@ def error_record(question: "Question", error: str, cause: str | None = None) -> 
     return record | ({"cause": cause} if cause else {})
 
 
-def death_records(questions: Sequence["Question"], reason: str) -> list[Record]:
-    """Lines of errors.jsonl for questions of which processes die that ask them alone."""
-    said = f"processes that ask it alone die ({reason})"[:QUOTED]
-    return [error_record(question, said, DEATH) for question in questions]
+def death_record(question: "Question", reason: str) -> Record:
+    """A line of errors.jsonl for a question that kills the process that asks it alone."""
+    return error_record(question, f"the process that asks it alone dies ({reason})"[:QUOTED], DEATH)

@@ -5,7 +5,7 @@ stopped.
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
 picture, however many questions there are about it (`pictures.py`). An `Asker` asks the host in batches: pictures in,
 records out. With several workers each has an `Asker` of its own for its shards (`WorkerFactory`, `workers.py`), and
-the run ends with the same files. Stopped at any moment, the same call goes on, with as many
+the run ends with the same files. Stopped at any moment, the same call resumes, with as many
 workers as it is told, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
 
@@ -23,7 +23,7 @@ from llava_consensus.errors import ConsensusError, DataError, ImageError, Interr
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
-from llava_consensus.evaluation.files import ANSWERS, METRICS, SCORES, Record, check_shape
+from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, check_shape
 from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Loading
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
@@ -34,15 +34,15 @@ from llava_consensus.evaluation.runs.execution import (
     Execution,
     Result,
     check_progress,
-    death_records,
+    death_record,
     describe,
     error_record,
     raise_if_device_failed,
 )
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, shape_of
 from llava_consensus.evaluation.runs.pictures import CAPACITY, EncodingCache, ModelFailed, reader
-from llava_consensus.evaluation.runs.store import AGAIN, Deaths, Run, open_run, problems, run_name
-from llava_consensus.evaluation.runs.workers import Died, Shard, conduct, portable
+from llava_consensus.evaluation.runs.store import AGAIN, Asking, Run, open_run, run_name
+from llava_consensus.evaluation.runs.workers import Died, Shard, is_picklable, one_by_one, run_shards
 from llava_consensus.reduction.budget import Budget, Share
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ HostLoader = Callable[[str, Loading, Mapping[str, str]], Host]  # model, loading
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a run is, what it measured (the content of metrics.json) and how many questions this call asked."""
+    """Folder of a run, the content of metrics.json (empty while shards are missing), questions asked by this call."""
 
     path: Path
     metrics: Record
@@ -71,8 +71,8 @@ def run(
         config: what is measured.
         out: folder of all runs; this one gets a folder of its own in it.
         execution: how it is carried out.
-        host_loader: instead of `models.load`; with several workers, and to find a question of which processes die, it
-            must be importable from other processes.
+        host_loader: instead of `models.load`; importable from other processes, for several workers and to isolate a
+            question that kills its process.
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
@@ -83,19 +83,15 @@ def run(
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
     """As `run`, for a configuration that is checked already."""
-    if plan.content is None and not execution.allow_outside:
-        plan.check_inside()
-    if plan.loading.device_map and execution.workers > 1:
-        raise OptionError(
-            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
-            "model. Take one worker"
-        )
+    _check(plan, execution)
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:
             log.warning("%s", repair)
-        again = _again(plan, folder, execution)
+        for other in execution.merge:
+            _merge(plan, folder, other)
+        again = _questions_to_retry(plan, folder, execution)
         done = folder.done - again
-        pending = [question for question in plan.questions if question.index not in done]
+        pending = [question for question in execution.part(plan.questions) if question.index not in done]
         stored = folder.metrics()
         if stored is not None and not pending:
             return _complete(plan, folder, stored, execution)
@@ -108,14 +104,42 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
                 seconds = _ask(plan, folder, pending, again, execution, host_loader)
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
-                raise Interrupted(f"stopped after {count} questions. The same command goes on: {folder.path}") from None
+                raise Interrupted(f"stopped after {count} questions. The same command resumes: {folder.path}") from None
             except ConsensusError:
                 folder.leave_nothing()
                 raise
+        if len(folder.done) < len(plan.questions):  # a shard
+            return RunResult(folder.path, {}, len(pending))
         timing = metrics.timing(len(pending), seconds, execution.workers)
         folder.finish(metrics.measure(plan, folder) | {"timing": timing, "environment": metrics.environment(plan)})
         execution.check_errors(len(folder.errors), len(plan.questions))
         return RunResult(folder.path, folder.metrics() or {}, len(pending))
+
+
+def _check(plan: RunPlan, execution: Execution) -> None:
+    """Raises for a plan that cannot be carried out so, before a folder is made."""
+    if plan.content is None and not execution.allow_outside:
+        plan.check_inside()
+    if plan.loading.device_map and execution.workers > 1:
+        raise OptionError(
+            f"workers={execution.workers} and device_map={plan.loading.device_map!r}: a map takes all devices for one "
+            "model. Take one worker"
+        )
+
+
+def _merge(plan: RunPlan, folder: Run, out: Path) -> None:
+    """Copies what the same run in another folder of results has and this one has not."""
+    if not (out / folder.path.name / CONFIG).is_file():
+        raise DataError(f"--merge {out}: no {folder.path.name} in it, the folder of the same run")
+    if (out / folder.path.name).samefile(folder.path):
+        raise DataError(f"--merge {out}: is the folder of this run itself. Give those of the other shards")
+    with open_run(out, plan.description, {question.index for question in plan.questions}) as other:
+        answers, errors = (
+            [records[index] for index in sorted(records.keys() - folder.done)]
+            for records in (other.answers, other.errors)
+        )
+    folder.add(answers, errors)
+    log.info("%s: %d answers and %d errors of %s", folder.path, len(answers), len(errors), out)
 
 
 def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
@@ -133,15 +157,15 @@ def _tell_missing(plan: RunPlan, pending: Sequence[Question]) -> None:
         )  # fmt: skip
 
 
-def _again(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
-    """Indexes of questions that are asked again: those whose pictures were changed since or can be read now, those that
-    killed a process, and, if that is wished, those the model failed at.
+def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set[int]:
+    """Indexes of questions to ask again: their pictures have changed since or can be read now, or the model failed at
+    them and `retry_errors` is set.
     """
     failed = {
         question.index
         for question in plan.questions
         if (error := folder.errors.get(question.index)) is not None
-        and (execution.retry_errors or error.get("cause") == DEATH or ("cause" not in error and _opens(plan, question)))
+        and (execution.retry_errors or ("cause" not in error and _opens(plan, question)))
     }
     answered = (question for question in plan.questions if question.index in folder.answers)
     pictures = {question.index: plan.pictures(question) for question in answered}
@@ -167,9 +191,6 @@ def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) 
     """What a complete run measured; scored anew where only the way of scoring is another one."""
     check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
     scored = (folder.path / SCORES).exists()
-    changed = problems(folder.path) if scored else []
-    if changed:
-        raise DataError(f"{changed[0]}. llava-consensus report verify {folder.path} tells all")
     log.info("%s: complete already, nothing was asked", folder.path)
     if stored.get("choices", {}) != plan.benchmark.chosen or not scored:
         folder.finish(metrics.measure(plan, folder) | {key: stored[key] for key in ("timing", "environment")})
@@ -187,21 +208,31 @@ def _ask(
         plan, folder, pending, execution, load: see `evaluate`.
         again: questions of which the folder has a record, which goes when the first new one comes.
     """
-    deaths = Deaths(folder.path)
-    deadly = [one for one in pending if folder.errors.get(one.index, {}).get("cause") == DEATH] + deaths.apart(pending)
-    deadly = deadly if deadly and portable(load) else []
     start = time.perf_counter()
+    questions = {question.index: question for question in pending}
     if execution.workers > 1:
-        _store(plan, folder, _together(plan, pending, execution, load), again, execution)
-    else:
-        if deadly:
-            _store(plan, folder, _together(plan, deadly, replace(execution, batch=1), load, 1), again, execution)
-        host = load(plan.model, plan.loading, plan.host_options)
-        start = time.perf_counter()
-        asker = Asker(plan, host, metrics.budget_of(plan, host))
-        left = [question for question in pending if question not in deadly]
-        _store(plan, folder, _alone(asker, deaths, left, execution.batch), again, execution)
-    deaths.forget()
+        size = BATCHES * execution.batch
+        shards = [tuple(questions)[first : first + size] for first in range(0, len(pending), size)]
+        results = run_shards(WorkerFactory(plan, execution.batch, execution.workers, load), execution.workers, shards)
+        _store(plan, folder, _recorded(results, questions), again, execution)
+        return time.perf_counter() - start
+    asking = Asking.of(folder.path)
+    deadly = [index for index in questions if folder.errors.get(index, {}).get("cause") == DEATH]
+    alone = [index for index in asking.alone if index in questions]
+    apart = [index for index in questions if index in {*asking.apart, *deadly}]
+    if not is_picklable(load):
+        alone, apart = [*alone, *apart], []
+    if apart:
+        results = one_by_one(WorkerFactory(plan, 1, 1, load), apart)
+        _store(plan, folder, _recorded(results, questions), again, execution)
+    host = load(plan.model, plan.loading, plan.host_options)
+    start = time.perf_counter()
+    asker = Asker(plan, host, metrics.budget_of(plan, host))
+    rest = [index for index in questions if index not in {*alone, *apart}]
+    for indexes, size in ((alone, 1), (rest, execution.batch)):
+        left = [questions[index] for index in indexes]
+        _store(plan, folder, _in_this_process(asker, asking, left, size), again, execution)
+    asking.clear()
     return time.perf_counter() - start
 
 
@@ -219,31 +250,20 @@ def _store(plan: RunPlan, folder: Run, results: Iterator[Result], again: set[int
             bar.update(len(result.answers) + len(result.errors))
 
 
-def _alone(asker: "Asker", deaths: Deaths, pending: list[Question], batch: int) -> Iterator[Result]:
-    """In this process, in file order. What was being asked when a former process died comes first, each alone."""
-    suspects = deaths.suspects(pending)
-    others = [question for question in pending if question not in suspects]
-    for questions, size in ((suspects, 1), (others, batch)):
-        results = asker.batches(questions, size)
-        for first in range(0, len(questions), size):
-            with deaths.asking(questions[first : first + size]):
-                result = next(results)
-                yield result  # it is written down while the note still stands
+def _in_this_process(asker: "Asker", asking: Asking, questions: list[Question], batch: int) -> Iterator[Result]:
+    """Results in file order; a note on disk says which questions are in flight."""
+    results = asker.batches(questions, batch)
+    for first in range(0, len(questions), batch):
+        indexes = [question.index for question in questions[first : first + batch]]
+        with asking.noting(indexes, alone=batch == 1):
+            yield next(results)  # stored while the note still stands
 
 
-def _together(
-    plan: RunPlan, pending: list[Question], execution: Execution, load: HostLoader, batches: int = BATCHES
-) -> Iterator[Result]:
-    """By workers, as their shards of so many batches are done."""
-    size = batches * execution.batch
-    shards = [
-        tuple(question.index for question in pending[first : first + size]) for first in range(0, len(pending), size)
-    ]
-    factory = WorkerFactory(plan, execution.batch, execution.workers, load)
-    questions = {question.index: question for question in pending}
-    for shard, outcome in conduct(factory, execution.workers, shards):
+def _recorded(outcomes: Iterable[tuple[Shard, Result | Died]], questions: Mapping[int, Question]) -> Iterator[Result]:
+    """Results of workers; an error record for a question that kills them."""
+    for shard, outcome in outcomes:
         if isinstance(outcome, Died):
-            outcome = Result([], death_records([questions[index] for index in shard], outcome.reason))
+            outcome = Result([], [death_record(questions[index], outcome.reason) for index in shard])
         yield outcome
 
 

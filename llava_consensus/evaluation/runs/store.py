@@ -1,15 +1,15 @@
-"""A run on disk: what was asked, what came back, and how to go on after a SIGKILL in the middle of a write.
+"""A run on disk: what was asked, what came back, and how to resume after a SIGKILL in the middle of a write.
 
 A run is the folder `OUT/<benchmark>-<method>-<tokens>-<hash of the whole configuration>`, with `all` in place of the
 number of tokens where nothing is reduced:
 
     config.json     written first; a folder whose config.json differs from the one asked for is never mixed with it
-    answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order, with a checksum; a batch is one append
+    answers.jsonl   one line per answer, LLaVA's keys in LLaVA's order; a batch is one append
     errors.jsonl    one line per question without an answer: its picture cannot be read, or the model fails at it
     scores.jsonl    each answer as it was scored, a line each; made again from the answers where it is missing
-    metrics.json    written last, with digests of answers, scores and itself; a run is complete when it is there
-    asking.json     while a single process asks: which questions, for the next process if this one dies of them
-    lock            held while a process works on the run; the operating system lets go of it when the process dies
+    metrics.json    written last; a run is complete when it is there
+    asking.json     questions in flight in this process, for the next process if this one dies
+    lock            held while a process works on the run; the operating system releases it when the process dies
 
 Answers stand in the order they came in until the run is complete, then in the order of the questions. Only the end of a
 file that is appended to can be cut, so a cut last line is dropped and reported, and damage anywhere else stops with
@@ -17,23 +17,22 @@ file and line. Use: `with open_run(out, config, indexes) as run: run.add(answers
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import marshal
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from zlib import crc32
 
 from llava_consensus.errors import DataError
-from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.files import (
     ANSWERS,
     CONFIG,
-    DIGESTS,
     MAYBE_NUMBER,
     METRICS,
     NUMBER,
@@ -42,17 +41,13 @@ from llava_consensus.evaluation.files import (
     Record,
     append,
     canonical,
-    check_lock,
     check_shape,
-    digest,
     gc_paused,
-    parse,
     parse_lines,
     read_json,
     remove_leftovers,
     replace,
     take_lock,
-    to_json,
     to_lines,
     whole_lines,
     write_json,
@@ -65,9 +60,7 @@ AGAIN = "Delete it; the same command makes it again"
 MEND = "Remove the line; the same command asks that question again"
 ANSWER_KEYS = ("question_id", "prompt", "text", "answer_id", "model_id", "metadata")
 ERROR_KEYS = ("index", "question_id", "image", "error")
-SUM = "sum"  # name of the checksum in the metadata of an answer
 REDUCTION = ("method", "method_version", "options", "changed", "tokens", "merged", "match")  # keys of a configuration
-PASSING = ("timing", "environment", DIGESTS)  # of metrics.json, not part of its own digest
 
 
 def run_name(config: Mapping[str, object]) -> str:
@@ -94,15 +87,13 @@ class Run:
 
     def add(self, answers: Sequence[Record] = (), errors: Sequence[Record] = ()) -> None:
         """Appends a batch; when this returns it is on the disk."""
-        check_lock(self._lock, self.path / LOCK)
         append(self.path / ERRORS, errors)
-        append(self.path / ANSWERS, [signed(record) for record in answers])
+        append(self.path / ANSWERS, answers)
         self.errors.update((record["index"], record) for record in errors)
         self.answers.update((record["metadata"]["index"], record) for record in answers)
 
     def forget(self, indexes: Collection[int]) -> None:
         """Makes questions that were answered, or failed, questions that are still to be asked."""
-        check_lock(self._lock, self.path / LOCK)
         (self.path / METRICS).unlink(missing_ok=True)
         for records in (self.errors, self.answers):
             for index in indexes:
@@ -117,7 +108,6 @@ class Run:
     @gc_paused()
     def finish(self, metrics: Mapping[str, object]) -> None:
         """Completes the run, records in the order of the questions; `report.extracted` goes to scores.jsonl."""
-        check_lock(self._lock, self.path / LOCK)
         (self.path / METRICS).unlink(missing_ok=True)
         if any(list(records) != sorted(records) for records in (self.errors, self.answers)):
             self._rewrite()
@@ -128,12 +118,11 @@ class Run:
             whole["report"] = report = dict(report)
             scores = report.pop("extracted", [])
         replace(self.path / SCORES, to_lines(scores))
-        write_json(self.path / METRICS, {**whole, DIGESTS: digests(self.path, whole)})
+        write_json(self.path / METRICS, whole)
 
     def _rewrite(self) -> None:
         for name, records in ((ERRORS, self.errors), (ANSWERS, self.answers)):
-            ordered = (records[index] for index in sorted(records))
-            replace(self.path / name, to_lines(ordered if name == ERRORS else map(signed, ordered)))
+            replace(self.path / name, to_lines(records[index] for index in sorted(records)))
 
     def leave_nothing(self) -> None:
         """Removes a folder in which nothing was asked, as where the model could not be loaded."""
@@ -171,10 +160,8 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
     """
     path = out / run_name(config)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        run = Run(path, take_lock(path / LOCK, "this run"))
+        run = Run(path, _lock(path))
         try:
-            remove_leftovers(path)
             _check_config(path, json.loads(canonical(config)))
             _load(run, indexes)
         except BaseException:
@@ -185,6 +172,19 @@ def open_run(out: Path, config: Mapping[str, object], indexes: Collection[int]) 
             f"{path}: cannot be read and written ({error.strerror}). Choose another folder with --out"
         ) from None
     return run
+
+
+def _lock(path: Path) -> int:
+    """The lock of a run's folder, which is made and cleaned up; -1 for a complete run where nothing can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(path / LOCK, "this run")
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and (path / METRICS).exists():
+            return -1
+        raise
+    remove_leftovers(path)
+    return lock
 
 
 def _check_config(path: Path, config: Record) -> None:
@@ -215,9 +215,8 @@ def _load(run: Run, indexes: Collection[int]) -> None:
     for name, keys, found in ((ERRORS, ERROR_KEYS, run.errors), (ANSWERS, ANSWER_KEYS, run.answers)):
         path = run.path / name
         lines, end = whole_lines(path)
-        whole = [name == ERRORS or _intact(line) for line in lines]
         for number, record in enumerate(parse_lines(path, lines, keys), start=1):
-            index = record["index"] if name == ERRORS else _index(path, number, record, whole[number - 1])
+            index = record["index"] if name == ERRORS else _index(path, number, record)
             if index not in indexes:
                 raise DataError(f"{path}, line {number}: index {index!r} is no question of this run. Remove the line")
             if index in run.answers or index in run.errors:
@@ -238,73 +237,13 @@ def _load(run: Run, indexes: Collection[int]) -> None:
         (run.path / METRICS).unlink(missing_ok=True)
 
 
-def _index(path: Path, number: int, record: Record, whole: bool) -> int:
-    """The index of an answer's question. Takes the checksum out of the record: `signed` gives it back."""
+def _index(path: Path, number: int, record: Record) -> int:
+    """The index of an answer's question."""
     metadata = record["metadata"]
     if not isinstance(metadata, dict) or type(metadata.get("index")) is not int:
         raise DataError(f"{path}, line {number}: no index in metadata. {MEND}")
-    if not whole:
-        raise DataError(f"{path}, line {number}: damaged, it does not end with the checksum of the rest of it. {MEND}")
-    del metadata[SUM]
     index: int = metadata["index"]
     return index
-
-
-def signed(record: Record) -> Record:
-    """The record of an answer with its checksum, as the last entry of its metadata."""
-    total = f"{crc32(to_json(record).encode()):08x}"
-    return record | {"metadata": record["metadata"] | {SUM: total}}
-
-
-def _intact(line: bytes) -> bool:
-    """Whether the line of an answer ends with the checksum of everything before it."""
-    record, _, end = line.rpartition(b', "sum": "')
-    return end == b'%08x"}}' % crc32(b"}}", crc32(record))
-
-
-def digests(folder: Path, metrics: Mapping[str, object]) -> Record:
-    """What metrics.json says of the files it was made from, and of itself."""
-    steady = {name: value for name, value in metrics.items() if name not in PASSING}
-    files = (CONFIG, ANSWERS, SCORES)
-    found: Record = {name: digest(folder / name) if (folder / name).is_file() else None for name in files}
-    return {**found, METRICS: hashlib.sha256(canonical(steady).encode()).hexdigest()}
-
-
-def problems(folder: Path) -> list[str]:
-    """Everything in the folder of a run that is not as it was written, a line each: `llava-consensus report verify`.
-
-    Raises:
-        DataError: it is no folder of a run.
-    """
-    if not (folder / CONFIG).is_file():
-        raise DataError(f"{folder}: no {CONFIG}, so it is no folder of a run")
-    found, path = [], folder / ANSWERS
-    if not path.is_file():
-        found.append(f"{path}: missing")
-    else:
-        lines, end = whole_lines(path)
-        for number, line in enumerate(lines, start=1):
-            try:
-                _index(path, number, parse(path, number, line, ANSWER_KEYS, MEND), _intact(line))
-            except DataError as error:
-                found.append(str(error))
-        if end is not None:
-            found.append(f"{path}: the last line is cut; the same command asks for it again")
-    path = folder / METRICS
-    if not path.is_file():
-        return [*found, f"{path}: missing: the run is not complete, or the same command makes it again"]
-    try:
-        metrics = read_json(path, AGAIN, dict)
-        now, stored = digests(folder, metrics), metrics.get(DIGESTS)
-    except (DataError, ValueError) as error:
-        return [*found, str(error)]
-    if isinstance(stored, dict) and CONFIG not in stored:
-        del now[CONFIG]  # of a run that was finished before it was told
-    changed = [name for name in now if not isinstance(stored, dict) or stored.get(name) != now[name]]
-    remedies = {CONFIG: "Move the folder away: its answers are those of another configuration"}
-    usual = f"Delete {METRICS} to score the answers again"
-    said = (f"{folder / name}: changed since the run was finished. {remedies.get(name, usual)}" for name in changed)
-    return [*found, *said]
 
 
 def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
@@ -321,9 +260,6 @@ def full_score(out: Path, config: Mapping[str, Any]) -> float | None:
             continue
         metrics = read_json(path, AGAIN, dict)
         check_shape(metrics, {"score": MAYBE_NUMBER, "tokens": {"before": NUMBER, "after": NUMBER}}, path, AGAIN)
-        known = metrics.get(DIGESTS)
-        if isinstance(known, dict) and known.get(CONFIG) not in (None, digest(file)):
-            raise DataError(f"{file}: changed since the run was finished: its numbers are not of this")
         if metrics["tokens"]["before"] == metrics["tokens"]["after"] and metrics["score"] is not None:
             score: float = metrics["score"]
             return score
@@ -334,59 +270,45 @@ def _without_reduction(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in REDUCTION}
 
 
-class Deaths:
-    """What was being asked when former processes of a run died, and the note of what this one asks: asking.json.
+@dataclass(frozen=True)
+class Asking:
+    """Questions in flight when a process of the run died. They are asked alone, so that none can stop the run for ever.
 
-    A crash in native code, the system's memory killer or a device that no longer answers end the whole process, and so
-    does anybody who kills it. The next process finds in the note what was being asked, and asks each of these questions
-    alone. One at which it dies again is asked by a process apart: if that dies too while this one lives, the question
-    kills. A process that stops in order leaves a note of suspects alone.
-
-    Args:
-        folder: of the run.
+    A crash in native code, the out-of-memory killer or a failed device end the whole process, and so does anybody who
+    kills it. The next process asks these questions one by one. If it dies too, at a single question, that one is asked
+    in a child process: a child that dies while its parent lives was killed by the question.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / ASKING
-        self._suspects: set[int] = set()  # to be asked alone
-        self._apart: set[int] = set()  # and by a process apart
+    path: Path  # of the note
+    alone: tuple[int, ...] = ()  # asked one by one in this process
+    apart: tuple[int, ...] = ()  # asked in a child process
+
+    @classmethod
+    def of(cls, folder: Path) -> "Asking":
+        """What the last process left in the folder of a run."""
+        path = folder / ASKING
         try:
-            note = read_json(self._path, kind=dict)
-            asking, suspects, apart = (set(map(int, note[name])) for name in ("asking", "suspects", "apart"))
-        except (DataError, *WRONG):  # none, or cut: nobody died of anything
-            return
-        self._apart = apart | (asking & suspects if len(asking) == 1 else set())
-        self._suspects = (suspects | asking) - self._apart
-
-    def suspects(self, questions: Sequence[Question]) -> list[Question]:
-        """Those that were being asked when a process died, to be asked alone."""
-        return [question for question in questions if question.index in self._suspects | self._apart]
-
-    def apart(self, questions: Sequence[Question]) -> list[Question]:
-        """Those at which another process died that asked them alone."""
-        return [question for question in questions if question.index in self._apart]
+            note = read_json(path, kind=dict)
+            indexes = tuple(map(int, note["asking"]))
+            return cls(path, apart=indexes) if note["alone"] else cls(path, alone=indexes)
+        except (DataError, *WRONG):  # none, or cut
+            return cls(path)
 
     @contextlib.contextmanager
-    def asking(self, questions: Sequence[Question]) -> Iterator[None]:
-        """Notes what is asked in the block, and that it was asked once the block ends in order."""
-        self._write([question.index for question in questions])
+    def noting(self, indexes: Sequence[int], alone: bool) -> Iterator[None]:
+        """Keeps a note of questions while the block asks them. It stays where the process dies or its device fails."""
+        # In place and not synced: it is for a process that dies, not for a machine that does.
+        with contextlib.suppress(OSError):
+            self.path.write_text(json.dumps({"asking": indexes, "alone": alone}))
         try:
             yield
-        except DeviceFailed:  # as good as dead: the next process must know
+        except DeviceFailed:
             raise
         except BaseException:
-            self._write([])
+            self.clear()
             raise
-        for known in (self._suspects, self._apart):
-            known.difference_update(question.index for question in questions)
 
-    def forget(self) -> None:
-        """Removes the note: everything was asked."""
+    def clear(self) -> None:
+        """Removes the note."""
         with contextlib.suppress(OSError):
-            self._path.unlink()
-
-    def _write(self, asking: Sequence[int]) -> None:
-        """In place and not synced: it is for a process that dies, not for a machine that does."""
-        note = {"asking": asking, "suspects": sorted(self._suspects), "apart": sorted(self._apart)}
-        with contextlib.suppress(OSError):  # a run can do without
-            self._path.write_text(json.dumps(note))
+            self.path.unlink()

@@ -1,21 +1,21 @@
 """Several processes on this machine, each with a model of its own, that ask the questions of a run in shards.
 
-`for shard, outcome in conduct(start_worker, 2, shards): ...` yields shards as they are done, in any order. A shard
-whose worker dies is given to a new one; when that dies too its questions are asked one by one, and a question that
-still kills two workers comes back as Died. The parent alone writes files. Workers end when it ends, however it ends.
+`for shard, outcome in run_shards(start, 2, shards): ...` yields shards as they are done, in any order. The questions
+that were in flight when a worker died are asked one by one; one that kills its worker again comes back as Died. The
+parent alone writes files. Workers end when their parent does, however it ends.
 """
 
-import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait as wait_for
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -24,25 +24,28 @@ from llava_consensus.errors import ConsensusError
 from llava_consensus.evaluation.runs.execution import DeviceFailed, Result
 
 SPAWN = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-MOST_DEATHS = 2  # of workers on one shard
 IN_A_ROW = 8  # deaths with nothing answered between them: not the questions' fault
+MEMORY = "Too little memory? Take fewer --workers or a smaller --batch"
 
 Shard = tuple[int, ...]  # indexes of questions that are asked together, ascending
 Work = Callable[[Shard], Result]
 StartWorker = Callable[[int], Work]  # called in a worker's process with the number of the worker: loads the model
 
+_START: Callable[[], Work]  # in a worker's process
+_WORK: Work | None = None
+
 
 class WorkerError(ConsensusError):
-    """The run cannot go on: its workers die whatever they are given."""
+    """The run cannot be continued: its workers die whatever they are given."""
 
 
 class Died(NamedTuple):
-    """A worker is gone, and with it what it was doing."""
+    """Outcome of a question that kills the process that asks it alone."""
 
     reason: str
 
 
-def portable(function: Any) -> bool:
+def is_picklable(function: Any) -> bool:
     """Whether a function can be given to another process."""
     try:
         pickle.dumps(function)
@@ -51,116 +54,121 @@ def portable(function: Any) -> bool:
     return True
 
 
-def conduct(start_worker: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result | Died]]:
-    """Every shard with its result as they are done; Died for one question of which workers die.
+def run_shards(start: StartWorker, workers: int, shards: Sequence[Shard]) -> Iterator[tuple[Shard, Result | Died]]:
+    """Yields every shard with its result as they are done; Died for a single question that kills workers.
 
     Args:
-        start_worker: gives a worker's function from shards to results; pickled, so importable from other processes.
-        workers: how many at once; never more are started than there are shards.
-        shards: what is to be done.
+        start: makes a worker's function from shards to results; pickled, so importable from other processes.
+        workers: processes at once; never more than there are shards.
+        shards: indexes of questions that are asked together.
     Raises:
         WorkerError: workers die one after another.
-        Exception: what a worker's function raised.
+        Exception: raised by a worker's function.
     """
-    made = pickle.dumps(start_worker)
-    waiting, deaths, numbers, row = deque(shards), Counter[Shard](), count(), 0
-    processes: dict[Connection, BaseProcess] = {}
-    busy: dict[Connection, Shard] = {}
-    idle: list[Connection] = []
-    loaded: set[Connection] = set()
+    waiting = deque(shards)
+    while waiting:
+        lost: list[Shard] = []
+        with _pool(start, min(workers, len(waiting))) as pool:
+            for shard, result in _in_parallel(pool, workers, waiting):
+                if result is None:
+                    lost.append(shard)
+                else:
+                    yield shard, result
+        yield from one_by_one(start, sorted(index for shard in lost for index in shard))
+
+
+def one_by_one(start: StartWorker, indexes: Sequence[int]) -> Iterator[tuple[Shard, Result | Died]]:
+    """Yields the result of each question, asked alone in a child process; Died for one that kills it."""
+    waiting, row = deque(indexes), 0
+    while waiting:
+        with _pool(start, 1) as pool:
+            try:
+                pool.submit(_load).result()
+            except BrokenProcessPool:  # not the question's fault
+                raise WorkerError(f"a worker died while it loaded the model. {MEMORY}") from None
+            while waiting:
+                shard = (waiting.popleft(),)
+                try:
+                    yield shard, pool.submit(_work, shard).result()
+                    row = 0
+                except BrokenProcessPool as error:
+                    row += 1
+                    if row == IN_A_ROW:
+                        raise WorkerError(f"{row} workers died one after another. {MEMORY}") from None
+                    yield shard, Died(str(error))
+                    break
+
+
+def _in_parallel(
+    pool: ProcessPoolExecutor, workers: int, waiting: deque[Shard]
+) -> Iterator[tuple[Shard, Result | None]]:
+    """Takes shards from `waiting` until it is empty or a worker died; None for a shard that was in flight then."""
+    flying: dict[Future[Result], Shard] = {}
+    broken = False
+    while flying or (waiting and not broken):
+        while waiting and not broken and len(flying) < workers:
+            shard = waiting.popleft()
+            try:
+                flying[pool.submit(_work, shard)] = shard
+            except BrokenProcessPool:  # a worker died since; what is in flight says so below
+                waiting.appendleft(shard)
+                broken = True
+        for future in wait(flying, return_when=FIRST_COMPLETED).done:
+            shard = flying.pop(future)
+            try:
+                yield shard, future.result()
+            except BrokenProcessPool:
+                broken = True
+                yield shard, None
+
+
+@contextmanager
+def _pool(start: StartWorker, workers: int) -> Iterator[ProcessPoolExecutor]:
+    numbers = SPAWN.Value("i", 0)
+    pool = ProcessPoolExecutor(workers, SPAWN, _begin, (pickle.dumps(start), numbers))
     try:
-        while waiting or busy:
-            while waiting and len(busy) < workers:
-                pipe = idle.pop() if idle else _start(made, next(numbers), processes)
-                busy[pipe] = waiting.popleft()
-                with contextlib.suppress(OSError):  # it is dead already, and its end of the pipe says so below
-                    pipe.send(busy[pipe])
-            done = wait(list(busy))
-            for pipe in [one for one in busy if one in done]:
-                outcome = _receive(pipe, processes)
-                if outcome is None:
-                    loaded.add(pipe)
-                    continue
-                shard = busy.pop(pipe)
-                if isinstance(outcome, Result):
-                    idle.append(pipe)
-                    row = 0 if outcome.answers else row
-                    yield shard, outcome
-                    continue
-                row += 1
-                if row == IN_A_ROW:
-                    raise WorkerError(
-                        f"{row} workers died one after another, the last at questions {shard[0]}..{shard[-1]} "
-                        f"({outcome.reason}). Too little memory? Take fewer --workers or a smaller --batch"
-                    )
-                deaths[shard] += pipe in loaded  # else it is not the questions' fault
-                waiting.extendleft(reversed(_left(shard, deaths[shard])))
-                if len(shard) == 1 and deaths[shard] >= MOST_DEATHS:
-                    yield shard, outcome
+        yield pool
     finally:
-        for pipe, process in processes.items():
-            process.kill()  # what it has finished was handed over
-            pipe.close()
-        for process in processes.values():
+        processes = list((pool._processes or {}).values())  # taken before `shutdown` forgets them
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()  # finished shards were handed over
+        for process in processes:
             process.join()
 
 
-def _left(shard: Shard, deaths: int) -> list[Shard]:
-    """What of a shard is asked again, after so many deaths of workers that were given it."""
-    if deaths < MOST_DEATHS:
-        return [shard]
-    return [(index,) for index in shard] if len(shard) > 1 else []
-
-
-def _start(made: bytes, number: int, processes: dict[Connection, BaseProcess]) -> Connection:
-    here, there = SPAWN.Pipe()
-    process = SPAWN.Process(target=_serve, args=(made, number, there), daemon=True)
-    process.start()
-    there.close()
-    processes[here] = process
-    return here
-
-
-def _receive(pipe: Connection, processes: dict[Connection, BaseProcess]) -> Result | Died | None:
-    """What a worker says, None once its model is loaded. One that has died says nothing, and one whose device failed
-    ends by itself: a new one has the device anew.
+def _begin(start: bytes, numbers: Any) -> None:
+    """Prepares a worker's process. Its first shard unpickles `start`, which imports torch, and loads the model: errors
+    are raised there, and the process ends with its parent meanwhile.
     """
-    try:
-        outcome: Result | Exception | None = pipe.recv()
-    except (EOFError, OSError, pickle.UnpicklingError):
-        outcome = EOFError()
-    if isinstance(outcome, Exception) and not isinstance(outcome, DeviceFailed | EOFError):
-        raise outcome
-    if not isinstance(outcome, Exception):
-        return outcome
-    process = processes.pop(pipe)
-    process.join(5)
-    pipe.close()
-    return Died(str(outcome) or f"exit code {process.exitcode}")
-
-
-def _serve(made: bytes, number: int, pipe: Connection) -> None:
-    """A worker's life: load once, then shard after shard, until the parent is gone. What is imported to unpickle the
-    function takes seconds, in which the parent may die too.
-    """
+    global _START
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a process that is killed leaves behind
+    with numbers.get_lock():
+        number = numbers.value
+        numbers.value += 1
+    _START = lambda: pickle.loads(start)(number)  # noqa: E731
+
+
+def _load() -> None:
+    global _WORK
+    if _WORK is None:
+        _WORK = _START()
+
+
+def _work(shard: Shard) -> Result:
+    _load()
+    assert _WORK is not None
     try:
-        start_worker: StartWorker = pickle.loads(made)
-        work = start_worker(number)
-        pipe.send(None)
-        while True:
-            pipe.send(work(pipe.recv()))
-    except (EOFError, BrokenPipeError):
-        return
-    except Exception as error:
-        pipe.send(error)
+        return _WORK(shard)
+    except DeviceFailed:
+        os._exit(1)  # a new process has the device anew
 
 
 def _end_with_parent() -> None:
-    """Ends this process as soon as the parent is gone, in the middle of a shard too."""
+    """Ends this process as soon as the parent is gone: it would wait for its next shard for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        wait_for([parent.sentinel])
         os._exit(1)

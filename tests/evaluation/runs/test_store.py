@@ -3,10 +3,10 @@
 Run: `pytest tests/evaluation/runs/test_store.py`.
 """
 
+import errno
 import json
 import math
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llava_consensus import cli
-from llava_consensus.errors import BusyError, DataError
-from llava_consensus.evaluation.files import read_answers, read_json, write_json
+from llava_consensus.errors import DataError
+from llava_consensus.evaluation.files import read_answers, write_json
 from llava_consensus.evaluation.runs import loop
 from llava_consensus.evaluation.runs.execution import Execution
 from llava_consensus.evaluation.runs.loop import RunResult
-from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, problems, run_name, signed
+from llava_consensus.evaluation.runs.store import ANSWER_KEYS, Run, open_run, run_name
 
 CONFIG: dict[str, Any] = {"benchmark": "gqa", "method": "random", "tokens": 64, "options": {"seed": 0}}
 INDEXES = range(6)
@@ -61,12 +61,6 @@ def test_a_reopened_run_goes_on_with_what_it_holds(tmp_path: Path) -> None:
     assert json.loads((path / "config.json").read_text()) == CONFIG
 
 
-def test_keys_stand_in_the_order_of_llava(tmp_path: Path) -> None:
-    lines = (begun(tmp_path) / "answers.jsonl").read_bytes().splitlines()
-    assert [list(json.loads(line)) for line in lines] == [list(ANSWER_KEYS)] * 4
-    assert all(line.isascii() for line in lines)
-
-
 def test_cut_at_every_byte_of_the_last_lines(tmp_path: Path) -> None:
     path = begun(tmp_path) / "answers.jsonl"
     whole = path.read_bytes()
@@ -81,13 +75,6 @@ def test_cut_at_every_byte_of_the_last_lines(tmp_path: Path) -> None:
         with open_run(tmp_path, CONFIG, INDEXES) as again:
             again.add([answer(index) for index in range(complete, 4)])
         assert path.read_bytes() == whole
-
-
-def test_cut_error_line_is_dropped(tmp_path: Path) -> None:
-    path = begun(tmp_path) / "errors.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    run = reopen(tmp_path)
-    assert not run.errors and len(run.repairs) == 1
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 40, b"\0" * 40 + b"\n", b'{"question_id": 3\n', b"\xff\xfe", b'{"a": "\xc3'])
@@ -105,11 +92,9 @@ def test_rubbish_at_the_end_is_dropped(tmp_path: Path, tail: bytes) -> None:
         (b"", "damaged"),
         (b"[1]", "question_id"),
         (b'{"question_id": 7}', "prompt"),
-        (json.dumps(signed(answer(0))).encode(), "second time"),
-        (json.dumps(signed(answer(5))).encode(), "second time"),
-        (json.dumps(signed(answer(99))).encode(), "no question of this run"),
-        (json.dumps(answer(1)).encode(), "checksum"),
-        (json.dumps({**signed(answer(1)), "text": "no"}).encode(), "checksum"),
+        (json.dumps(answer(0)).encode(), "second time"),
+        (json.dumps(answer(5)).encode(), "second time"),
+        (json.dumps(answer(99)).encode(), "no question of this run"),
         (json.dumps({**answer(1), "metadata": {}}).encode(), "no index"),
     ],
 )
@@ -154,16 +139,6 @@ def test_a_run_killed_before_its_configuration_was_written_starts_anew(tmp_path:
     assert not reopen(tmp_path).done
 
 
-def test_second_opening_is_told_who_holds_the_run(tmp_path: Path) -> None:
-    with (
-        open_run(tmp_path, CONFIG, INDEXES) as run,
-        pytest.raises(BusyError, match=f"pid {os.getpid()}"),
-    ):
-        open_run(tmp_path, CONFIG, INDEXES)
-    run.close()
-    reopen(tmp_path)
-
-
 def test_second_process_is_refused(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from llava_consensus.evaluation.runs.store import open_run; "
@@ -175,12 +150,29 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
 
 
+def test_a_complete_run_on_a_read_only_disk_is_shown(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, really = go(data, tmp_path / "out"), os.open
+
+    def read_only(path: Any, flags: int, *more: Any) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return really(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    again = go(data, tmp_path / "out")
+    assert again.asked == 0 and again.metrics == first.metrics
+    with pytest.raises(DataError, match="Choose another folder with --out"):
+        go(data, tmp_path / "other")
+
+
 def test_metrics_are_dropped_when_answers_go_missing(tmp_path: Path) -> None:
     path = begun(tmp_path, 5)
     with open_run(tmp_path, CONFIG, INDEXES) as run:
         run.finish({"score": 1.5})
     with open_run(tmp_path, CONFIG, INDEXES) as run:
-        assert {**(run.metrics() or {}), "sha256": 0} == {"score": 1.5, "sha256": 0}
+        assert run.metrics() == {"score": 1.5}
     (path / "errors.jsonl").unlink()
     with open_run(tmp_path, CONFIG, INDEXES) as run:
         assert run.metrics() is None and run.done == set(range(5))
@@ -190,12 +182,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="--out"):
         open_run(tmp_path / "file", CONFIG, INDEXES)
-
-
-def test_atomic_write_leaves_nothing_behind(tmp_path: Path) -> None:
-    write_json(tmp_path / "metrics.json", {"a": 1})
-    write_json(tmp_path / "metrics.json", {"a": 2})
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
 def test_foreign_answer_files_are_read(tmp_path: Path) -> None:
@@ -235,74 +221,19 @@ def go(data: Path, out: Path) -> RunResult:
     return loop.run(config(data, data / "model"), out, Execution(3, progress=False), lambda *_: FakeHost())
 
 
-def test_every_bit_flip_in_the_answers_is_told(data: Path, tmp_path: Path) -> None:
-    result = go(data, tmp_path)
-    assert problems(result.path) == []
-    path = result.path / "answers.jsonl"
-    whole, chance = path.read_bytes(), random.Random(0)
-    for _ in range(400):
-        place, bit = chance.randrange(len(whole)), chance.randrange(8)
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << bit
-        path.write_bytes(flipped)
-        assert problems(result.path), f"bit {bit} of byte {place}"
-        path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("name", ["score", "answered"])
-def test_a_number_changed_by_hand_is_told(
-    data: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = go(data, tmp_path)
-    path = result.path / "metrics.json"
-    assert cli.main(["report", "verify", str(result.path)]) == 0
-    write_json(path, {**read_json(path), name: 99.9})
-    with pytest.raises(DataError, match=r"metrics\.json: changed since"):
-        go(data, tmp_path)
-    assert cli.main(["report", "verify", str(result.path)]) == 3
-    assert "metrics.json: changed since" in capsys.readouterr().out
-    path.unlink()
-    assert go(data, tmp_path).metrics["score"] == result.metrics["score"]
-
-
-def test_an_edited_configuration_is_told_by_verify_and_by_tables(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = go(data, tmp_path / "out").path / "config.json"
-    write_json(path, read_json(path) | {"tokens": 32})
-    assert cli.main(["report", "verify", str(path.parent)]) == 3
-    assert "config.json: changed since" in capsys.readouterr().out
-    assert cli.main(["report", "--out", str(tmp_path / "out")]) == 3
-    assert "config.json: changed since" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["answers.jsonl", "errors.jsonl", "scores.jsonl", "metrics.json", "config.json"])
+@pytest.mark.parametrize("name", ["answers.jsonl", "errors.jsonl", "metrics.json", "config.json"])
 def test_a_pipe_in_place_of_a_file_is_a_line(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = go(data, tmp_path / "out").path / name
     path.unlink()
     os.mkfifo(path)
-    codes = [cli.main(["report", "verify", str(path.parent)]), cli.main(["report", "--out", str(tmp_path / "out")])]
-    assert set(codes) <= {0, 3} and "Traceback" not in capsys.readouterr().err
+    assert cli.main(["report", "--out", str(tmp_path / "out")]) in (0, 3)
+    assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(DataError):
         go(data, tmp_path / "out")
-
-
-def test_changed_scores_are_told_and_timing_is_nobodys_business(data: Path, tmp_path: Path) -> None:
-    result = go(data, tmp_path)
-    path = result.path / "metrics.json"
-    write_json(path, {**read_json(path), "timing": {}, "environment": {}})
-    assert problems(result.path) == []
-    scores = result.path / "scores.jsonl"
-    scores.write_text(scores.read_text().replace("0.0", "1.0"))
-    assert "scores.jsonl: changed since" in problems(result.path)[0]
 
 
 def test_no_nan_is_written(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [math.nan, {"b": math.inf}], "c": 1.5})
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": [None, {"b": None}], "c": 1.5}
-
-
-def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", "verify", str(tmp_path)]) == 3 and "no folder of a run" in capsys.readouterr().err
