@@ -2,14 +2,10 @@
 
 import shutil
 import zipfile
-import zlib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from llava_consensus.errors import DataError
-
-# what zipfile raises for damage, an unknown compression, a password or a name that no file can have
-BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError, LookupError)
 
 
 def unpack(archive: Path, folder: Path, only: str = "", without: str = "") -> int:
@@ -43,7 +39,9 @@ def unpack(archive: Path, folder: Path, only: str = "", without: str = "") -> in
                     target = folder / written.relative_to(fresh)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     written.replace(target)
-    except BROKEN as error:
+    except DataError:
+        raise
+    except Exception as error:  # damage breaks zipfile and each kind of compression in its own way
         said = str(error) or type(error).__name__
         raise DataError(f"{archive}: {said}. Damaged, or no zip: remove it and give the same command") from error
     finally:

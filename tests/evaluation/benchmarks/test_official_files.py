@@ -139,7 +139,6 @@ def said(name: str, data: Path, text: str) -> list[dict[str, Any]]:
     return [
         {"question_id": one.question_id, "prompt": one.prompt or one.text, "text": text}
         for one in make(name).load(data)
-        for one in make(name).load(data)
     ]
 
 
