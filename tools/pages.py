@@ -29,8 +29,7 @@ from llava_consensus.evaluation.report.rows import Row, compare, read_rows
 from llava_consensus.evaluation.report.section import Section, half, signed
 from llava_consensus.evaluation.report.table import csv_text, markdown
 from llava_consensus.evaluation.runs.configuration import describe_reduction
-from llava_consensus.methods import INDEX
-from llava_consensus.methods.index import written
+from llava_consensus.methods import INDEX, written
 from llava_consensus.paper import preset
 from llava_consensus.paper.study.tables import study_csv
 from llava_consensus.reduction.budget import budget

@@ -25,9 +25,9 @@ from llava_consensus.hosts import view_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES
-from llava_consensus.serving import FAMILIES as SERVED
 from llava_consensus.serving.plan import Plan
 from llava_consensus.serving.setting import Setting
+from llava_consensus.serving.supported import FAMILIES as SERVED
 
 BUDGETS = 16, 64, 256
 SIZES = [

@@ -174,8 +174,8 @@ def _serving(
     from llava_consensus.evaluation.files import write_json
     from llava_consensus.evaluation.models.vllm import setting_of
     from llava_consensus.reduction.budget import amount, most_first
-    from llava_consensus.serving import check_version
     from llava_consensus.serving.setting import Setting, config_of
+    from llava_consensus.serving.supported import check_version
 
     check_version()
     if not given.shape:

@@ -64,8 +64,8 @@ def serve(given: argparse.Namespace) -> Iterator[str]:
 
 def line(given: argparse.Namespace) -> list[str]:
     """The words of vLLM's command. OptionError for what cannot be served."""
-    from llava_consensus.serving import check_version
     from llava_consensus.serving.setting import Setting, config_of
+    from llava_consensus.serving.supported import check_version
 
     check_version()
     setting = Setting(given.method, given.tokens, given.largest, arguments.options(given.option))

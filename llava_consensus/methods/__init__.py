@@ -56,13 +56,25 @@ def about(name: str) -> About:
         return kept
     from llava_consensus.methods.index import describe
 
-    return describe(name)
+    return _about(describe(make(name)))
 
 
 @cache
 def _index() -> Mapping[str, About]:
-    found = {name: About(*row) for name, row in json.loads(INDEX.read_text("utf-8")).items()}
-    return {name: one._replace(options=[Option(*row) for row in one.options]) for name, one in found.items()}
+    return {name: _about(row) for name, row in json.loads(INDEX.read_text("utf-8")).items()}
+
+
+def _about(row: list[Any]) -> About:
+    found = About(*row)
+    return found._replace(options=[Option(*option) for option in found.options])
+
+
+def written() -> str:
+    """The text of index.json, a line for each method of ours."""
+    from llava_consensus.methods.index import describe
+
+    lines = [f'"{name}": {json.dumps(describe(make(name)), ensure_ascii=False)}' for name in METHODS]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def truth(name: str, value: object) -> bool:

@@ -1,5 +1,5 @@
-"""Descriptions of methods for lists, read from their classes. `make pages` keeps those of ours in index.json, so that
-`llava-consensus list` need not import torch; a test holds it fresh.
+"""Description of a method for lists, read from its class. `make pages` keeps those of our methods in index.json, so
+that `llava-consensus list` need not import torch; a test holds it fresh.
 """
 
 import inspect
@@ -8,8 +8,8 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
-from llava_consensus.methods import METHODS, About, Option, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
 from llava_consensus.reduction.method import Method
@@ -20,27 +20,21 @@ ENTRY = re.compile(r"    (\w[\w, ]*): (.+)")
 COUNTING = ("entering", "vision_tokens", "flops")
 
 
-def written() -> str:
-    """The text of index.json, a line for each method."""
-    lines = [f'"{name}": {json.dumps(describe(name), ensure_ascii=False)}' for name in METHODS]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+def describe(method: Method) -> list[Any]:
+    """The row of a method in index.json: the fields of `methods.About`.
 
-
-def describe(name: str) -> About:
-    """Description of a method from its class and docstrings.
-
-    Raises:
-        OptionError: as `method_class`.
+    Args:
+        method: with the defaults of its options.
     """
-    kind = method_class(name)
+    kind = type(method)
     texts = [inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0]]
     texts += inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n")
     paragraphs = [" ".join(text.split()) for text in texts]
     at = f"{kind.__module__}:{kind.__name__}"
-    return About(at, kind.title, kind.place.value, paragraphs, list(_options(kind)), dict(_counted(kind)), cost(name))
+    return [at, kind.title, kind.place.value, paragraphs, list(_options(kind)), dict(_counted(kind)), cost(method)]
 
 
-def _options(kind: type[Method]) -> Iterator[Option]:
+def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
     """Every field with what the `Args` of the class, or of the nearest base that has it, say about it."""
     texts: dict[str, str] = {}
     for one in reversed(kind.__mro__):
@@ -48,7 +42,7 @@ def _options(kind: type[Method]) -> Iterator[Option]:
     kinds = annotations(kind)
     for field in fields(kind):
         default = field.default if isinstance(field.default, str) else json.dumps(field.default)
-        yield Option(field.name, default, texts.get(field.name, ""), allowed(kinds[field.name]))
+        yield field.name, default, texts.get(field.name, ""), allowed(kinds[field.name])
 
 
 def _arguments(docstring: str) -> Iterator[tuple[str, str]]:
@@ -79,9 +73,9 @@ def _counted(kind: type[Method]) -> Iterator[tuple[str, str]]:
             yield name, " ".join(words.split())
 
 
-def cost(name: str) -> str:
+def cost(method: Method) -> str:
     """FLOPs of a method on the model of the paper, in a line."""
-    found = account(make(name), Budget(TOKENS), SHAPES[SHAPE])
+    found = account(method, Budget(TOKENS), SHAPES[SHAPE])
     if found.flops.method is None or found.flops.total is None:
         return f"on {SHAPE} at {TOKENS} tokens: not known ({found.note})"
     own, total = found.flops.method / 1e9, found.flops.total / 1e12

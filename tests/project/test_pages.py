@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llava_consensus.methods import INDEX
-from llava_consensus.methods.index import written
+from llava_consensus.methods import INDEX, written
 from tools import pages
 
 FILES = (

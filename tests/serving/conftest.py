@@ -2,7 +2,7 @@
 
 import pytest
 
-from llava_consensus.serving import installed
+from llava_consensus.serving.supported import installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

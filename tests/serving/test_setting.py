@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import llava_consensus
-from llava_consensus import serving
 from llava_consensus.errors import MissingDependency, OptionError
 from llava_consensus.methods import METHODS, make
 from llava_consensus.reduction.method import Place
+from llava_consensus.serving import supported
 from llava_consensus.serving.setting import Setting, asked, of_config
 
 
@@ -73,15 +73,15 @@ def test_a_onevision_that_vllm_would_lay_out_in_another_way_is_refused() -> None
 
 
 def test_another_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "version", lambda name: "0.31.0")
+    monkeypatch.setattr(supported, "version", lambda name: "0.31.0")
     with pytest.raises(OptionError, match=r"vllm 0\.31\.0: this plugin was run with 0\.32\.0 alone"):
         llava_consensus.vllm()
 
 
 def test_without_vllm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
-        raise serving.PackageNotFoundError(name)
+        raise supported.PackageNotFoundError(name)
 
-    monkeypatch.setattr(serving, "version", missing)
+    monkeypatch.setattr(supported, "version", missing)
     with pytest.raises(MissingDependency, match=r"llava-consensus\[vllm\]"):
         llava_consensus.vllm()

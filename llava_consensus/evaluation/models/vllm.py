@@ -22,9 +22,9 @@ from llava_consensus.hosts.sequence import Layout, Sharing, read_layout
 from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.method import Method
-from llava_consensus.serving import check_version
 from llava_consensus.serving.plan import row_kinds
 from llava_consensus.serving.setting import ASKED, Setting, config_of
+from llava_consensus.serving.supported import check_version
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin

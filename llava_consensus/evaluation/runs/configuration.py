@@ -27,7 +27,7 @@ from llava_consensus.methods import method_name
 from llava_consensus.reduction.budget import Budget, Share, amount
 from llava_consensus.reduction.costs import MATCHES
 from llava_consensus.reduction.method import Method
-from llava_consensus.serving import DISTRIBUTIONS
+from llava_consensus.serving.supported import DISTRIBUTIONS
 
 OWN = "llava-consensus"
 PACKAGES = (
