@@ -175,7 +175,10 @@ def compare(one: Path, other: Path) -> int:
             cells, different = cells + len(keys), different + len(changed)
             if changed:
                 print(f"{name.removesuffix('.json')} {row}: {len(changed)} of {len(keys)} differ, first {changed[0]}")
-                print(f"  - {before.get(changed[0])}\n  + {after.get(changed[0])}")
+                print(
+                    *(f"  {sign} {str(side.get(changed[0]))[:200]}" for sign, side in (("-", before), ("+", after))),
+                    sep="\n",
+                )
     print(f"{different} of {cells} differ")
     return different
 
