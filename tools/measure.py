@@ -135,7 +135,7 @@ def trace(root: Path, flow: str) -> list[str]:
 
 def cases(root: Path) -> str:
     """Cases of the suite, as pytest collects them."""
-    command = [root / ".venv/bin/python", "-m", "pytest", "--collect-only", "-n", "0", "-p", "no:cacheprovider"]
+    command = [str(root / ".venv/bin/python"), "-m", "pytest", "--collect-only", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=of(root))
     return str(sum("::" in line for line in done.stdout.splitlines()))
 

@@ -18,7 +18,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import hf_models  # type: ignore[import-not-found]
-from hf_models import END, IMAGE, START, TAG, TEXT  # type: ignore[import-not-found]
+from hf_models import END, IMAGE, START, TAG, TEXT
 
 from llava_consensus import attach
 from llava_consensus.hosts import view_of

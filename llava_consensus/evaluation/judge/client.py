@@ -270,9 +270,10 @@ class Client:
             cost = reserved  # of a request without a reply, as expected
             try:
                 reply, sent = await self._send(request, tries)
-                usage = (reply.prompt_tokens, reply.completion_tokens)
-                counted = [known if found is None else found for found, known in zip(usage, reserved[1:3], strict=True)]
-                cost = spending(sent, *counted, self._config.price)
+                _, prompt, completion, *_ = reserved  # counted where the server says nothing
+                prompt = prompt if reply.prompt_tokens is None else reply.prompt_tokens
+                completion = completion if reply.completion_tokens is None else reply.completion_tokens
+                cost = spending(sent, prompt, completion, self._config.price)
             except NoReply as error:
                 self._failed += not (error.refused and self._heard)
                 if self._failed >= max(FEWEST, self._config.concurrency):
@@ -289,8 +290,8 @@ class Client:
                 raise
             finally:
                 self.in_flight.remove(reserved)
-                total = (before + more for before, more in zip(self._spent[:3], cost[:3], strict=True))
-                self._spent = spending(*total, self._config.price)
+                requests, prompt, completion = map(sum, zip(self._spent[:3], cost[:3], strict=True))
+                self._spent = spending(requests, prompt, completion, self._config.price)
                 async with self._changed:
                     self._changed.notify_all()
             self._heard, self._failed = self._heard + 1, 0
