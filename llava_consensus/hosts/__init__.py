@@ -33,7 +33,7 @@ class HostEntry(NamedTuple):
 
     @property
     def defaults(self) -> dict[str, str]:
-        """What is meant by each option where nobody says."""
+        """Default value of each option."""
         return {name: values[0] for name, values in self.options.items()}
 
 
@@ -324,7 +324,9 @@ def view_of(model: Any, options: Mapping[str, str] | None = None) -> Any:
 
 
 def takes_features(model: Any) -> bool:
-    """Whether a model is one of transformers that encodes pictures apart and takes their features: what is derived."""
+    """True if a transformers model encodes pictures in a separate step and accepts their features, as derived hosts
+    need.
+    """
     base = getattr(model, "model", None)
     encodes = hasattr(model, "get_image_features") or hasattr(base, "get_image_features")
     forward = getattr(type(model), "forward", None)

@@ -47,8 +47,8 @@ from llava_consensus.reduction.tokens import ClipSides, Need, Stopwatch
 
 
 class Attachment:
-    """A method on one model; leaving the `with` block detaches it. `outcomes` says what became of the pictures of the
-    last call.
+    """A method on one model; leaving the `with` block detaches it. `outcomes` holds the per-picture results of the last
+    call.
 
     Args:
         model: a host's view of the model.
@@ -201,8 +201,8 @@ class Attachment:
         return self.call(questions=questions)
 
     def current(self, fresh: bool = True) -> Call:
-        """The call under way. Where nobody has begun one it begins here and lasts until the next; `fresh` begins anew
-        unless somebody ends the present one.
+        """The active call. Without a scoped one a new call starts here and lasts until the next; `fresh` starts a new
+        one unless the active call is scoped.
         """
         call = current_call(self)
         if call is None or (fresh and not call.scoped):
@@ -212,13 +212,13 @@ class Attachment:
 
     @property
     def _report(self) -> Report:
-        """Of the last call of this thread, or of any thread where this one made none."""
+        """Report of the last call of this thread, or of any thread if this one made none."""
         call = latest_call(self) or self._latest
         return call.report if call else Report()
 
     @property
     def outcomes(self) -> list[PictureOutcome]:
-        """What became of each picture of the last call of this thread, or of any thread where this one made none."""
+        """Per-picture outcomes of the last call of this thread, or of any thread if this one made none."""
         return self._report.outcomes
 
     @property
@@ -257,7 +257,7 @@ class Attachment:
 
     @property
     def sharing(self) -> Sharing:
-        """How the budget of a picture is shared over its tiles."""
+        """Rule by which the budget of a picture is split over its tiles."""
         tower, most = self.model.tower, self.model.most_tiles
         if tower is None:
             return Sharing(self.method, self.budget, 0, most)
@@ -265,13 +265,13 @@ class Attachment:
 
     @property
     def cuts_by_tower(self) -> bool:
-        """Whether the method cuts between decoder layers by what the vision tower says."""
+        """True if the method prunes between decoder layers by signals of the vision tower."""
         return self.cuts is not None and bool(self.method.needs)
 
     def encode(self, pixels: Tensor, tiles: list[int], tower: Tower | None = None) -> list[Tiles]:
-        """Tiles [T, ...] of pictures of so many tiles each, through tower and projector, with the parts the method
-        needs: what was encoded before where there is some, one `Tiles` for each picture. `tower` is one of several, or
-        the one for pictures of this size.
+        """Encodes tiles [T, ...] (`tiles` holds the number per picture) with tower and projector and collects the parts
+        the method needs: one `Tiles` per picture. Features that the call was given are returned as they are. `tower` is
+        one of several, or the one for pictures of this size.
         """
         call = self.current(fresh=False)
         if call.given.encoded is not None:
@@ -300,7 +300,7 @@ class Attachment:
         return collecting(self.current(fresh=False))
 
     def layout(self, kinds: RowKinds) -> Layout:
-        """Where the pictures of assembled sequences stand, and what of them is reduced."""
+        """Layout of the pictures in assembled sequences: their rows, and the units to reduce."""
         return read_layout(kinds, self.sharing)
 
     def pass_by(self, call: Call, layout: Layout, limit: int | None = None) -> None:

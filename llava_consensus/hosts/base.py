@@ -1,6 +1,6 @@
-"""What a host is made of. A host adapts one family of models. What is true of any model stands in `attachment.py`; a
-host supplies a `Model`: its `Tower`, its `Decoder`, and the functions of the model that a method must come between, in
-which it assembles sequences (`Assembled`).
+"""Base classes of a host, the adapter of one family of models. Code for any model is in `attachment.py`; a host
+supplies a `Model`: its `Tower`, its `Decoder`, and the functions of the model that are replaced while a method is
+attached, in which it assembles sequences (`Assembled`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ PLACE_OF_PICTURE = -200  # stands for a picture in the ids of a prompt, as in of
 
 
 class Tiles(NamedTuple):
-    """What a vision tower gave for the tiles of one picture (or several), with the parts a method asked for."""
+    """Output of a vision tower for the tiles of one picture (or several), with the parts a method asked for."""
 
     projected: Tensor  # [T, N, D] as the language model would receive them
     parts: dict[str, Tensor]  # query, key [T, H, C + n, d], features [T, n, D_v], slot [T, N], ...: see `Tap`
@@ -28,7 +28,7 @@ class Tiles(NamedTuple):
 
 
 class PictureOutcome(NamedTuple):
-    """What happened to one picture of one prompt."""
+    """Result for one picture of one prompt."""
 
     row: int  # of the batch
     before: int  # visual tokens the language model would have received
@@ -45,7 +45,7 @@ class PictureOutcome(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What the vision side of a family's usual checkpoint offers, known without one (`matrix.py`)."""
+    """Capabilities of the vision side of a family's usual checkpoint, known without one (`matrix.py`)."""
 
     needs: frozenset[Need]  # as `Tower.offers`, and QUESTION where the tower is one side of a whole CLIP model
     inside: Mapping[Place, str] = MappingProxyType({})  # as `inside` of towers
@@ -89,12 +89,12 @@ class Tower(Protocol):
         ...
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         ...
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """Where parts are read, given the block whose output and the one whose queries and keys are wanted: `query`
-        and `key` for ATTENTION, `features` and `class_feature` under these needs.
+        """Taps of the parts, given the block whose output and the one whose queries and keys are wanted: `query` and
+        `key` for ATTENTION, `features` and `class_feature` under these needs.
         """
         ...
 
@@ -130,7 +130,7 @@ class Decoder(Protocol):
         ...
 
     def scale(self, layer: int) -> float:
-        """What the products of queries and keys of a layer are multiplied with."""
+        """Scale of the attention logits of a layer."""
         ...
 
     def rotary(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,12 +161,12 @@ class CutDecoder(Decoder, Protocol):
         ...
 
     def taps(self, layer: int) -> list[Tap]:
-        """Where `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer are read while it runs."""
+        """Taps of `query` [R, H, S, d] and `key` [R, H_kv, S, d] of a layer while it runs."""
         ...
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """What a layer's forward must be given for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W],
-        true where a column is seen, or what is added to the logits; None is the plain causal one.
+        """Kwargs of a layer's forward for these positions [R, W] or [R, W, A] and this mask [R, 1, q, W]: true where a
+        column is seen, or additive; None is the plain causal mask.
         """
         ...
 

@@ -1,9 +1,7 @@
-"""Caches of language models: what is known of the prompt that was shortened on its way into one, how large one is, and
-one with room after what is read.
+"""KV caches of language models: the metadata of a reduced prompt that is kept with its cache, and the size of a cache.
 
-How many rows a prompt had, which are left, and where the row after it stands is kept with the cache, so that whoever
-goes on from there need not know it: `generate`, a loop of one's own, a later turn, a copy of the cache. Into room new
-rows are written, where a cache of transformers copies all rows for each new one.
+The original length of a prompt, the rows that are left and the position after it are an attribute of the cache, so that
+every continuation finds them: `generate`, a user-written loop, a later turn, a copy of the cache.
 """
 
 from collections.abc import Mapping
@@ -56,8 +54,8 @@ class Shortened:
         return torch.cat((given[..., :prompt], after), dim=-1) if prompt else after
 
     def own(self, given: Tensor | None, cached: int, new: int, rows: int) -> Tensor | None:
-        """Positions [R, n] of `new` rows after `cached` ones in a loop of one's own: whoever gives none, or counts the
-        rows of the full prompt or those of the cache, gets what `generate` would have; other positions stay.
+        """Position ids [R, n] of `new` rows after `cached` ones in a user-written decoding loop. Missing ids, and ids
+        counted on the full prompt or on the cache, become those `generate` would use; others stay.
         """
         if self.following.ndim > 1 or (given is None and not self.keeps):
             return given
@@ -76,7 +74,7 @@ class Shortened:
 
 
 def shortened(full: Assembled, out: Assembled, keeps: bool) -> Shortened:
-    """What is known of prompts that were reduced, given their sequences before and after."""
+    """Prompt metadata after a reduction, given the sequences before and after."""
     size = full.real.shape[1]
     last = size - 1 - full.real.int().flip(1).argmax(1)
     following = full.positions[torch.arange(len(last), device=last.device), last] + 1
@@ -84,13 +82,13 @@ def shortened(full: Assembled, out: Assembled, keeps: bool) -> Shortened:
 
 
 def remember(cache: Any, known: Any) -> None:
-    """Keeps with a cache what is known of the prompt in it; None for nothing. Tuples of transformers 4.37 take none."""
+    """Attaches prompt metadata to a KV cache; None for none. The tuples of transformers 4.37 cannot hold it."""
     if hasattr(cache, "__dict__") and (known is not None or KNOWN in vars(cache)):
         setattr(cache, KNOWN, known)
 
 
 def known(cache: Any) -> Any:
-    """What is known of the prompt in a cache; None where nothing is."""
+    """Prompt metadata kept on a KV cache; None if there is none."""
     return getattr(cache, KNOWN, None)
 
 
@@ -106,7 +104,7 @@ def cached_rows(cache: Any) -> int:
 
 
 def going_on(inputs: dict[str, Any], cached: int, counted: bool) -> dict[str, Any]:
-    """The arguments of a forward that goes on from a cache of so many rows, in the words of the rows that are left.
+    """Rewrites the arguments of a forward on a cache of `cached` rows for the reduced prompt.
 
     Args:
         counted: whether `generate` counted the positions.

@@ -2,7 +2,7 @@
 
 A call (`Call`: its input and its report) lives in a context variable: every thread, and every asynchronous task, sees
 its own, so that calls never meet. Below stand the pieces that every host installs: functions replaced on an instance
-(`Shadow`), hooks that collect parts of the vision tower, and blocks of the tower that nobody reads.
+(`Shadow`), hooks that collect parts of the vision tower, and tower blocks whose output is not read.
 """
 
 import functools
@@ -35,7 +35,7 @@ class CachedLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a call."""
+    """Result of one call: per-picture outcomes, notes, timings, cache sizes."""
 
     outcomes: list[PictureOutcome] = field(default_factory=list)  # of each picture
     notes: tuple[str, ...] = ()  # remarks that go into the record
@@ -45,7 +45,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Given:
-    """What is known of a call before the model runs.
+    """Inputs of a call that are known before the model runs.
 
     Args:
         encoded: of each picture that went through the tower before, what its host reads.
@@ -73,7 +73,7 @@ class Call:
     state: dict[str, Any] = field(default_factory=dict)  # what hooks hand on while forwards run, by subject
 
     def tell(self, report: Report) -> None:
-        """Takes in what became of the pictures; the sizes of the cache are those of the first forward."""
+        """Stores the per-picture outcomes of this call; the cache sizes stay those of the first forward."""
         self.report = replace(report, cache=self.report.cache)
 
 
@@ -200,7 +200,7 @@ def collecting(call: Call) -> Iterator[dict[str, Tensor]]:
 
 
 def _collected(attachment: Any) -> dict[str, Tensor] | None:
-    """What has been collected so far; None where nobody collects."""
+    """Parts collected so far; None outside of `collecting`."""
     call = current_call(attachment)
     return None if call is None else call.state.get(COLLECTED)
 

@@ -73,7 +73,7 @@ class BatchRows(NamedTuple):
 
     @property
     def padded(self) -> bool:
-        """Whether any sequence is shorter than the longest."""
+        """True if any sequence is shorter than the longest."""
         return min(self.lengths) < self.real.shape[1]
 
 
@@ -197,14 +197,14 @@ def shorten(
 
 
 def note_measures(seen: list[ImageState], indices: list[int], measures: Mapping[str, Tensor]) -> None:
-    """What a method says of its choice at one cut, [P, ...] each, is kept with every picture."""
+    """Stores the measures of a method at one cut, [P, ...] each, with every picture."""
     for name, values in measures.items():
         for place, index in enumerate(indices):
             seen[index].measures.setdefault(name, []).append(values[place].detach())
 
 
 def outcome(layout: Layout, rows: BatchRows, hidden: Tensor, seen: list[ImageState], index: int) -> PictureOutcome:
-    """What became of one picture, after its last cut."""
+    """Outcome of one picture after its last cut."""
     seen_picture = seen[index]
     picture = layout.pictures[seen_picture.unit.picture]
     columns = columns_of(rows, seen, [index])
@@ -244,7 +244,7 @@ class PendingPrefill(NamedTuple):
 
 @dataclass(eq=False)
 class CutState:
-    """What hooks between layers hand on while a call is under way."""
+    """State that the hooks between layers share during a call."""
 
     armed: PendingPrefill | None = None  # a sequence that is about to be read and cut
     forward: "CutForward | DecodeStep | None" = None  # under way
@@ -267,7 +267,7 @@ class Columns(NamedTuple):
 
 @dataclass(eq=False)
 class CutCache:
-    """What decode steps must know of a prefill."""
+    """Metadata of a prefill that decode steps need."""
 
     size: int  # S
     columns: dict[int, Columns]  # of each layer from the first cut on
@@ -316,7 +316,7 @@ class CutForward:
         self.changes: dict[str, dict[str, Any]] = {}  # to the arguments of those of each kind
 
     def wants(self, layer: int) -> bool:
-        """Whether queries and keys of a layer are needed."""
+        """True if the queries and keys of a layer are needed."""
         return layer + 1 in self.cuts
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -352,14 +352,14 @@ class CutForward:
         return seen_logits(mask, self.sizes, far_logits(*view.rotary(hidden, rows.positions)), hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
-        """How many tokens each row stands for, [R, W]: itself, and in the first layer each visual token for an equal
-        part of its picture, as RESTORE's authors have it.
+        """Number of tokens each row stands for, [R, W]: 1, and in the first layer for each visual token an equal part
+        of its picture, as in the code of RESTORE's authors.
         """
         parts = [len(one.unit.places) / one.left if layer == 0 else 1.0 for one in self.seen]
         return torch.tensor([*parts, 1.0], device=self.rows.owner.device)[self.rows.owner]  # no picture's is the last
 
     def _cached(self, layer: int) -> Columns:
-        """What the cache of the layers from here on will hold."""
+        """Columns that the KV cache of the layers from here on will hold."""
         rows, full = self.rows, self.full
         shift = torch.tensor(full.lengths) - torch.tensor(rows.lengths) if self._closes(layer) else torch.tensor([0])
         real = rows.real[:, : rows.real.shape[1] - self.more]  # guesses come one prompt at a time, so at the very end
@@ -367,7 +367,7 @@ class CutForward:
         return Columns(real.shape[1], rows.padded, real, shift[:, None].to(real.device), sizes)
 
     def _closes(self, layer: int) -> bool:
-        """Whether positions are closed up from this layer on."""
+        """True if positions are renumbered from this layer on."""
         closes: bool = self.method.closes_gaps(layer)
         return closes and not getattr(self.decoder, "keeps_positions", False)
 
@@ -398,7 +398,7 @@ class CutForward:
         return hidden
 
     def _view(self, layer: int, cut: Cut, indices: list[int], hidden: Tensor) -> DecoderView:
-        """What a method sees of these pictures."""
+        """Input of the method at a cut, for these pictures."""
         rows, decoder = self.rows, self.decoder
         batch = torch.tensor([self.seen[index].row for index in indices], device=hidden.device)
         text_places, asked_columns, mask = text_of(rows, self.seen, indices)
@@ -433,7 +433,7 @@ class CutForward:
         return full.scatter(1, self.rows.origin[..., None].expand_as(hidden), hidden)[:, :-1]
 
     def outcomes(self, hidden: Tensor) -> dict[int, PictureOutcome]:
-        """What became of the pictures that were cut, by their number in the layout, given the last states."""
+        """Outcomes of the pictures that were cut, by their number in the layout, given the last states."""
         return {
             picture.unit.picture: outcome(self.layout, self.rows, hidden, self.seen, index)
             for index, picture in enumerate(self.seen)
@@ -521,7 +521,7 @@ def causal(real: Tensor, new: int, window: int | None = None, blocks: Tensor | N
 
 
 def fits(cut_cache: CutCache, cache: Any) -> bool:
-    """Whether a cache's layers are as long as this prefill left them, and grown alike since."""
+    """True if the layers of a cache are as long as this prefill left them, or have grown alike since."""
     grown = cut_cache.grown(cache)
     return grown >= 0 and all(
         cache.get_seq_length(i) == columns.width + grown for i, columns in cut_cache.columns.items()

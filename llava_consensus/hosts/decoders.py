@@ -60,7 +60,7 @@ class LlamaDecoder:
 
     @property
     def window(self) -> int | None:
-        """How many rows a row of these layers sees, itself among them; None for all before it."""
+        """Sliding window of these layers in rows, the row itself included; None for full causal attention."""
         return getattr(self.module.config, "sliding_window", None) if self.kind in ("", SLIDING) else None
 
     def norm(self, hidden: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class LlamaDecoder:
         return positions.expand(rows, -1)
 
     def taps(self, layer: int) -> list[Tap]:
-        """Where queries and keys of a layer are read while it runs."""
+        """Taps of the queries and keys of a layer while it runs."""
         attention = self.layers[layer].self_attn
         return [
             Tap(attention.q_proj, lambda output: {"query": self._heads(attention, output, "q_norm")}),
@@ -115,8 +115,8 @@ class LlamaDecoder:
         ]
 
     def arguments(self, hidden: Tensor, positions: Tensor, mask: Tensor | None) -> dict[str, Any]:
-        """What a layer's forward must be given for these positions [R, W] and this mask [R, 1, q, W]: true where a
-        column is seen, or what is added to the logits.
+        """Kwargs of a layer's forward for these positions [R, W] and this mask [R, 1, q, W]: true where a column is
+        seen, or additive.
         """
         if mask is not None and mask.dtype == torch.bool and self.kernel == "eager":
             mask = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill(~mask, torch.finfo(hidden.dtype).min)
@@ -157,7 +157,7 @@ class LlamaDecoder:
                 raise self._other(f"the attention of layer {layer} differs by {difference:.2g} of its size")
 
     def _differences(self, cut: bool, dtype: torch.dtype | None) -> Iterator[tuple[int, float]]:
-        """How far each tried layer is from its view, as a share of what its attention gives."""
+        """Difference of each tried layer from its view, as a share of its attention output."""
         first: dict[Any, int] = {}
         for index, layer in enumerate(self.layers if cut else self.layers[:1]):
             first.setdefault(_kind(layer.self_attn), index)
@@ -186,7 +186,7 @@ class LlamaDecoder:
                 yield index, view._attention_distance(index, attention, states, arguments)
 
     def _attention_distance(self, layer: int, attention: Any, states: Tensor, arguments: dict[str, Any]) -> float:
-        """Of the output of a layer's attention from what its queries, keys and values make."""
+        """Distance between a layer's attention output and the one computed from its queries, keys and values."""
         places = torch.arange(TRIED_ROWS, device=states.device)
         positions = places[None] if self.axes == 1 else places[None, :, None].expand(1, -1, self.axes)
         scale = (SPREAD / self._logits(layer, states, positions).std().clamp_min(1e-6)).sqrt()
@@ -229,7 +229,7 @@ class Reached(Exception):
 
 
 class Recorder:
-    """Takes the place of a module in a trial: keeps what it is called with, and hands states on or ends the trial."""
+    """Replaces a module in a trial: records its arguments, and passes the states on or ends the trial."""
 
     def __init__(self, module: nn.Module, ends: bool) -> None:
         self.module, self.ends = module, ends
@@ -264,8 +264,8 @@ def twin(module: nn.Module, dtype: torch.dtype | None = None, **parts: Any) -> A
 
 
 def _holds_buffers(module: nn.Module) -> bool:
-    """Whether a projection keeps its weights elsewhere than in a parameter, as quantised ones of GPTQ, AWQ and torch
-    do: it runs in the format it was made for alone.
+    """True if a projection keeps its weights outside of parameters, as GPTQ, AWQ and torch quantisation do: it runs
+    only in the format it was made for.
     """
     return hasattr(module, "in_features") and not isinstance(getattr(module, "weight", None), nn.Parameter)
 
@@ -295,7 +295,7 @@ def _type_of(config: Any, layer: int) -> str:
 
 
 def _follows_length(config: Any) -> bool:
-    """Whether rotary angles depend on how long the sequences are that were read, as with dynamic scaling."""
+    """True if rotary angles depend on the length of the sequences read so far, as with dynamic scaling."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [given, *(value for value in given.values() if isinstance(value, Mapping))]  # one for each type of layer
     return any(kind.get("rope_type", kind.get("type")) in LENGTHWISE for kind in kinds)
@@ -363,8 +363,8 @@ class MRopeDecoder(LlamaDecoder):
 
 
 def add_planes(attachment: Any, plain: Any, hidden: Tensor, visual_pos_masks: Tensor, visual_embeds: Tensor) -> Tensor:
-    """Takes the place of Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after
-    a cut, to those that are left.
+    """Replaces Qwen3-VL's `_deepstack_process`, which adds features [visual tokens, D] to visual rows: after a cut it
+    adds them to the rows that are left.
     """
     call, module = current_call(attachment), attachment.here.decoder.module
     state = call.state.get("cuts") if call is not None else None

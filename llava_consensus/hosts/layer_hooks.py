@@ -6,7 +6,7 @@ what enters a layer (states, position ids and embeddings, mask); the attention k
 last layer the sequence has its full length again, zero where a token was dropped, so that the head, a loss with labels
 and `generate` see the shapes they know. Decode steps are recognised by their cache: each layer gets the position and
 the mask that fit its own number of columns. A later turn on the same cache keeps the first choice. All state of a
-forward is in its call (`Call`); only what is known of caches outlives it.
+forward is in its call (`Call`); only the metadata of KV caches outlives it.
 """
 
 import weakref
@@ -118,7 +118,7 @@ class Cuts:
             state.outer = {"position_ids": kwargs.get("position_ids")}
 
     def _enter(self, index: int, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What enters layer `index`: as it was, or shortened."""
+        """Pre-hook of layer `index`: passes the states on unchanged, or shortened."""
         call = current_call(self.attachment)
         if call is None:
             return None
@@ -137,7 +137,7 @@ class Cuts:
     def _recognise(
         self, call: Call, state: CutState, hidden: Tensor, kwargs: dict[str, Any]
     ) -> CutForward | DecodeStep | None:
-        """Whether this forward is the prefill that was announced, a step on a cache that was cut, or neither."""
+        """Classifies this forward: the announced prefill, a decode step on a cache that was cut, or neither."""
         cache = cache_given(kwargs)
         armed, state.armed = state.armed, None
         rows, size = armed.layout.real.shape if armed else (1, 0)
@@ -204,6 +204,6 @@ class Cuts:
 
 
 def _state(call: Call) -> CutState:
-    """What the hooks of this file hand on in a call."""
+    """State that the hooks of this file share in a call."""
     state: CutState = call.state.setdefault("cuts", CutState())
     return state

@@ -13,8 +13,8 @@ COUNTING = "_prepare_generated_length"  # function of transformers 5 that settle
 
 
 def recounting(attachment: Any, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of the function by which `generate` settles its lengths: those that count the prompt, wherever
-    the user has set them, are about the full prompt, and `generate` counts the reduced one.
+    """Patches the function by which `generate` settles its lengths: limits that count the prompt mean the full one, and
+    `generate` counts the reduced one.
     """
     module = attachment.here.module
     function = getattr(type(module), COUNTING)

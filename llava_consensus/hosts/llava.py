@@ -36,7 +36,7 @@ from llava_consensus.reduction.tokens import Need, Stopwatch
 PREPARE = "prepare_inputs_labels_for_multimodal"
 LIMIT = "tokenizer_model_max_length"  # entry of the configuration: rows a sequence is cut to
 NEWLINE = -1  # the number of a newline; patches are numbered up from 1, and padding is 0
-PROMPT = "prompt"  # in the state of a call: what is known of prompts that were reduced and are about to be read
+PROMPT = "prompt"  # in the state of a call: metadata of the reduced prompts that the next forward reads
 ASSISTED = (
     "assistant_model: official LLaVA reads its prompts as embeddings, which no second model is given to guess from: "
     "leave it out, or take prompt_lookup_num_tokens, or LLaVA of transformers (llava-consensus model convert)"
@@ -46,7 +46,7 @@ Official = Callable[..., tuple[Any, ...]]
 
 
 class Projected:
-    """What follows the blocks of any LLaVA tower: the model's own `encode_images` and projector."""
+    """Projection part of any LLaVA tower: the model's own `encode_images` and projector."""
 
     _model: Any
 
@@ -89,7 +89,7 @@ class LlavaModel:
         self.layout = options.get("layout", STOCK)
 
     def of(self, module: Any) -> "LlavaModel":
-        """The same view of a replica."""
+        """A copy of this view for a replica."""
         return type(self)(module, self.options)
 
     @property
@@ -127,8 +127,8 @@ class LlavaModel:
         return load_clip_text(self.module.get_vision_tower().vision_tower_name, self.module.device)
 
     def entrances(self, attachment: Attachment) -> dict[str, Callable[..., Any]]:
-        """The official function, `generate`, which makes a call of its own, the function that settles its lengths, and
-        `forward`, which goes on from caches of reduced prompts.
+        """The official function; `generate`, which makes a call of its own; the function that settles its lengths; and
+        `forward`, which continues from caches of reduced prompts.
         """
         model_class = type(self.module)
         counting = {COUNTING: partial(recounting, attachment, None)} if hasattr(model_class, COUNTING) else {}
@@ -247,13 +247,13 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
 
 
 def prepare(attachment: Attachment, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Takes the place of the official function on this instance: same arguments, same six results."""
+    """Replaces the official function on this instance: same arguments, same six results."""
     return prepared(attachment, getattr(type(attachment.here.module), PREPARE), Arguments(*args, **kwargs))
 
 
 @uncompiled
 def prepared(attachment: Attachment, official: Official, arguments: Arguments) -> tuple[Any, ...]:
-    """What the official function returns, with the pictures reduced."""
+    """The results of the official function, with the pictures reduced."""
     view = cast("LlavaModel", attachment.here)
     model = view.module
     step = arguments.input_ids.shape[1] == 1
@@ -325,7 +325,7 @@ def _reduced(
 
 
 class Structure(NamedTuple):
-    """What every row of the assembled sequences is, and where it comes from."""
+    """Kind and source of every row of the assembled sequences."""
 
     kinds: RowKinds
     source: Tensor  # [R, S] row of the pool: the ids of all prompts, the patches of all tiles, padding, newline
@@ -344,7 +344,7 @@ class Structure(NamedTuple):
 
 
 def read_structure(official: Official, model: Any, arguments: Arguments, config: Any, patches: int) -> Structure:
-    """The structure of prompts about tiles of so many `patches`, by the official function."""
+    """Reads the structure of prompts about tiles of `patches` tokens by running the official function."""
     from llava.constants import IMAGE_TOKEN_INDEX
 
     tower = model.get_vision_tower()

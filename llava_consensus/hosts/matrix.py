@@ -106,7 +106,7 @@ def stand_in(entry: HostEntry) -> Any:
 
 
 def _derived_parts(entry: HostEntry, tower: Any) -> dict[str, Any]:
-    """What the view of a family without a file has in place of what is derived of a model."""
+    """Stand-ins for the derived parts in the view of a family without a file."""
     from llava_consensus.hosts.derived.record import Record
 
     if TOWER in entry.lacks:

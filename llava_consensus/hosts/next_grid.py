@@ -1,4 +1,4 @@
-"""How LLaVA-NeXT lays out the tiles of a picture: a base view and a grid of tiles (host option `layout`)."""
+"""Layout of the tiles of a picture in LLaVA-NeXT: a base view and a grid of tiles (host option `layout`)."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ ACROSS = 2  # tiles in a row of the fixed grid
 
 
 def fixed_grid(image_size: int) -> list[list[int]]:
-    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of so many pixels."""
+    """The only entry of `image_grid_pinpoints` for the fixed grid of tiles of `image_size` pixels."""
     return [[ACROSS * image_size, ACROSS * image_size]]
 
 

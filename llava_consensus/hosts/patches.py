@@ -1,4 +1,4 @@
-"""What became of every patch of a picture, in plain numbers that a drawing takes."""
+"""Fate of every patch of a picture (kept, merged, dropped), in plain numbers for drawings."""
 
 from typing import NamedTuple
 

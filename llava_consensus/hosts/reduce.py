@@ -1,9 +1,9 @@
-"""The heart: `reduce` takes assembled sequences and gives back shorter ones, before the language model reads them.
+"""The core: `reduce` shortens assembled sequences before the prefill of the language model.
 
-What a method reads of a picture is gathered from the parts that were collected (`MethodInputs`), and from the language
-model's first layer as the words after the picture see it (`probe_text`); the method reduces units of equal size
-together; and the reduced tokens take the place of the others in one edit of the sequences (`put_in`). Nothing here
-knows an attachment, and nothing that is given is changed.
+The inputs of a method are gathered from the parts that hooks collected (`MethodInputs`) and from a probe of the
+language model's first layer with the text after the picture as queries (`probe_text`). The method reduces units of
+equal size in one batch, and `put_in` replaces their tokens in a single edit of the sequences. `reduce` is a pure
+function: it knows no attachment and changes none of its arguments.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def reduce(
     limit: int | None = None,
     watch: Stopwatch | None = None,
 ) -> tuple[Assembled, Report]:
-    """The sequences with their visual tokens reduced, padded on the right, and what became of every picture.
+    """Reduces the visual tokens of the sequences: shorter sequences, padded on the right, and a report per picture.
 
     Args:
         full: as the language model would have read them.
@@ -97,6 +97,7 @@ def reduce(
                 probe = probe_text(full, layout, model.decoder, shared_fronts(layout, tiles) if begin_alike else None)
         by_words = clip is None and Need.QUESTION in method.needs
         words = words_after(full, layout) if by_words else None
+        # All inputs stay those of the full sequences: no unit sees the reduction of another.
         source = MethodInputs(full, layout, tiles, model.tower, method, prompts, probe, clip, words)
         groups = []
         for batch in source.batches():
@@ -139,11 +140,15 @@ def _timed(method: Method, tokens: VisualTokens, budget: Budget) -> Reduction:
 def put_in(
     full: Assembled, layout: Layout, groups: Sequence[ReducedUnits], method: Method, limit: int | None
 ) -> tuple[Assembled, list[PictureOutcome]]:
-    """The sequences with the reduced tokens of these units in place of the others, and what became of each picture."""
+    """Puts the reduced tokens of these units in place of the originals: the new sequences, and an outcome per
+    picture.
+    """
     device, width = full.embeds.device, layout.real.shape[1]
     channels = full.everything()
     if method.positions == "mean":
         channels["positions"] = channels["positions"]._replace(rule=Rule.MEAN)
+    # Bookkeeping on the CPU: lengths follow from the layout and the shapes of the reductions, so that nothing waits for
+    # the device. Only the device knows which tokens were kept: they enter as `source`.
     stays, came = layout.real.clone(), [0] * len(layout.real)
     for picture in layout.pictures:
         stays[picture.row, list(picture.leaving)] = False
@@ -170,6 +175,7 @@ def put_in(
             value = reduction.tokens if name == "embeds" else _values(channel, batch, source, reduction)
             values[name].append(value.flatten(0, 1).to(channel.values.dtype))
     inserts = Inserts(into, torch.cat(places), {name: torch.cat(parts) for name, parts in values.items()})
+    # Sort keys are spaced by ROW so that reduced tokens fit in between without renumbering.
     place = torch.where(stays, torch.arange(width) * ROW, NEVER).to(device)
     new, real, unpadded = edit(channels, place, lengths, inserts)
     outcomes = _outcomes(layout, groups)
@@ -257,7 +263,7 @@ def _outcomes(layout: Layout, groups: Sequence[ReducedUnits]) -> list[PictureOut
 
 
 def untouched(layout: Layout, limit: int | None = None) -> list[PictureOutcome]:
-    """What becomes of pictures that stay as they are, `limit` being the rows that are left of a longer sequence."""
+    """Outcomes of pictures that are not reduced; `limit` is the number of rows left of a truncated sequence."""
     outcomes = [
         PictureOutcome(picture.row, picture.before, picture.before, picture.structural, (), (), layout.origin(picture))
         for picture in layout.pictures

@@ -27,7 +27,7 @@ PART = 1 << 20  # in each of them, one block for each part of a picture, or for 
 
 
 class RowKinds(NamedTuple):
-    """What every row of assembled sequences is, on the CPU. All [R, S]."""
+    """Kind of every row of assembled sequences, on the CPU. All [R, S]."""
 
     real: Tensor  # true where the row is not padding
     picture: Tensor  # which picture of the call the row belongs to, -1 for text and padding
@@ -41,7 +41,7 @@ class RowKinds(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the budget of a picture is shared over its tiles."""
+    """Rule by which the budget of a picture is split over its tiles."""
 
     method: Method
     budget: Budget | Share
@@ -51,7 +51,7 @@ class Sharing:
 
     @property
     def before_sequence(self) -> bool:
-        """Whether tiles are reduced whole, before it is known which of their tokens the sequence holds."""
+        """True if tiles are reduced whole, before it is known which of their tokens the sequence holds."""
         return self.method.acts_inside and bool(self.tile_tokens) and not self.varies
 
     def of_picture(self, sizes: list[int], video: bool = False) -> list[Budget]:
@@ -86,7 +86,7 @@ class Sharing:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether what is left of a picture depends on the question asked about it."""
+        """True if the kept tokens of a picture depend on its prompt."""
         most = self.most_tiles * self.tile_tokens
         return self.method.reduces and self.budget.of(most).tokens < most and self.method.reads_prompt
 
@@ -105,7 +105,7 @@ class Unit:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether there are more tokens than the budget; otherwise the unit passes through untouched."""
+        """True if there are more tokens than the budget; otherwise the unit passes through untouched."""
         return self.budget.tokens < len(self.places)
 
 
@@ -142,7 +142,7 @@ class Layout:
         return (self.real.cumsum(1) - 1).clamp_min(0)
 
     def longer(self, rows: int) -> "Layout":
-        """The same prompts with so many rows of words after them, which ask nothing."""
+        """The same prompts extended by `rows` rows of text, which are no questions."""
         if not rows:
             return self
         real, asked = pad(self.real, (0, rows), value=True), pad(self.asked, (0, rows), value=False)
@@ -179,7 +179,7 @@ class Layout:
         return numbers
 
     def has_text(self, unit: Unit) -> bool:
-        """Whether text follows the unit's picture."""
+        """True if text follows the unit's picture."""
         return len(self.pictures[unit.picture].text) > 0
 
     def groups(self, by: Callable[[Unit], object]) -> list[list[Unit]]:
@@ -256,7 +256,7 @@ def fingerprints(ids: Tensor, real: Tensor) -> Tensor:
 
 
 class Rule(Enum):
-    """What a reduced token gets in a channel."""
+    """Value of a reduced token in a channel."""
 
     SOURCE = "the value of the token it stands for: itself, or its anchor"
     MEAN = "the mean over the tokens it was made of"
@@ -287,7 +287,7 @@ class Assembled:
         return {"embeds": Channel(self.embeds, 0, Rule.BLANK), "positions": Channel(self.positions, 0), **self.channels}
 
     def with_values(self, real: Tensor, values: dict[str, Tensor], unpadded: bool = False) -> "Assembled":
-        """The same channels with other values."""
+        """A copy of these channels with other values."""
         channels = {name: channel._replace(values=values[name]) for name, channel in self.channels.items()}
         return Assembled(values["embeds"], real, values["positions"], channels, unpadded)
 
@@ -301,7 +301,7 @@ class Inserts(NamedTuple):
 
 
 class Edited(NamedTuple):
-    """What `edit` makes of sequences."""
+    """Result of `edit`."""
 
     values: dict[str, Tensor]  # [R, S', ...] by channel
     real: Tensor  # [R, S'] true where a row is no padding
@@ -352,7 +352,7 @@ def edit(channels: Mapping[str, Channel], place: Tensor, lengths: list[int], ins
 
 
 def pad_left(full: Assembled) -> Assembled:
-    """The same sequences with their padding moved to the front."""
+    """Moves the padding of the sequences to the front."""
     if full.unpadded:
         return full
     size = full.real.shape[1]

@@ -125,7 +125,7 @@ class UnitBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What a method reads of the units of assembled sequences."""
+    """Inputs of a method for the units of assembled sequences."""
 
     full: Assembled
     layout: Layout
@@ -186,7 +186,7 @@ class MethodInputs:
         return self.tower.side if side is None else side
 
     def tokens(self, batch: UnitBatch) -> VisualTokens:
-        """What the method reads of a batch of units, on the device of the sequences."""
+        """`VisualTokens` of a batch of units, on the device of the sequences."""
         units, used, row, columns, tile, patch, picture, prompt = batch
         device, own, needs = self.full.embeds.device, self._tiles(units[0]), needs_of(self.tower, self.method)
         parts = {name: self._part(name, used) for name in (self.tiles[0].parts if self.tiles else ())}
@@ -253,7 +253,7 @@ class MethodInputs:
 
     @cached_property
     def _same(self) -> tuple[int, ...]:
-        """Of each picture of the call, the first that has the same tiles."""
+        """For each picture of the call, the index of the first that has the same tiles."""
         return tuple(range(len(self.tiles))) if self.clip is not None else same_pictures(self.tiles)
 
     def _part(self, name: str, used: list[tuple[int, int]]) -> Tensor:
@@ -302,6 +302,6 @@ class MethodInputs:
 
 
 def same_pictures(tiles: list[Tiles]) -> tuple[int, ...]:
-    """Of each picture of a call the first that is the same one, encoded once and asked about in several prompts."""
+    """For each picture of a call, the index of the first with the same tiles, encoded once for several prompts."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(one), source) for source, one in enumerate(tiles))

@@ -1,4 +1,4 @@
-"""What a method gains on this machine: one call of a loaded model, with all visual tokens and reduced, in turns.
+"""Speed-up of a method on this machine: one call of a loaded model, with all visual tokens and reduced, in turns.
 
 The clock starts where the call starts, so that the vision tower is in it, and reads the end of the model's first
 forward, with which the first token is there, and the end of the call. On a device both wait until it is done.

@@ -187,7 +187,7 @@ def run_inside(method: Method, call: Call, tower: Any, pixels: Tensor, tokens: l
 
 
 def _encode(method: Any, call: Call, tower: Any, pixels: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """What `run_inside` returns, for tiles that all have the budget `count`."""
+    """Result of `run_inside`, for tiles that all have the budget `count`."""
     if count >= tower.tokens:
         projected = tower.encode(pixels)
         return projected, torch.arange(tower.tokens, device=projected.device).expand(len(projected), -1)
@@ -259,7 +259,7 @@ def _keep_key(attachment: Any, tap: Tap, module: Any, inputs: Any, output: Any) 
 
 
 def _state(attachment: Any) -> "Merging | Shrinking | None":
-    """What the tower is made to do at present."""
+    """State of the tower's hooks in the current call; None outside of a call."""
     call = current_call(attachment)
     return None if call is None else call.state.get(INSIDE)
 

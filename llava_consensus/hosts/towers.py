@@ -1,6 +1,6 @@
-"""Vision towers: hooks that take what a method reads and change nothing (the tower keeps its attention kernel; no
-attention map is ever asked for), CLIP towers in every place where transformers has kept their parts, and blocks that
-nobody reads.
+"""Vision towers: hooks that read the inputs of a method and change nothing (the tower keeps its attention kernel; no
+attention map is ever asked for), CLIP towers under every attribute path of transformers, and skipping of blocks whose
+output is not read.
 """
 
 import logging
@@ -26,8 +26,8 @@ GIVEN = frozenset({Need.PROBE, Need.FINGERPRINT, Need.QUESTION, Need.WHOLE_PICTU
 
 
 def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
-    """What a method reads on a tower: its `needs`, or where the tower does not give all of them, or has no class token
-    and ends before the block whose attention is read, what the method needs `instead`, where it has another reading.
+    """Parts that a method reads on a tower: its `needs`; or its `instead`, if it has one, where the tower does not give
+    all of them, or has no class token and ends before the block whose attention is read.
     """
     long = tower.feature_block + method.blocks_ahead < len(tower.blocks) or Need.CLASS_FEATURE in tower.offers
     given = long and not method.needs - offered(tower)
@@ -35,12 +35,12 @@ def needs_of(tower: Tower, method: Method) -> frozenset[Need]:
 
 
 def lacking(tower: Tower, method: Method) -> str:
-    """What a method reads and the tower does not give, in words; empty where nothing is missing."""
+    """Parts that a method reads and the tower does not give, as text; empty if none is missing."""
     return ", ".join(sorted(need.name.lower() for need in needs_of(tower, method) - offered(tower)))
 
 
 def offered(tower: Tower) -> frozenset[Need]:
-    """What a host can give on a tower. The attention of one block is to be had where that of another is."""
+    """Parts that a host can give on a tower. The attention of an earlier block is available wherever attention is."""
     return tower.offers | GIVEN | ({Need.EARLIER} if Need.ATTENTION in tower.offers else frozenset())
 
 
@@ -81,7 +81,7 @@ def earlier_block(tower: Tower, method: Method) -> int:
 
 
 def taps_read(tower: Tower, method: Method) -> list[Tap]:
-    """Where the parts that a method reads of a tower are read; those of an earlier block have names of their own."""
+    """Taps of the parts that a method reads of a tower; those of an earlier block have names of their own."""
     needs = needs_of(tower, method)
     taps = tower.taps(needs, *blocks_read(tower, method))
     if Need.EARLIER in needs:
@@ -92,7 +92,7 @@ def taps_read(tower: Tower, method: Method) -> list[Tap]:
 
 
 def _earlier(tap: Tap, output: Any) -> dict[str, Tensor]:
-    """What a tap reads, under names of their own."""
+    """The values of a tap under the names of the earlier block."""
     return {EARLIER + name: value for name, value in tap.read(output).items()}
 
 
@@ -152,7 +152,7 @@ class ClipBlocks:
         return module.self_attn, module.self_attn.num_heads, module.self_attn.scale
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         return self.attention(block)[2]
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
@@ -175,7 +175,7 @@ class ClipBlocks:
         return BlockParts(module.layer_norm1, module.self_attn, module.layer_norm2, module.mlp)
 
     def key_tap(self, block: int) -> Tap:
-        """Where the keys [T, H, t, d] of a block are read."""
+        """Tap of the keys [T, H, t, d] of a block."""
         module, heads, _ = self.attention(block)
         return Tap(module.k_proj, lambda output: {"key": split_heads(output, heads)})
 
@@ -217,7 +217,7 @@ class TwoTowers:
         self.scale, self.project, self.encode = clips.scale, clips.project, clips.encode
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
-        """Of both towers, one of which runs at a time."""
+        """Taps of both towers, one of which runs at a time."""
         return [tap for tower in self.towers for tap in tower.taps(needs, features, attention)]
 
 

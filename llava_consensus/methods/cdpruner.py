@@ -4,7 +4,7 @@ the question in CLIP's embedding space, and greedy MAP inference with an increme
 authors' code, relevance is the NEGATED cosine (CLIP patches point away from what they show; where a tower's do not,
 take `relevance=cosine`) and the sentence that asks for a single word is no part of the question. What differs:
 relevance is scaled within a picture (over all its tiles, never over other frames), not within a batch; past the rank of
-the kernel, where theirs repeats one token for ever, the tokens with most left go on; exactly T, none twice.
+the kernel, where theirs repeats one token, selection continues by the largest remainder; exactly T, none twice.
 
 Where the vision tower is of no CLIP model there is no text side. The authors reduce Qwen2.5-VL after its merger, with
 code they do not publish. Our reading there: relevance is the cosine, not negated, of a token as the language model

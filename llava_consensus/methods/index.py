@@ -35,7 +35,7 @@ def describe(method: Method) -> list[Any]:
 
 
 def _options(kind: type[Method]) -> Iterator[tuple[str, str, str, str]]:
-    """Every field with what the `Args` of the class, or of the nearest base that has it, say about it."""
+    """Fields with their texts in the `Args` of the class, or of the nearest base that has them."""
     texts: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         texts |= dict(_arguments(one.__dict__.get("__doc__") or ""))

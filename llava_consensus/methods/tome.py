@@ -52,7 +52,7 @@ class ToMe(InTower):
         share the rest evenly: 192 of 576 in 23 blocks is 17 sixteen times, then 16.
 
         Raises:
-            OptionError: for a budget that so many blocks cannot reach.
+            OptionError: for a budget out of reach of the number of blocks.
         """
         if self.rate == "decreasing":
             return self._decreasing(tokens, patches, blocks)

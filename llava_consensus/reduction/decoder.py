@@ -69,8 +69,8 @@ class InDecoder(Method, ABC):
     are no candidates.
 
     Args:
-        positions: `keep` leaves rotary positions as they were, and decoding goes on at the position after the full
-            prompt in every layer; `renumber` closes the gaps, and each layer goes on after its own cache.
+        positions: `keep` leaves rotary positions as they were, and decoding continues at the position after the full
+            prompt in every layer; `renumber` closes the gaps, and each layer continues after its own cache.
         answer_rows: whether rows with labels, the answer in training, count among the text rows that are asked.
     """
 

@@ -73,7 +73,7 @@ def nearest(keys: Tensor, anchors: Tensor) -> Tensor:
 def group_means(projected: Tensor, group: Tensor, count: int) -> Tensor:
     """Mean of the tokens of each group: [B, R, D], [B, R] -> [B, M, D]. Summed in float32, cast back."""
     member = one_hot(group, count).transpose(1, 2).float()  # [B, M, R]
-    total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 where nobody joined
+    total = member.sum(-1, keepdim=True).clamp_min(torch.finfo(member.dtype).tiny)  # above 0 for groups without members
     return (member @ projected.float() / total).to(projected.dtype)
 
 

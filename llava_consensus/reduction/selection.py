@@ -21,7 +21,9 @@ def rank(saliency: Tensor) -> Tensor:
 
 
 def indices(mask: Tensor, count: int) -> Tensor:
-    """The first `count` true places of each row, ascending, where each row has so many: [B, N] -> [B, count]."""
+    """Indices of the first `count` true places of each row, ascending; each row must have that many: [B, N] -> [B,
+    count].
+    """
     return torch.sort(mask.to(torch.uint8), dim=-1, descending=True, stable=True).indices[..., :count]
 
 
@@ -144,8 +146,8 @@ def topped_up(seats: Tensor, by: Tensor, total: int) -> Tensor:
 
 
 def seated(order: Tensor, group: Tensor, seats: Tensor, count: int) -> Tensor:
-    """The first `count` tokens of a ranking in which no group takes more than its seats. Seats that nobody takes go to
-    the next of the ranking, whatever their group.
+    """The first `count` tokens of a ranking in which no group takes more than its seats. Free seats go to the next of
+    the ranking, whatever their group.
 
     Args:
         order: [B, N] tokens, the best first.

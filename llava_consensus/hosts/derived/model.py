@@ -117,7 +117,7 @@ class DerivedModel(HfModel):
 
     @property
     def record(self) -> Record | None:
-        """What was derived of models of this configuration; None before the first call with pictures."""
+        """Record derived for models of this configuration; None before the first call with pictures."""
         return _RECORDS.get(self.key)
 
     @property
@@ -141,7 +141,7 @@ class DerivedModel(HfModel):
 
     @property
     def keeps_positions(self) -> bool:  # type: ignore[override]
-        """Whether positions have several axes, so that they can only be kept."""
+        """True if position ids have several axes, so that they can only be kept."""
         record = self.record
         return hasattr(self.inner, "get_rope_index") if record is None else record.axes > 1
 
@@ -153,7 +153,7 @@ class DerivedModel(HfModel):
 
     @property
     def embedded(self) -> bool:  # type: ignore[override]
-        """Whether the embeddings of visual rows are the features."""
+        """True if the embeddings of visual rows equal the features."""
         record = self.record
         return record is None or record.embedded
 
@@ -211,7 +211,7 @@ class DerivedModel(HfModel):
             attachment.settled = True
 
     def _install_record(self, attachment: Attachment, record: Record) -> None:
-        """What is to be known of the modules beside their kernel calls."""
+        """Hooks the tower block whose output is read, and bypasses the layers before the first attention for SCAP."""
         module, shadows, handles = self.module, [], []
         if record.block and attachment.method.needs & READ:
             features, _ = blocks_read(self._tower_of(record), attachment.method)
@@ -303,7 +303,7 @@ class DerivedModel(HfModel):
     # Pictures
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Arguments of the encoder of pictures. OptionError for videos, whose rows nobody has looked at."""
+        """Arguments of the encoder of pictures. OptionError for videos, whose rows are not derived."""
         if any(inputs.get(name) is not None for name in ("pixel_values_videos", "video_grid_thw")):
             raise OptionError(
                 f"videos of {type(self.module).__name__} are not adapted: pass their frames as pictures, or detach"
@@ -349,7 +349,7 @@ class DerivedModel(HfModel):
 
     @property
     def placed_by(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the model computes positions of, beside the ids."""
+        """Inputs that the model computes positions from, beside the ids."""
         return tuple(name for name in self.encoder_names("image") if not name.startswith(deriving.PIXELS))
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -472,7 +472,7 @@ class DerivedModel(HfModel):
         return like.with_parts(parts, split=True)
 
     def in_one(self, output: Any) -> Any:
-        """The same with the field that is embedded in one tensor, as this model wants it."""
+        """A copy of the output whose embedded field is one tensor, as this model wants it."""
         output = copy.copy(output)
         output.pooler_output = torch.cat(output.pooler_output)[None]
         return output
@@ -504,7 +504,7 @@ READ = frozenset({Need.ATTENTION, Need.EARLIER, Need.FEATURES, Need.CLASS_FEATUR
 
 
 def _shapes(inputs: dict[str, Any]) -> tuple[Any, ...]:
-    """What maps depend on: the shapes of pixels, and the numbers that say how pictures are cut."""
+    """Key of the cached maps: the shapes of pixels, and the numbers that say how pictures are cut."""
     told: list[tuple[str, Any]] = []
     for name, value in sorted(inputs.items()):
         if isinstance(value, Tensor) and (value.is_floating_point() or value.numel() > 1 << 16):

@@ -109,7 +109,7 @@ class _Proof:
         return record
 
     def logits(self, inputs: dict[str, Any]) -> Tensor:
-        """Of the last row of each prompt: [R, V]."""
+        """Logits of the last row of each prompt: [R, V]."""
         taken = inspect.signature(type(self.module).forward).parameters
         given = {name: value for name, value in inputs.items() if name in taken and name not in NOT_ROWS}
         out: Tensor = self.module(**given, use_cache=False).logits
@@ -135,7 +135,7 @@ class _Proof:
 
     @property
     def positions(self) -> Tensor:
-        """Of the full prompts: [axes, R, S]."""
+        """Position ids of the full prompts: [axes, R, S]."""
         given = self.entered.arguments.get("position_ids")
         if given is not None and given.ndim == 3:
             return given.expand(-1, *self.visual.shape)
@@ -212,7 +212,8 @@ def _states(output: Any) -> Tensor:
 def tower_facts(
     module: Any, base: Any, calls: list[KernelCall], mapped: Callable[[nn.Module], Encoded]
 ) -> dict[str, Any]:
-    """What a record says of the tower: the last block whose map is clean and whose kernel gives what was read of it.
+    """The record's tower fields: the last block whose map is clean and whose kernel output matches its queries, keys
+    and values.
 
     Args:
         module, base: the model, and the part that encodes pictures.
@@ -252,7 +253,9 @@ def _shapes(calls: list[KernelCall], names: dict[int, str]) -> dict[str, list[to
 
 @torch.no_grad()
 def tower_error(calls: list[KernelCall], pictures: list[Mapped]) -> float:
-    """How far the kernel's output of each tile is from what its queries, keys and values make, as a share of it."""
+    """Largest relative difference between the kernel's output of a tile and the one computed from its queries, keys and
+    values.
+    """
     worst = 0.0
     for picture in pictures:
         for tile in picture.patches:

@@ -1,4 +1,5 @@
-"""What is derived of a loaded model, step by step; each step refuses in one line that names what is not understood.
+"""Derivation of a record from a loaded model, step by step; each step refuses in one line that names what is not
+understood.
 
 seam              `get_image_features` makes features, and `forward` takes them as `mm_encoder_outputs`
 placeholders      the fields of the features with one row for each placeholder
@@ -32,7 +33,7 @@ NOT_ROWS = ("labels", "past_key_values", "cache", "use_cache", "logits_to_keep",
 
 @dataclass(frozen=True)
 class Record:
-    """What was derived of models of one configuration. Modules are named by their paths."""
+    """Facts derived of models of one configuration. Modules are named by their paths."""
 
     fields: tuple[str, ...]  # of the features, with a row for each placeholder; the one that is embedded first
     listed: bool  # whether that field is a list of pictures, and not one tensor
@@ -63,7 +64,7 @@ class Record:
 
 
 class DecoderCall(NamedTuple):
-    """What the language model is given of prompts."""
+    """Arguments of one call of the language model."""
 
     arguments: dict[str, Any]
     attention: KernelCall | None  # of its first attention module
@@ -116,7 +117,7 @@ def note_output(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def stand_aside(plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of the forward of layers before the first attention: SCAP reads that one on the embeddings."""
+    """Replaces the forward of layers before the first attention: SCAP reads that attention on the embeddings."""
     if not _ASIDE.get():
         return plain(*args, **kwargs)
     return args[0] if args else kwargs["hidden_states"]
@@ -180,7 +181,7 @@ class Fields:
 
     @property
     def listed(self) -> bool:
-        """Whether the field that is embedded is a list."""
+        """True if the embedded field is a list."""
         return bool(self.names) and isinstance(self.output[self.names[0]], list | tuple)
 
     def with_parts(self, parts: list[list[Tensor]], split: bool = False) -> Any:
@@ -270,8 +271,8 @@ def text_arguments(module: Any, inputs: dict[str, Any], encoder_names: list[str]
 def decoder_call(
     module: Any, arguments: dict[str, Any], outputs: dict[str, Any], first: list[nn.Module] | None = None
 ) -> DecoderCall:
-    """What the language model is given of prompts whose pictures an encoder has made `outputs` of. It is not run, but
-    where `first` are attention modules: then as far as the kernel of the first one that is reached.
+    """Captures the arguments of the language model for prompts whose pictures were encoded to `outputs`. It is not run,
+    except where `first` are attention modules: then as far as the kernel of the first one that is reached.
 
     Args:
         module: the model, without a method.
@@ -298,7 +299,7 @@ def decoder_call(
 
 
 class Encoded(NamedTuple):
-    """What an encoder made of pictures, and what was read of its tower meanwhile."""
+    """Output of an encoder for some pictures, and what was read of its tower meanwhile."""
 
     fields: Fields
     calls: list[KernelCall]
@@ -307,8 +308,8 @@ class Encoded(NamedTuple):
 
 
 def encode(base: Any, modality: str, arguments: dict[str, Any], modules: list[nn.Module], count: int) -> Encoded:
-    """The model's own encoder on pictures with so many placeholders, the kernel calls of attention modules, and what
-    hooked blocks returned.
+    """Runs the model's own encoder on pictures of `count` placeholders; records the kernel calls of attention modules,
+    and the outputs of hooked blocks.
     """
     states: list[Tensor] = []
     with _set(_OUTPUTS, states), recording(modules) as calls:
@@ -360,7 +361,7 @@ def map_patches(
 
 
 def detached(fields: Fields, count: int) -> Fields:
-    """The same fields outside of the graph."""
+    """The fields detached from the graph."""
     output = copy.copy(fields.output)
     for name in (*fields.names, *fields.deep):
         output[name] = _detached(output[name])
@@ -374,7 +375,7 @@ def _detached(value: Any) -> Any:
 
 
 def sees_ahead(call: KernelCall) -> bool:
-    """Whether rows of a call attend to later ones, as where the rows of a picture see each other."""
+    """True if rows of a call attend to later ones, as where the rows of a picture see each other."""
     mask = call.mask
     if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] != mask.shape[-2]:
         return False
@@ -384,7 +385,7 @@ def sees_ahead(call: KernelCall) -> bool:
 
 
 def language_facts(module: Any, entered: DecoderCall, fields: Fields, visual: Tensor) -> dict[str, Any]:
-    """What a record says of the language side, given its call by prompts with these visual rows [R, S]."""
+    """The record's fields about the language model, given its call by prompts with these visual rows [R, S]."""
     embeds, positions = entered.arguments["inputs_embeds"], entered.arguments.get("position_ids")
     rows, features = embeds[visual], fields.flat()[0]
     first, layers, number, uncut = "", "", 0, ""
@@ -432,7 +433,7 @@ def listed_in(module: nn.Module, path: str) -> tuple[str, int]:
 
 
 def fingerprint(module: Any) -> str:
-    """The same for models that records can be shared by: class, configuration and format of weights."""
+    """Key under which models share a record: class, configuration, format of weights, versions."""
     import transformers
 
     told = (
@@ -447,7 +448,7 @@ def fingerprint(module: Any) -> str:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a part of a model is compiled: an exception cannot leave its graph."""
+    """True if any part of a model is compiled: an exception cannot leave its graph."""
     return "torch._dynamo" in sys.modules and any(
         getattr(one, "_compiled_call_impl", None) is not None for one in module.modules()
     )

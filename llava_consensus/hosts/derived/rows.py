@@ -135,7 +135,7 @@ class Mapped(PictureRows):
 
 
 class PatchMap(NamedTuple):
-    """Where the rows of the pictures of a call come from."""
+    """Map from the rows of the pictures of a call to tiles and patches."""
 
     pictures: list[Mapped]
     classes: int  # class tokens in front of the patches of a tile
@@ -147,7 +147,8 @@ def unread(sizes: list[int], sides: list[int]) -> list[Mapped]:
 
 
 def patch_map(calls: list[KernelCall], fed: list[Tensor], sizes: list[int], sides: list[int]) -> PatchMap:
-    """The map of pictures of so many rows each, given the kernel calls of the block and the row each position feeds.
+    """Maps the rows of pictures of these `sizes` in rows, given the kernel calls of the block and the row each position
+    feeds.
 
     Raises:
         Mixed: the tiles of a picture differ in size, or their tokens in how many positions make them.
@@ -200,7 +201,7 @@ def visible(call: KernelCall, entry: int, position: int) -> Tensor:
 
 
 def _picture(tiles: list[Tile], size: int, side: int, classes: int) -> Mapped:
-    """The map of a picture of so many rows."""
+    """Maps a picture of `size` rows."""
     if not tiles:
         raise Mixed("a picture has rows that no position feeds alone")
     if len({len(tile.position) for tile in tiles}) > 1:
@@ -246,7 +247,7 @@ def sides_of(inputs: dict[str, Any], sizes: list[int]) -> list[int]:
 
 
 def _width(height: int, width: int, size: int) -> int:
-    """Tokens in a row of a picture of this height and width that makes so many tokens; 0 where none fits."""
+    """Tokens per row of the grid of a picture of this height and width that makes `size` tokens; 0 if no grid fits."""
     square = height * width / size
     step = round(math.sqrt(square)) if square >= 1 else 0
     if not step or height % step or width % step or (height // step) * (width // step) != size:

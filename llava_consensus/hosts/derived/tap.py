@@ -40,7 +40,7 @@ class KernelName(str):
 
 
 class KernelCall(NamedTuple):
-    """What an attention module handed to its kernel, rotated and before the scale."""
+    """Arguments and output of one kernel call of an attention module: rotated, before the scale."""
 
     module: nn.Module
     query: Tensor  # [B, H, S, d]
@@ -121,7 +121,7 @@ def untapped(modules: Collection[nn.Module]) -> Iterator[None]:
 
 
 def _kernel_name(config: Any) -> Any:
-    name = getattr(vars(config)[OWN], NAME)  # at each call, so that `set_attn_implementation` goes on working
+    name = getattr(vars(config)[OWN], NAME)  # at each call, so that `set_attn_implementation` keeps working
     if name is None:
         return None
     tapped = KernelName(name)

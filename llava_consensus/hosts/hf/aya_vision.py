@@ -74,7 +74,7 @@ class Cohere2Vision(AyaVision):
 
 
 def spaced(ids: Tensor, placeholder: int, tokens: int) -> list[PictureRows]:
-    """The pictures of prompts [R, S] whose tiles of so many tokens are runs of placeholders, one row between them."""
+    """Pictures of prompts [R, S] whose tiles are runs of `tokens` placeholders, one row between them."""
     tiles: list[int] = []
     follows = (-1, -1)  # row of the batch and place where the next tile of the same picture begins
     for row, start, length in runs(ids, placeholder):

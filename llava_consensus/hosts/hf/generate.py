@@ -1,5 +1,4 @@
-"""How prompts enter a model of transformers while a method is attached: by its own `generate` and `forward`, which both
-use `reduce`.
+"""Replacements of `generate` and `forward` of transformers models while a method is attached; both use `reduce`.
 
 The full prompt is assembled from the model's own embeddings and encoders, reduced, and handed on as what the model
 takes: shortened `input_ids`, `attention_mask`, `position_ids`, token types and labels, and the reduced features as
@@ -49,7 +48,7 @@ GATHERING = ("_get_logits_processor", "_get_stopping_criteria")  # functions tha
 
 
 class ReducedFeatures(dict[str, Any]):
-    """Reduced features of pictures (`mm_encoder_outputs`), with what is known of the prompts they stand in."""
+    """Reduced features of pictures (`mm_encoder_outputs`), with the metadata of their reduced prompts."""
 
     prompt: Shortened
     report: Report
@@ -57,8 +56,8 @@ class ReducedFeatures(dict[str, Any]):
 
 
 def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
-    """The arguments of `model(...)` or `generate(...)` with the pictures reduced, for training loops and decoding loops
-    of one's own. A method must be attached.
+    """Reduces the pictures in the arguments of `model(...)` or `generate(...)`, for user-written training and decoding
+    loops. A method must be attached.
 
     Args:
         model: the attached model.
@@ -83,7 +82,7 @@ def reduce(model: Any, **inputs: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Generating:
-    """What forwards, processors and criteria must know of the `generate` they belong to."""
+    """State of one `generate` that its forwards, processors and criteria share."""
 
     prompt: Shortened | None  # where pictures were reduced before the model
     armed: Any  # what a method between decoder layers has to do with the prompt
@@ -92,13 +91,13 @@ class Generating:
     started: bool = False
 
     def whole(self, ids: Tensor) -> Tensor:
-        """Ids [rows, n] as `generate` has them, with the prompt as it was given."""
+        """Ids [rows, n] of `generate` with the full prompt in front."""
         front = self.asked.to(ids.device).repeat_interleave(len(ids) // len(self.asked), 0)
         return torch.cat((front, ids[:, self.read :]), dim=1)
 
 
 class OnWhole:
-    """A processor of logits, or a criterion, that is shown the prompt as it was given."""
+    """Wrapper of a logits processor or stopping criterion of the user, which sees the full prompt."""
 
     def __init__(self, inner: Any, generating: Generating) -> None:
         self._inner, self._generating = inner, generating
@@ -111,7 +110,7 @@ class OnWhole:
 
 
 class Streamed:
-    """A streamer that is shown the prompt as it was given, and then every step."""
+    """Wrapper of a streamer, which sees the full prompt and then every step."""
 
     def __init__(self, inner: Any, generating: Generating) -> None:
         self._inner, self._whole = inner, [generating.whole]
@@ -126,7 +125,7 @@ class Streamed:
 
 
 def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of `generate`: same arguments, same results, the original prompt in front of the answer."""
+    """Replaces `generate`: same arguments, same results, the original prompt in front of the answer."""
     module = attachment.here.module
     kwargs = named(type(module).generate, args, kwargs)
     run = plain or functools.partial(type(module).generate, module)
@@ -141,7 +140,7 @@ def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> A
 
 
 def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
+    """Replaces `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     inputs, prompt = _entering(attachment, named(type(view.module).forward, args, kwargs))
     with view.entering(attachment, inputs):
@@ -152,7 +151,7 @@ def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> An
 
 
 def refused(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of continuous batching while a method cuts between layers: its prompts share one sequence."""
+    """Refuses continuous batching while a method cuts between layers: its prompts share one sequence."""
     raise OptionError(
         f"{name}: continuous batching puts prompts into one sequence, which a method between layers cannot cut. "
         "Use generate, or take a method that acts before the language model"
@@ -171,8 +170,8 @@ def check_outer(attachment: Attachment, inner: Any, args: Any, kwargs: dict[str,
 
 
 def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of a function by which `generate` gathers processors or criteria: those of the user are shown the
-    prompt as it was given, those that `generate` makes itself the ids that it counts.
+    """Replaces a function by which `generate` gathers processors or criteria: those of the user see the full prompt,
+    those that `generate` makes itself see the ids that it counts.
     """
     module = attachment.here.module
     function = getattr(type(module), name)
@@ -192,9 +191,7 @@ def gathered(attachment: Attachment, name: str, plain: Any, *args: Any, **kwargs
 
 @uncompiled
 def _entering(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
-    """The arguments of a forward in the words of reduced prompts, and what is known of prompts that it reads, for the
-    cache it leaves.
-    """
+    """Arguments of a forward for the reduced prompts, and, of a prefill, the metadata for the cache it leaves."""
     view: Any = attachment.here
     call = attachment.current(fresh=False)
     generating, cache = call.state.get(UNDER_WAY), cache_given(inputs)
@@ -273,8 +270,8 @@ def _generate(attachment: Attachment, run: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortened) -> dict[str, Any]:
-    """The arguments of a `generate` that goes on from the cache of a reduced prompt, given all ids so far or, with a
-    mask of all, the new ones alone: the new ones, and the mask of the rows that are left.
+    """Arguments of a `generate` on the cache of a reduced prompt, given all ids so far or, with a mask of all, the new
+    ones alone: the new ids, and the mask of the rows that are left.
     """
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
     cached = cached_rows(cache_given(kwargs))
@@ -294,13 +291,14 @@ def _later_turn(attachment: Attachment, kwargs: dict[str, Any], prompt: Shortene
 
 @uncompiled
 def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, Any], Shortened | None]:
-    """The arguments with the pictures reduced, and what is known of the prompts: the same object, and None, where there
-    is nothing to reduce.
+    """Arguments with the pictures reduced, and the metadata of the reduced prompts.
+
+    Returns the object it was given, and None, if there is nothing to reduce.
     """
     view: Any = attachment.here
     call, encoder_inputs = attachment.current(fresh=False), view.encoder_inputs(inputs)
     features = inputs.get("mm_encoder_outputs")
-    if isinstance(features, ReducedFeatures):
+    if isinstance(features, ReducedFeatures):  # of the public `reduce`: a second reduction would cut them twice
         call.tell(features.report)
         call.state[EMBEDS] = features.embeds
         return inputs, features.prompt
@@ -308,17 +306,19 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
         raise OptionError(
             "mm_encoder_outputs: a method needs the pixels that these features were made of. Pass pixels, or detach"
         )
-    call.tell(Report())
+    call.tell(Report())  # a call without pictures must not show the outcomes of the one before
     if not encoder_inputs and call.given.encoded is None:
         return inputs, None
     ids, real = _prompts(view, inputs)
     view.settle(attachment, inputs)
-    known_ids, known_real = torch.stack((ids, real.to(ids.dtype))).cpu()  # the one time that the device is waited for
+    known_ids, known_real = torch.stack((ids, real.to(ids.dtype))).cpu()  # the only wait for the device
     placed = _placed(view, call, encoder_inputs, known_ids)
     labels = inputs.get("labels")
     answer = None if labels is None else (labels != IGNORE).cpu()
     kinds = row_kinds(known_ids, known_real.bool(), placed, answer, view.around)
     layout = attachment.layout(kinds)
+    # Rows stay where a method prunes between layers or every unit fits its budget. The model then encodes by itself,
+    # unless features were made before, the host lays tiles out otherwise, or the cut reads the tower.
     unreduced = attachment.method.place is Place.DECODER or not layout.reduced()
     encodes = call.given.encoded is not None or view.lays_out or attachment.cuts_by_tower
     if unreduced and not encodes:
@@ -334,13 +334,17 @@ def _reduced(attachment: Attachment, inputs: dict[str, Any]) -> tuple[dict[str, 
     used_names = {name for arguments in encoder_inputs.values() for name in arguments}
     if unreduced:
         return reduced_arguments(attachment, inputs, full, _held(call, layout, placed), used_names, features), None
+    # Structural rows that the host drops go only with a reduced picture, so the layout is read again without them.
     kinds = without_dropped(kinds)
     layout = attachment.layout(kinds)
     full = replace(full, real=kinds.real.to(real.device))
     out = attachment.reduce(call, full, layout, tiles, fingerprints(*once(known_ids, kinds.real, kinds.picture)))
     if kinds.real[:, -1].all():  # else the prompts are padded on the right, as in training
         out = pad_left(out)
+    # With gaps in the positions, decoding continues after the full prompt and not after the rows in the cache.
     keeps = view.keeps_positions or attachment.method.positions != "renumber"
+    # Some models change features after the seam where this host hands them in: the reduced rows take the place of the
+    # embeddings before the first layer.
     if not view.embedded:
         call.state[EMBEDS] = out.embeds
     arguments = reduced_arguments(attachment, inputs, out, _held(call, layout, placed), used_names, features)

@@ -49,7 +49,7 @@ class GlmDecoder(MRopeDecoder):
 
 
 class Glm4v(QwenVL):
-    """Every one of them."""
+    """Adapter for the models of this file."""
 
     handed = MappingProxyType({"video": "image"})  # `generate` counts the placeholders of a modality
 

@@ -49,7 +49,7 @@ class PixtralTower:
         self.kernel: str = getattr(self.module.config, "_attn_implementation", "eager")
 
     def of_picture(self, rows: int, columns: int) -> "PixtralTower":
-        """The same for pictures of so many patches."""
+        """A copy of this tower for pictures of `rows` x `columns` patches."""
         tower = copy.copy(self)
         tower.tokens, tower.side = rows * columns, columns
         return tower
@@ -61,7 +61,7 @@ class PixtralTower:
         return projected
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         scale: float = self.blocks[block].attention.scaling
         return scale
 
@@ -71,7 +71,7 @@ class PixtralTower:
         return BlockParts(one.attention_norm, one.attention, one.ffn_norm, one.feed_forward)
 
     def key_tap(self, block: int) -> Tap:
-        """Where the keys [1, H, t, d] of a block are read, before they are rotated."""
+        """Tap of the keys [1, H, t, d] of a block, before rotation."""
         attention = self.blocks[block].attention
         return Tap(attention.k_proj, lambda output: {"key": split_heads(output, attention.num_heads)})
 

@@ -1,6 +1,5 @@
-"""What all hosts of transformers share of a model's view, see `base.Model`, and the vision towers that several have. A
-family's own file says the rest: where its blocks are, how block rows become tokens, and where the tokens of a picture
-stand.
+"""Base of all hosts of transformers, see `base.Model`. A family's own file adds where its blocks are, how block rows
+become tokens, and which rows of the prompt are tokens of a picture.
 """
 
 import contextlib
@@ -78,12 +77,12 @@ class HfModel:
 
     @property
     def lays_out(self) -> bool:
-        """Whether pictures are laid out otherwise than the model and its processor do by themselves."""
+        """True if pictures are laid out otherwise than by the model and its processor."""
         return False
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What the image processor is told beside the picture."""
+        """Extra kwargs of the image processor."""
         return {}
 
     def check(self, method: Method) -> None:
@@ -107,7 +106,7 @@ class HfModel:
         return load_clip_text(name, self.module.device)
 
     def of(self, module: Any) -> "HfModel":
-        """The same view of a replica, or of this module with its parts read anew."""
+        """A copy of this view for a replica, or for this module with its parts read anew."""
         view = copy.copy(self)
         view.module = module
         for part in ("tower", "decoder"):
@@ -177,7 +176,9 @@ class HfModel:
         return (real.cumsum(1) - 1).clamp_min(0) if positions is None else positions.expand(ids.shape)
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a processor gives with the ids [R, S] of prompts, apart from pixels, given the values of `placed_by`."""
+        """Inputs that a processor returns with the ids [R, S] of prompts, apart from pixels, given the values of
+        `placed_by`.
+        """
         return {}
 
     def install(self, attachment: Attachment) -> None:
@@ -221,7 +222,7 @@ class HfModel:
         return Features(tiles, tokens, tuple(torch.cat(plane) for plane in planes))
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
-        """What the model takes for the result of an encoder, whose own result is `like`."""
+        """An encoder output in the form the model expects, like its own output `like`."""
         return transformers.modeling_outputs.BaseModelOutputWithPooling(pooler_output=tokens)
 
     def in_one(self, output: Any) -> Any:
@@ -230,7 +231,7 @@ class HfModel:
 
 
 def run_encoder(view: HfModel, attachment: Attachment, modality: str, inputs: dict[str, Any]) -> tuple[Any, Any]:
-    """What the model's own encoder returns, and the parts that hooks collected meanwhile."""
+    """Runs the model's own encoder: its output, and the parts that hooks collected meanwhile."""
     with attachment.collecting() as parts:
         output = getattr(view.inner, f"get_{modality}_features")(**inputs, return_dict=True)
     return output, parts

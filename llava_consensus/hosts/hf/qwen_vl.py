@@ -52,7 +52,7 @@ class QwenTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         scale: float = self.blocks[block].attn.scaling
         return scale
 
@@ -77,7 +77,7 @@ class QwenTower:
 
 
 class QwenVL(HfModel):
-    """Every one of them."""
+    """Adapter for the models of this file."""
 
     offer = Offer(PATCHES, inside=QwenTower.inside)
     keeps_positions = True

@@ -1,4 +1,4 @@
-"""Where the tokens of pictures stand in the prompts of a model of transformers, and their features."""
+"""Rows of the prompts of transformers models that hold visual tokens, and the features of these rows."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ STRUCTURAL, DROPPED = -1, -2  # in place of a token: a row that stays, and one t
 
 
 class PictureRows(NamedTuple):
-    """Where the tokens of one picture come from, row by row as the prompt holds them, on the CPU."""
+    """Tile and patch index of each row of one picture, in the order of the prompt, on the CPU."""
 
     tile: Tensor  # [n] of the picture
     token: Tensor  # [n] of the tile; STRUCTURAL or DROPPED for rows that are never candidates
@@ -41,7 +41,7 @@ def row_kinds(
     answer: Tensor | None,
     around: tuple[int, int] = (0, 0),
 ) -> RowKinds:
-    """What every row of prompts [R, S] is; pictures are counted through all modalities. All on the CPU.
+    """Kind of every row of prompts [R, S]; pictures are numbered across all modalities. All on the CPU.
 
     Raises:
         OptionError: where placeholders and pictures do not match.

@@ -30,7 +30,7 @@ class LlavaNext(Llava):
 
     @property
     def lays_out(self) -> bool:
-        """Whether the grid is fixed."""
+        """True if the grid is fixed."""
         return self.options.get("layout", STOCK) != STOCK
 
     @property
@@ -199,7 +199,7 @@ class LlavaOnevision(_WithVideos):
         return [count if is_tiled else 1 for count, is_tiled in zip(counts, tiled, strict=True)]
 
     def packing(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Pictures of more than so many tiles are resized."""
+        """Kwargs of packing: pictures of more tiles than the ratio names are resized."""
         return {"vision_aspect_ratio": inputs.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:

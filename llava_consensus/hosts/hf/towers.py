@@ -81,7 +81,7 @@ class LlavaTower(ClipBlocks):
         return module.attention, module.attention.num_attention_heads, module.attention.scaling
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Tiles [T, 3, h, w] through tower and projector: [T, N, D], with class tokens where these are told to stay."""
+        """Tiles [T, 3, h, w] through tower and projector: [T, N, D], with class tokens where the model keeps them."""
         states = self.module(pixels, output_hidden_states=True, return_dict=True).hidden_states[self.layer]
         return self.project(states if self.projects_class else states[:, self.classes :])
 
@@ -127,7 +127,7 @@ class ShuffledTower:
         raise NotImplementedError
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         scale: float = getattr(self.blocks[block], self._attention).scale
         return scale
 

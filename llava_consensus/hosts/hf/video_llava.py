@@ -1,6 +1,6 @@
 """`VideoLlavaForConditionalGeneration`: pictures of one tile, and clips of eight frames, each with its class token in
-the prompt. What becomes of the class tokens of frames is the host's option `class_tokens`: `keep` leaves them, beside
-the budget, `drop` takes them out where a clip is reduced, and with `candidates` they are tokens like patches.
+the prompt. The host option `class_tokens` treats those of frames: `keep` leaves them, beside the budget, `drop` takes
+them out where a clip is reduced, and with `candidates` they are tokens like patches.
 """
 
 from functools import cached_property
@@ -34,7 +34,7 @@ class VideoLlava(Llava):
 
     @property
     def class_tokens(self) -> str:
-        """What becomes of the class tokens of frames."""
+        """Treatment of the class tokens of frames: `keep`, `drop` or `candidates`."""
         return self.options["class_tokens"]
 
     def check(self, method: Method) -> None:

@@ -53,7 +53,7 @@ class EvaTower:
         return projected
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         return float(self.blocks[block].attention.scale)
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:

@@ -1,9 +1,8 @@
-"""What Qwen-VL and CogVLM share: their views (`RemoteModel`, see `base.Model`), and how models that carry their own
-code are entered while a method is attached, which is by their own `forward`. `generate` calls it for the prompt and
-then for every token.
+"""Base of the hosts of Qwen-VL and CogVLM: their views (`RemoteModel`, see `base.Model`), and the replacement of
+`forward` of models with their own code. Their `generate` calls it for the prompt and then for every token.
 
 The first forward gets the prompt with the pictures reduced, and their features at the place where the model itself puts
-them in. `generate` goes on counting the full prompt; its mask is cut to the rows that the cache holds. A family's own
+them in. `generate` still counts the full prompt; its mask is cut to the rows that the cache holds. A family's own
 file says where its blocks are, where the tokens of a picture stand in its prompts, and where the model takes their
 features.
 """
@@ -52,7 +51,7 @@ class RemoteModel:
         raise NotImplementedError
 
     def of(self, module: Any) -> "RemoteModel":
-        """The same view of a replica."""
+        """A copy of this view for a replica."""
         return type(self)(module)
 
     def clip_text(self) -> Any:
@@ -80,11 +79,13 @@ class RemoteModel:
 
     @staticmethod
     def give(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of the inlet: what the call has prepared, once, else what the model's own function gives."""
+        """Replaces the inlet: returns the features the call has prepared, once, else the result of the model's own
+        function.
+        """
         raise NotImplementedError
 
     def kinds(self, inputs: dict[str, Any]) -> RowKinds | None:
-        """What every row of prompts is, given the arguments of `forward`; None where there are no pictures.
+        """Kind of every row of prompts, given the arguments of `forward`; None if there are no pictures.
 
         Raises:
             OptionError: where a picture has another number of rows than tokens.
@@ -104,12 +105,12 @@ class RemoteModel:
         raise NotImplementedError
 
     def features(self, out: Assembled) -> Tensor:
-        """What the inlet is to give for the reduced prompts."""
+        """Features that the inlet returns for the reduced prompts."""
         raise NotImplementedError
 
 
 class Prepared(NamedTuple):
-    """What one call has prepared for the functions further in."""
+    """Data that one call has prepared for the functions further in."""
 
     features: Tensor | None  # for the inlet; None once they are taken
     real: Tensor  # [R, S'] which rows of the reduced prompts are no padding
@@ -117,7 +118,7 @@ class Prepared(NamedTuple):
 
 
 def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of `generate`: the same, as one call."""
+    """Replaces `generate`: the same, as one call."""
     module = attachment.here.module
     run = plain or partial(type(module).generate, module)
     if attachment.current(fresh=False).scoped:
@@ -128,7 +129,7 @@ def generate(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> A
 
 @uncompiled
 def forward(attachment: Attachment, plain: Any, *args: Any, **kwargs: Any) -> Any:
-    """Takes the place of `forward`: same arguments, same results, of the shortened prompt."""
+    """Replaces `forward`: same arguments, same results, of the shortened prompt."""
     view: Any = attachment.here
     model_forward = type(view.module).forward
     inputs = dict(inspect.signature(model_forward).bind_partial(view.module, *args, **kwargs).arguments)

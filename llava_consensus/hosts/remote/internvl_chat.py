@@ -39,7 +39,7 @@ class InternTower(Projected):
         self.tokens = self.side**2
 
     def scale(self, block: int) -> float:
-        """What the products of queries and keys of a block are multiplied with."""
+        """Scale of the attention logits of a block."""
         return float(self.blocks[block].attn.scale)
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Tap]:
@@ -106,7 +106,7 @@ class InternVLChat(LlavaModel):
 def prepare(
     attachment: Attachment, input_ids: Tensor, attention_mask: Any, past_key_values: Any, labels: Any, images: Any
 ) -> tuple[Any, ...]:
-    """Takes the place of the function that assembles prompts: same five arguments, same five results.
+    """Replaces the function that assembles prompts: same five arguments, same five results.
 
     Raises:
         OptionError: for prompts of several lengths, which that function cannot mask.
