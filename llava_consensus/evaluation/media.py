@@ -10,9 +10,10 @@ that opening them would exhaust memory. Only raster formats are decoded: nothing
 Ghostscript for EPS).
 
 Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
-of one frame shows it `count` times. Nothing is flipped (Video-LLaVA flips half of the videos at random even when it
-evaluates). Any container and codec that PyAV reads (`pip install 'llava-consensus[video]'`); an animated GIF is read by
-Pillow. Files are decoded once, and only the wanted frames are kept in memory.
+of one frame shows it `count` times. Frames are turned and mirrored as the file's display matrix says (phones write one
+for portrait clips), and not otherwise (Video-LLaVA flips half of the videos at random even when it evaluates). Any
+container and codec that PyAV reads (`pip install 'llava-consensus[video]'`); an animated GIF is read by Pillow. Files
+are decoded once, and only the wanted frames are kept in memory.
 
     from llava_consensus.evaluation.media import open_image, read_clip
     image, clip = open_image("photo.jpg", upright=True), read_clip("clip.mp4", 8)
@@ -41,6 +42,16 @@ DEEP = ("I", "F")  # modes that start so hold more than 8 bits a pixel
 # demuxers of files that name no other file
 VIDEO_FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,gif,h264,hevc,rm,mjpeg,ivf,dv,mxf,wav,mp3"
 INTACT = 0.9  # of the frames that the head of a file promises; with fewer it counts as cut off
+# signs of a display matrix (a, b, c, d), which shows pixel (x, y) at (a x + c y, b x + d y), y downwards
+_TURNS = {
+    (0, 1, -1, 0): Image.Transpose.ROTATE_270,
+    (-1, 0, 0, -1): Image.Transpose.ROTATE_180,
+    (0, -1, 1, 0): Image.Transpose.ROTATE_90,
+    (-1, 0, 0, 1): Image.Transpose.FLIP_LEFT_RIGHT,
+    (1, 0, 0, -1): Image.Transpose.FLIP_TOP_BOTTOM,
+    (0, 1, 1, 0): Image.Transpose.TRANSPOSE,
+    (0, -1, -1, 0): Image.Transpose.TRANSVERSE,
+}
 _HEADERS = threading.Lock()  # the filter of warnings is one per process
 
 
@@ -243,10 +254,22 @@ def _pick(av: ModuleType, path: Path, places: list[int]) -> tuple[dict[int, Imag
     with closing(_open(av, path)) as container:
         for decoded, frame in enumerate(_decode(container), start=1):
             if decoded - 1 in wanted:
-                kept[decoded - 1] = frame.to_image().convert("RGB")
+                kept[decoded - 1] = _shown(frame)
             if decoded > places[-1]:
                 break
     return kept, decoded
+
+
+def _shown(frame: Any) -> Image.Image:
+    """A decoded frame as RGB, turned by its display matrix; one that is no quarter turn or mirror is not applied."""
+    picture: Image.Image = frame.to_image().convert("RGB")
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return picture
+    values = np.frombuffer(matrix, np.int32).reshape(3, 3)[:2, :2].astype(float)
+    signs = np.rint(values / max(np.abs(values).max(), 1)).ravel().tolist()
+    turn = _TURNS.get(tuple(signs))  # not frame.rotation, which takes a mirror for a turn
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _decode(container: Any) -> Iterator[Any]:

@@ -27,7 +27,7 @@ from llava_consensus.hosts.call import Call, named, uncompiled
 from llava_consensus.hosts.decoders import LlamaDecoder
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.lengths import COUNTING, MORE, UNDER_WAY, recounting
-from llava_consensus.hosts.next_grid import STOCK, check_layout, check_tiles, fixed_grid
+from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures, check_tiles, fixed_grid
 from llava_consensus.hosts.sequence import Assembled, Channel, Layout, RowKinds, Rule, fingerprints, pad_left
 from llava_consensus.hosts.towers import ClipBlocks, hidden_state_block
 from llava_consensus.reduction.method import Method, Place
@@ -148,6 +148,7 @@ class LlavaModel:
                 "use a Llama or Mistral checkpoint"
             )
         check_llava_version()
+        check_pictures(vars(model.config))
         check_layout(self.layout, getattr(model.config, "image_aspect_ratio", None))
         tower = model.get_vision_tower()
         if tower is not None:

@@ -1,6 +1,7 @@
 """Layout of the tiles of a picture in LLaVA-NeXT: a base view and a grid of tiles (host option `layout`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from llava_consensus.errors import OptionError
 
@@ -9,6 +10,9 @@ from llava_consensus.errors import OptionError
 # what the numbers of the paper, of VisPruner and of CDPruner are for: always 2 x 2 tiles, nothing cut away, no
 # newlines, so that every picture has 5 x 576 tokens and 640 of them are 128 of each tile.
 STOCK, FIXED = LAYOUTS = ("stock", "2880")
+# what llava-torch 1.2.2.post1 follows: it takes any other ratio for `square`, and any spatial merge for `spatial`
+RATIOS = ("square", "pad", "anyres")
+MERGES = ("flat", "spatial", "spatial_unpad")
 ACROSS = 2  # tiles in a row of the fixed grid
 
 
@@ -25,6 +29,20 @@ def check_tiles(counts: Iterable[int]) -> None:
             raise OptionError(
                 f"layout={FIXED}: every picture must be {wanted} tiles, and one is {count}: cut it with "
                 f"image_grid_pinpoints of one entry, {ACROSS} by {ACROSS} tiles in pixels"
+            )
+
+
+def check_pictures(config: Mapping[str, Any]) -> None:
+    """Raise OptionError for a layout of pictures in a checkpoint's config.json that official LLaVA does not follow."""
+    ratio = config.get("image_aspect_ratio") or "square"
+    entries = {"image_aspect_ratio": (ratio, RATIOS)}
+    if ratio == "anyres":  # one square has nothing to merge
+        entries["mm_patch_merge_type"] = (config.get("mm_patch_merge_type") or "flat", MERGES)
+    for name, (value, known) in entries.items():
+        if value not in known:
+            raise OptionError(
+                f"{name}={value!r}: official LLaVA knows {'|'.join(known)}, and silently takes another for one of "
+                "these. Take a checkpoint in transformers' format, or write the one you want in config.json"
             )
 
 

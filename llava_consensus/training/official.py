@@ -33,6 +33,7 @@ from llava_consensus.evaluation.models.llava import (
     tower_of_hub,
     trains_tower,
 )
+from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.budget import Budget
@@ -56,6 +57,7 @@ def check(plan: TrainingPlan, folder: Path) -> None:
     """Raises OptionError for what LLaVA's training cannot do with the checkpoint in a folder."""
     config = read_json(folder / "config.json", MEND, dict)
     check_conversation(plan.conversation or CONVERSATION)
+    check_pictures(config)
     kind, reason = str(config.get("model_type", "")), ""
     if config.get("image_aspect_ratio") == "anyres":
         reason = " cuts pictures into tiles, which the training code of llava-torch does not"

@@ -2,7 +2,9 @@
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hf_models
 import pytest
@@ -16,12 +18,15 @@ from prompts import ANYRES, batch, row, tiles
 from llava_consensus import attach
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation import models
+from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.hosts.llava import PREPARE
 from llava_consensus.hosts.reduce import _zones
 from llava_consensus.hosts.sequence import ROW, RowKinds, Sharing, read_layout
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.tokens import AFTER, AHEAD, BEHIND
+from llava_consensus.training.official import check as check_training
+from llava_consensus.training.plan import TrainingPlan
 
 FIXED = {"layout": "2880"}
 NEEDS_HF = pytest.mark.skipif(
@@ -101,6 +106,42 @@ def test_models_without_tiles_are_refused_before_weights(tower_folder: Path, tmp
         models.check(str(tmp_path), host_options={"layout": "2881"})
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"image_aspect_ratio": "anyres"}))
     assert models.check(str(tmp_path), host_options=FIXED)["host_options"] == FIXED
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"image_aspect_ratio": "anyres_max_9"}, r"image_aspect_ratio='anyres_max_9': .* knows square\|pad\|anyres, "),
+        (
+            ANYRES | {"mm_patch_merge_type": "spatial_maxpool2x2"},
+            r"mm_patch_merge_type='spatial_maxpool2x2': .*\|spatial_unpad, ",
+        ),
+    ],
+)
+def test_pictures_that_official_llava_lays_out_otherwise_are_refused_before_weights(
+    tower_folder: Path, tmp_path: Path, given: dict[str, Any], reason: str
+) -> None:
+    """By check, load, conversion, training and attach; a merge that nothing reads is let through."""
+    folder = tmp_path / "llava-tiny"
+    folder.mkdir()
+    sizes = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), 8)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 1, "mm_vision_tower": str(tower_folder)}
+    made = {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava_llama", **sizes}
+    (folder / "config.json").write_text(json.dumps(made | given))
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    plan = TrainingPlan(str(folder), tmp_path, tmp_path, tmp_path / "llava-out", None, ())
+    refused: list[Callable[[], object]] = [
+        lambda: models.check(str(folder)),
+        lambda: models.load(str(folder), models.Loading("cpu")),
+        lambda: convert(folder, tmp_path / "out"),
+        lambda: check_training(plan, folder),
+        lambda: attach(tiny_llava(tower_folder, **given), tokens=4),
+    ]
+    for call in refused:
+        with pytest.raises(OptionError, match=reason):
+            call()
+    (folder / "config.json").write_text(json.dumps(made | given | {"image_aspect_ratio": "pad"}))
+    assert models.check(str(folder))
 
 
 def test_what_stands_alone_has_a_place_of_its_own_and_what_is_mixed_has_none() -> None:

@@ -27,6 +27,7 @@ from llava_consensus.errors import ConsensusError, DataError
 from llava_consensus.evaluation.files import FRESH, read_json, write_json
 from llava_consensus.evaluation.models.llava import CONVERSATION, FLAG
 from llava_consensus.evaluation.models.loading import Checkpoint
+from llava_consensus.hosts.next_grid import check_pictures
 from llava_consensus.hosts.pretrained import load_pretrained
 
 MEND = "Fetch the checkpoint again"
@@ -57,6 +58,7 @@ def convert(source: Path, out: Path) -> str:
     Raises:
         DataError: for a folder that is neither or is damaged, an `out` that exists or cannot be written, or a tensor
             that was not written as it was read.
+        OptionError: for pictures that are cut in a way which official LLaVA does not follow.
     """
     file = source / "config.json"
     if not file.is_file():
@@ -92,6 +94,7 @@ def _is_converted(source: Path, config: dict[str, Any]) -> bool:
         return True
     if not any(name.startswith("LlavaLlama") for name in made_by):
         raise DataError(f"{source}: made by {config.get('architectures')}; only LLaVA with a Llama model is converted")
+    check_pictures(config)
     for name, known in (("mm_projector_type", "mlp2x_gelu"), ("mm_patch_merge_type", "spatial_unpad")):
         if config.get(name) != known and (name == "mm_projector_type" or _is_tiled(config)):
             raise DataError(f"{source}: {name}={config.get(name)!r} must be {known!r}, as in LLaVA 1.5 and 1.6")

@@ -50,7 +50,7 @@ from llava_consensus.evaluation.models.room import spread
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.environment import check_llava_version
 from llava_consensus.hosts.llava import PREPARE, LlavaModel
-from llava_consensus.hosts.next_grid import STOCK, check_layout
+from llava_consensus.hosts.next_grid import STOCK, check_layout, check_pictures
 from llava_consensus.hosts.towers import without_unused_report
 from llava_consensus.reduction.method import Place, Shape
 
@@ -349,13 +349,15 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
         videos: whether the questions are about videos.
         options: of the host.
     Raises:
-        OptionError: for a conversation template that official LLaVA does not have, or a layout of tiles where there are
-            none.
+        OptionError: for a conversation template or a layout of pictures that official LLaVA does not have, or a layout
+            of tiles where there are none.
         DataError: for a vision tower of the hub that cannot be had.
     """
     check_llava_version()
     tower = tower_of_hub(model)
-    check_layout(options.get("layout", STOCK), _config(Path(model)).get("image_aspect_ratio"))
+    config = _config(Path(model))
+    check_pictures(config)
+    check_layout(options.get("layout", STOCK), config.get("image_aspect_ratio"))
     chosen = chosen_conversation(conversation, VIDEO_CONVERSATION if videos else CONVERSATION)
     return {"conversation": chosen, **({"tower": tower.commit} if tower else {})}
 
@@ -440,7 +442,7 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
     Raises:
         DataError: for a folder that is not there or cannot be loaded, whose weights are not those of its config.json,
             or hold NaN or infinity.
-        OptionError: for a name LLaVA's loader would take for another model.
+        OptionError: for a name LLaVA's loader would take for another model, or a layout of pictures it does not know.
     """
     check_llava_version()
     path = str(Path(path).expanduser())
@@ -463,6 +465,8 @@ def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:
             "which must contain 'llava' and not 'lora' (merge first)"
         )
     check_sizes(path)
+    if Path(path).is_dir():
+        check_pictures(_config(Path(path)))
     own_tower = trains_tower(path)
     changes: dict[str, Any] = {**_tower(path), **({FLAG: False} if own_tower else {})}
     # what the loader hands on to transformers; where the model stands is its own to say

@@ -1,5 +1,6 @@
 """Frames of videos: which ones, and what is said about files that are none. Files are written here."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from fakes import Fake, FakeHost, config, make_place
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from tiny_data import write_mp4
 
 from llava_consensus.errors import ImageError, MissingDependency
@@ -18,6 +19,8 @@ from llava_consensus.evaluation.runs.configuration import RunConfig, prepare
 from llava_consensus.evaluation.runs.execution import Execution
 
 av = pytest.importorskip("av")
+
+ORIENTATION = 0x0112  # tag of EXIF
 
 
 def write_gif(path: Path, count: int) -> Path:
@@ -63,6 +66,46 @@ def test_every_container_gives_the_sampled_frames(tmp_path: Path, suffix: str, l
 def test_frames_that_are_stored_out_of_order_come_in_order(tmp_path: Path) -> None:
     path = write_mp4(tmp_path / "b.mp4", 20, codec="libx264")  # with B-frames
     assert values(read_frames(path, 8)) == sample_places(20, 8)
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_frames_are_turned_and_mirrored_as_pictures_by_exif(tmp_path: Path, suffix: str) -> None:
+    """All eight orientations, against Pillow's on a frame with four different corners; another matrix turns nothing."""
+    with av.open(str(tmp_path / "stored.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 32, "yuv420p"
+        corners = np.array([[0, 80], [160, 240]], np.uint8).repeat(16, 0).repeat(32, 1)[..., None].repeat(3, 2)
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(corners, format="rgb24")))
+        container.mux(stream.encode())
+    content = (tmp_path / "stored.mp4").read_bytes()
+    (stored,) = read_frames(tmp_path / "stored.mp4", 1)
+    place = content.index(b"tkhd") + 44  # of the 9 numbers in version 0 of this box
+    matrices = {1: (1, 0, 0, 1), 2: (-1, 0, 0, 1), 3: (-1, 0, 0, -1), 4: (1, 0, 0, -1)}
+    matrices |= {5: (0, 1, 1, 0), 6: (0, 1, -1, 0), 7: (0, -1, -1, 0), 8: (0, -1, 1, 0), None: (1, 1, -1, 1)}
+    for orientation, (a, b, c, d) in matrices.items():
+        one = 1 << 16
+        matrix = struct.pack(">9i", a * one, b * one, 0, c * one, d * one, 0, 0, 0, 1 << 30)
+        path = tmp_path / "turned.mp4"
+        path.write_bytes(content[:place] + matrix + content[place + len(matrix) :])
+        if suffix == "mkv":
+            if orientation in (None, 2, 4, 5, 7):
+                continue  # its header holds turns alone
+            path = remuxed(path, tmp_path / "turned.mkv")
+        if orientation is not None:
+            stored.getexif()[ORIENTATION] = orientation
+        (shown,) = read_frames(path, 1)
+        assert np.array_equal(shown, ImageOps.exif_transpose(stored) if orientation else stored), orientation
+
+
+def remuxed(path: Path, out: Path) -> Path:
+    """The same packets in another container."""
+    with av.open(str(path)) as source, av.open(str(out), "w") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                container.mux(packet)
+    return out
 
 
 @pytest.mark.parametrize("length", [1, 8, 20])
