@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def unknown_command(words: Sequence[str]) -> OptionError | None:
-    """What is said of a command, or one of a group, that there is none of; the files of its group are imported."""
+    """Error message for an unknown command, or an unknown one of a group; the files of its group are imported."""
     first, second = [*words, "", ""][:2]
     known = [name for names in FILES.values() for name in names]
     if first and not first.startswith("-") and first not in known:
@@ -163,7 +163,9 @@ class _Version(argparse.Action):
 
 @contextlib.contextmanager
 def _stops() -> Iterator[list[int]]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: it says what was done and how to go on. Yields what came."""
+    """Treats SIGTERM and SIGHUP like Ctrl-C: the command reports its progress and how to resume. Yields the signals
+    received.
+    """
     came: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -187,7 +189,7 @@ def _run(given: argparse.Namespace) -> int:
     try:
         for line in given.lines(given):
             print(shown(line), flush=True)
-    except BrokenPipeError:  # whoever read the output has had enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -229,7 +231,7 @@ def printable(text: str) -> str:
 
 
 def columns() -> int | None:
-    """How wide lines may be: as the terminal is, or as COLUMNS says; None where nobody says."""
+    """Width of lines: that of the terminal, or COLUMNS; None for neither."""
     if "COLUMNS" in os.environ or sys.stdout.isatty():
         return shutil.get_terminal_size((WIDE, 24)).columns
     return None

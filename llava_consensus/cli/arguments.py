@@ -1,4 +1,4 @@
-"""How a command is declared, the arguments that several commands share, and the one place where their texts become
+"""Declaration of commands, the arguments that several commands share, and the one place where their texts become
 objects: method, budget, benchmark, run. Nothing below the command line parses.
 
 A command is a function under `@command(name, line, arguments..., examples=...)`: its parser, its help and its examples
@@ -26,8 +26,8 @@ Lines = Callable[[argparse.Namespace], Iterator[Any]]  # texts, or what rich dra
 
 
 class Argument(NamedTuple):
-    """What `add_argument` of a parser is given; `alone`: not together with others that are `alone`; `names`: what a
-    shell completes it with (NAMES).
+    """Arguments of a parser's `add_argument`; `alone`: not together with others that are `alone`; `names`: the kind of
+    names that a shell completes (NAMES).
     """
 
     flags: tuple[str, ...]
@@ -65,8 +65,8 @@ def command(name: str, line: str, *given: Argument, examples: tuple[str, ...]) -
 
 DATA_DIR = arg("--data", default=DATA, type=Path, metavar="DIR", help="folder with the benchmarks' files (%(default)s)")
 OUT_DIR = arg("--out", default=OUT, type=Path, metavar="DIR", help="folder of results (%(default)s)")
-LIMIT = arg("--limit", type=int, help="only the first questions, to try something: they are about few pictures")
-SAMPLE = arg("--sample", type=int, help="only so many questions, drawn at random: the same ones for every run")
+LIMIT = arg("--limit", type=int, help="only the first questions (smoke test; biased: neighbours share pictures)")
+SAMPLE = arg("--sample", type=int, help="random sample of this many questions, the same one for every run")
 NO_PROGRESS = arg("--no-progress", action="store_true", help="no progress bar")
 JSON = arg("--json", action="store_true", help="as JSON")
 BENCHMARK = arg("name", metavar="BENCHMARK", names="benchmarks", help="see `llava-consensus list benchmarks`")
@@ -75,7 +75,7 @@ BENCHMARK_OPTION = arg(
     action="append",
     default=[],
     metavar="KEY=VALUE",
-    help="option of the benchmark, for example split=test; a wrong one lists what there is",
+    help="option of the benchmark, for example split=test; a wrong key lists them",
 )
 METHOD = arg(
     "--method", default="consensusdrop", names="methods", help="see `llava-consensus list methods` (%(default)s)"
@@ -91,7 +91,7 @@ MATCH = arg(
     "--match",
     default="kept",
     help="what --tokens bounds: `kept`, the tokens left in the last layer; `entering`, those that enter the first "
-    "layer; `average`, their mean over the layers; `flops`, as much work as so many tokens cost (%(default)s)",
+    "layer; `average`, their mean over the layers; `flops`, FLOPs of a plain model with that many tokens (%(default)s)",
 )
 LOADING = (
     arg("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)"),
@@ -116,7 +116,7 @@ LOADING = (
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="option of the model's host; a wrong one lists what there is",
+        help="model-specific option; a wrong key lists them",
     ),
     arg("--layout", help="tiles of a picture: stock, or 2880 for the paper's 2 x 2 (as --host-option layout=...)"),
 )
@@ -130,7 +130,7 @@ REDUCED = (
         type=lambda text: number(text),
         help="visual tokens of one picture that are kept: a number, or a share such as 0.1; not for full (%(default)s)",
     ),
-    arg("--merged", type=int, help="how many of these are merged ones (the paper's split)"),
+    arg("--merged", type=int, help="merged tokens among --tokens (the paper's ratio, 10 of 64)"),
     OPTION,
     arg("--conversation", help="template of the prompts (the model's own)"),
     arg("--max-new-tokens", type=int, help="bound on the answer's length (the benchmark's own, else 128)"),
@@ -141,12 +141,12 @@ RUN = (
     OUT_DIR,
     LIMIT,
     SAMPLE,
-    arg("--engine", metavar="ENGINE", help="ask the model in vllm, which has the method in it (docs/serving.md)"),
+    arg("--engine", metavar="ENGINE", help="inference engine: vllm (docs/serving.md)"),
     arg("--batch", default=Execution.batch, type=int, help="questions answered together (%(default)s)"),
     arg("--workers", default=Execution.workers, type=int, help="processes, each with its own model (%(default)s)"),
     NO_PROGRESS,
     arg("--retry-errors", action="store_true", help="ask questions that failed before again"),
-    arg("--allow-outside", action="store_true", help="pictures may lie outside their folder: absolute, .., by links"),
+    arg("--allow-outside", action="store_true", help="allow pictures outside their folder: absolute, .., symlinks"),
     arg("--fail-on-error", metavar="N|SHARE", help="stop with exit code 6 if more questions fail: 5, 0.01, 1%%"),
 )
 SHARDED = (
@@ -165,7 +165,7 @@ METHODS_HELP = "each NAME or NAME:key=value,...; or all"
 
 
 def named(kind: str) -> list[str]:
-    """What a shell completes: the `methods` or `benchmarks` there are, or what there is a `list` of."""
+    """Names that a shell completes: `methods`, `benchmarks`, or the kinds of `list`."""
     from llava_consensus.evaluation.benchmarks import known_benchmarks
     from llava_consensus.methods import known_methods
 
@@ -231,7 +231,7 @@ def budgets(text: str) -> "list[Budget | Share]":
 
 
 def loading(given: argparse.Namespace) -> "Loading":
-    """How the model is loaded."""
+    """Loading options of the model."""
     from llava_consensus.evaluation.models import Loading
 
     names = ("device", "dtype", "device_map", "bits", "attn", "revision", "trust_remote_code", "engine")
@@ -251,7 +251,7 @@ def load(given: argparse.Namespace) -> "Host":
 def config(
     given: argparse.Namespace, benchmark: "Benchmark", method: "Method", budget: "Budget | Share | None" = None
 ) -> "RunConfig":
-    """What is measured: a benchmark with a method, in the setting that was given."""
+    """Run configuration: a benchmark with a method, in the given setting."""
     from llava_consensus.evaluation.runs.configuration import RunConfig
 
     return RunConfig(
@@ -266,7 +266,7 @@ def config(
 
 
 def execution(given: argparse.Namespace) -> Execution:
-    """How a run is carried out."""
+    """Execution options of a run."""
     return Execution(
         given.batch,
         given.workers,

@@ -55,7 +55,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     _check(given)
     method, budget = arguments.method(given), arguments.budget(given)
 
-    from llava_consensus.evaluation import models  # a wrong name is told before anything heavy is imported
+    from llava_consensus.evaluation import models  # a wrong name is refused before anything heavy is imported
     from llava_consensus.evaluation.bench.timing import first_token
     from llava_consensus.evaluation.benchmarks.base import SHORT
     from llava_consensus.methods import make
@@ -95,7 +95,7 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image | Clip]":
-    """What the model is shown."""
+    """Opens the picture, or the frames or clip of the video."""
     from llava_consensus.evaluation.media import open_image
 
     if not video:
@@ -129,7 +129,7 @@ def _drawn(
 
 
 def _check(given: argparse.Namespace) -> None:
-    """What `ask` alone needs to be right, before weights load."""
+    """Checks the arguments that only `ask` has, before weights load."""
     for name in ("repeats", "frames", "max_new_tokens"):
         value = getattr(given, name)
         if value is not None and value < 1:

@@ -45,7 +45,7 @@ PROCESSORS = Path("/proc/cpuinfo")
     arguments.MATCH,
     arg("--images", type=Path, metavar="DIR", help=f"pictures (those of GQA in {DATA}, else noise)"),
     arg("--pictures", type=int, default=1, help="how many of them (%(default)s)"),
-    arg("--repeats", type=int, default=5, help="rounds that count (%(default)s)"),
+    arg("--repeats", type=int, default=5, help="measured rounds (%(default)s)"),
     arg("--warmup", type=int, default=1, help="rounds before, which do not count (%(default)s)"),
     arg("--length", type=int, default=20, help="tokens of each answer (%(default)s)"),
     arg(

@@ -33,7 +33,7 @@ LOG = arg("--log", metavar="TRACKER", help="also tell a tracker of experiments: 
 
 
 class TrackerError(ConsensusError):
-    """A tracker of experiments could not be told about a run, which is kept."""
+    """An experiment tracker failed; the run itself is kept."""
 
     exit_code = 5
 
@@ -55,7 +55,7 @@ def evaluate(given: argparse.Namespace) -> Iterator[str]:
     benchmark, method = arguments.benchmark(given.name, given), arguments.method(given)
     _check_tracker(given.log)
 
-    # only now: a wrong name is told before anything heavy is imported
+    # only now: a wrong name is refused before anything heavy is imported
     from llava_consensus.evaluation.runs.loop import run
     from llava_consensus.evaluation.runs.store import full_score
 
@@ -169,7 +169,7 @@ def folders(cells: "Sequence[Cell]") -> list[Path]:
 
 
 def remaining(seconds: float, done: int, count: int) -> str:
-    """How long the rest of a grid takes if its runs take as long as those so far; complete ones take no time."""
+    """Estimated time of the rest of a grid, by the runs so far; complete ones take no time."""
     minutes = seconds / done * (count - done) / 60
     left = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes" if minutes >= 1 else "a minute"
     return f"{done} of {count} runs, about {left} left"
@@ -202,7 +202,7 @@ def _score(measured: Mapping[str, Any]) -> str:
 
 
 def _cost(account: dict[str, Any]) -> str:
-    """What a question cost, in one line."""
+    """Cost of a question, in one line."""
     total = account["flops"]["total"]
     flops = "unknown" if total is None else f"{total / 1e9:.2f} GFLOP"
     counts = f"{account['entering']:g} enter, {account['kept']:g} kept, {account['average']:.4g} in a layer on average"
@@ -210,7 +210,7 @@ def _cost(account: dict[str, Any]) -> str:
 
 
 def _summary(result: "RunResult", name: str, full: float | None) -> list[str]:
-    """What a run measured, for people."""
+    """Summary of a run, for people."""
     metrics, tokens = result.metrics, result.metrics["tokens"]
     score = "none" if metrics["score"] is None else f"{metrics['score']:.2f}"
     errors = f", {metrics['errors']} without an answer (errors.jsonl)" if metrics["errors"] else ""

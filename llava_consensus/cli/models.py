@@ -72,7 +72,7 @@ def choices(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _about(name: str, as_json: bool) -> Iterator[str]:
-    """What a method does, as its file says: idea, paper, and what differs; its options, and its cost."""
+    """Description of a method from its file: idea, paper and differences; its options, and its cost."""
     from llava_consensus.methods import about
 
     told = about(name)
@@ -208,7 +208,7 @@ def _plan(names: Sequence[str], todo: "Sequence[Source]", data: Path) -> Iterato
 
 
 def _agree(yes: bool) -> None:
-    """Asks whether to go on. OptionError where nobody can be asked; Interrupted where the answer is no."""
+    """Asks for consent. OptionError without a terminal; Interrupted if the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -223,7 +223,7 @@ def _done(source: "Source", data: Path) -> Path:
 
 
 def _bring(source: "Source", data: Path, keep: bool) -> str:
-    """Fetches and unpacks one file; what became of it."""
+    """Fetches and unpacks one file; returns its status."""
     from llava_consensus.evaluation.data.transfer import fetch, mark
     from llava_consensus.evaluation.data.unpack import unpack
 

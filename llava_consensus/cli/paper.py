@@ -2,7 +2,7 @@
 
 A table is a preset: the name of a file in `llava_consensus/paper/presets`, or a file like those. Its grid is run, and
 its table printed with the paper's numbers beside; Markdown, LaTeX and CSV are left in `DIR/tables`. Every command that
-runs a grid goes on where it was stopped.
+runs a grid resumes where it was stopped.
 """
 
 import argparse

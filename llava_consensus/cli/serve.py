@@ -76,8 +76,8 @@ def line(given: argparse.Namespace) -> list[str]:
 
 
 def further(text: str) -> list[str]:
-    """The words of `--vllm`. OptionError for those that do not go with a reduction; what vLLM is told by a file or in
-    JSON it finds itself (`serving/server.py`).
+    """Arguments in `--vllm`. OptionError for those that do not go with a reduction; options from a file or in JSON are
+    checked by vLLM's own process (`serving/server.py`).
     """
     try:
         words = shlex.split(text)

@@ -1,4 +1,4 @@
-"""What commands show people: tables and paragraphs that fit the terminal."""
+"""Output of commands: tables and paragraphs that fit the terminal."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

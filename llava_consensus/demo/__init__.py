@@ -1,1 +1,1 @@
-"""What an answer was given from, shown to people: the pictures of `ask --overlay`, and a page to play with (`demo`)."""
+"""Views of the patches behind an answer: the pictures of `ask --overlay`, and a web page (`demo`)."""

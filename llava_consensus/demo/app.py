@@ -146,7 +146,7 @@ class Guard:
         await self.app(scope, receive, tell)
 
     def admits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether a request names this machine by a number or a name of its own, and comes from no other page."""
+        """True if a request names this machine by a number or a name of its own, and comes from no other page."""
         hosts, origins = ([value for name, value in headers if name == kind] for kind in (b"host", b"origin"))
         try:
             (host,) = (one.decode() for one in hosts)
@@ -253,7 +253,7 @@ class _Page:
             self.take, [self.upload, self.first], [*chosen, self.message], show_progress="hidden"
         )
         seen.append(taken.success(self.answer, [*self.form, self.view], shown, **once))
-        for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; whoever moves a slider wants to see that
+        for answered in (seen[0], seen[-1]):  # of `Ask` and of an upload; a moved slider must stay in view
             answered.success(js=SHOW)
         self.view.change(markup.results, [self.told, self.view], self.results, show_progress="hidden")
         if self.samples:

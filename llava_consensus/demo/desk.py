@@ -104,7 +104,7 @@ class Form:
 
 
 def request(form: Form, samples: Sequence[DemoPicture] = ()) -> Inquiry:
-    """What a form asks for.
+    """Parses and checks a form.
 
     Raises:
         OptionError: for a form without picture or question, or a question that is too long.
@@ -287,7 +287,7 @@ class Desk:
         return answer, seen
 
     def _timed(self, image: Image, told: Sequence[Told], budget: Budget, short: bool) -> list[Told]:
-        """The same with times: of each side, and of all tokens."""
+        """The results with times: of each side, and of all tokens."""
         methods = [make("full"), *(make(one.side.method, **one.side.options) for one in told if not one.error)]
         questions = [told[0].side.question, *(one.side.question for one in told if not one.error)]
         samples: list[list[float]] = [[] for _ in methods]

@@ -1,4 +1,4 @@
-"""What became of every patch of one picture of an answer, with the grids to draw it on, and the drawing of an answer:
+"""Fate of every patch of one picture of an answer, with the grids to draw it on, and the drawing of an answer:
 original, kept and merged patches side by side, under question, answer and counts.
 
 Knows how a host lays its patches out: one grid over a picture that was padded, cropped or stretched to it, a base view

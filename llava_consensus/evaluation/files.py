@@ -23,7 +23,7 @@ from llava_consensus.errors import BusyError, ConsensusError, DataError
 Record = dict[str, Any]  # a JSON object: one line of a file of lines, or a whole file
 
 CONFIG, ANSWERS, SCORES, METRICS = "config.json", "answers.jsonl", "scores.jsonl", "metrics.json"
-ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, whoever wrote it
+ANSWER_FIELDS = ("question_id", "text")  # that every answer file has, those of LLaVA's scripts too
 FETCH = "It is damaged or cut off: fetch it again"
 ROOM = "Make room, or see to the folder; the same command resumes"
 FRESH = ".new"  # end of the name of a file that is not in its place yet
@@ -152,7 +152,7 @@ def read_lines(path: Path, keys: Sequence[str], remedy: str = FETCH) -> list[Rec
 
 
 def read_answers(path: Path) -> list[Record]:
-    """All lines of an answers file, whoever wrote it: LLaVA's own scripts too."""
+    """Reads all lines of an answers file, from here or from LLaVA's own scripts."""
     if not path.is_file():
         raise DataError(f"{path}: no such answers file. An evaluation writes one: llava-consensus eval")
     return read_lines(path, ANSWER_FIELDS, MEND)
@@ -225,7 +225,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> None:
-    """What a run measured: each answer as it was scored, a line each, then metrics.json.
+    """Writes the results of a run: each answer as it was scored, a line each, then metrics.json.
 
     metrics.json is written last, so that a run which has one has the scores that belong to it.
     """
@@ -262,7 +262,9 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what processes that were killed in a `replace` have left in a folder nobody else writes to."""
+    """Removes temporary files that processes killed in a `replace` have left in a folder; no other process may write
+    there.
+    """
     for path in folder.glob(f".*{FRESH}"):
         path.unlink(missing_ok=True)
 

@@ -5,8 +5,8 @@ dropped (not laid over white), palettes and CMYK go through Pillow's plain conve
 counts, and a rotation written in EXIF is not applied unless `upright` (which `ask` sets, benchmarks do not).
 The one difference: 16-bit and float grayscale is scaled to 0..255, where LLaVA clips it to white.
 
-Refused with an ImageError: missing, empty, truncated and foreign files, and pictures of so many pixels
-that opening them would exhaust memory. Only raster formats are decoded: nothing here ever starts a program (Pillow runs
+Refused with an ImageError: missing, empty, truncated and foreign files, and pictures whose decoded
+size would exhaust memory. Only raster formats are decoded: nothing here ever starts a program (Pillow runs
 Ghostscript for EPS).
 
 Of a video `count` frames are shown, at equal steps from the first to the last as Video-LLaVA samples them, so a video
@@ -154,7 +154,7 @@ def _turned(picture: Image.Image) -> Image.Image:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, or its name where it says nothing."""
+    """Message of an exception, or its name if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -164,7 +164,7 @@ def decoder() -> ModuleType:
         import av
     except ImportError as error:
         raise missing_extra("reading videos needs PyAV (av)", "video") from error
-    av.logging.set_level(None)  # what goes wrong is raised; the codecs' own chatter helps nobody
+    av.logging.set_level(None)  # errors are raised; the codecs' own messages are noise
     module: ModuleType = av
     return module
 

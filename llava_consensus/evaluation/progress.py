@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal; in a file, where a bar would be one endless line, a line each minute."""
+"""Progress: a bar on a terminal; in a file, where a bar would be one endless line, a line each minute."""
 
 import sys
 from typing import Any

@@ -238,7 +238,7 @@ class Attachment:
 
     @property
     def here(self) -> Model:
-        """The model whose forward runs: this one, or its replica on another device."""
+        """View of the module that runs now: the attached one, or its replica on another device."""
         module = called(self.model.module)
         return self.model if module is self.model.module else self.model.of(module)
 

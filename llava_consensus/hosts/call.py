@@ -116,12 +116,12 @@ def scope(call: Call) -> Iterator[Call]:
 
 
 def running() -> nn.Module | None:
-    """The model whose forward runs in this context; None outside of any."""
+    """The module whose forward runs in this context; None outside of a forward."""
     return _CALLED.get()
 
 
 def called(model: nn.Module) -> nn.Module:
-    """The model whose forward runs: `model`, or the copy of it that `DataParallel` made for this thread."""
+    """The module that runs now: `model`, or its `DataParallel` replica of this thread."""
     module = _CALLED.get()
     return module if module is not None and getattr(module, "_is_replica", False) else model
 

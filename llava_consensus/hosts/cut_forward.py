@@ -45,7 +45,7 @@ OLD = int(transformers.__version__.split(".")[0]) < 5
 
 @dataclass(eq=False)
 class ImageState:
-    """One picture that will be cut, in one row of the forward."""
+    """State of an image whose tokens are pruned between layers, in one row of the forward."""
 
     unit: Unit
     row: int  # of the forward: beams repeat the rows of the layout
@@ -233,7 +233,7 @@ def outcome(layout: Layout, rows: BatchRows, hidden: Tensor, seen: list[ImageSta
 
 
 class PendingPrefill(NamedTuple):
-    """A sequence that is about to be read, and what to do with it."""
+    """Sequences whose prefill comes next, and the cuts to apply to them."""
 
     layout: Layout
     units: list[tuple[Unit, list[Cut]]]
@@ -338,9 +338,7 @@ class CutForward:
         return hidden, self.changes[kind]
 
     def _mask(self, view: CutDecoder, hidden: Tensor) -> Tensor | None:
-        """Which rows every row [R, W, D] sees in a layer: [R, 1, W, W], or None for all before it; or what is added to
-        the logits there.
-        """
+        """Attention mask of a layer for rows [R, W, D]: [R, 1, W, W], boolean or additive; None is plain causal."""
         rows, width, window = self.rows, hidden.shape[1], getattr(view, "window", None)
         need = rows.padded or view.kernel == "eager" or self.blocks is not None or self.sizes is not None
         if not need and (window is None or width <= window):
@@ -498,7 +496,7 @@ class DecodeStep:
 
 
 def at(decoder: CutDecoder, layer: int) -> CutDecoder:
-    """The view of a decoder whose angles, arguments and window are those of a layer: the same where all are alike."""
+    """View of a decoder with the rotary angles, kwargs and window of a layer; the decoder itself if all are alike."""
     view: CutDecoder = decoder.at(layer) if hasattr(decoder, "at") else decoder
     return view
 

@@ -84,7 +84,7 @@ class LlamaDecoder:
         return self._heads(attention, attention.k_proj(normed), "k_norm")
 
     def scale(self, layer: int) -> float:
-        """One over the square root of the width of a head, where the layer says nothing else."""
+        """Scale of the attention logits: of the layer, or 1 / sqrt(head width)."""
         attention = self.layers[layer].self_attn
         scale: float = getattr(attention, "scaling", attention.head_dim**-0.5)
         return scale
@@ -199,7 +199,7 @@ class LlamaDecoder:
         return _distance(ours, attention(hidden_states=states, **arguments)[0])
 
     def _logits(self, layer: int, states: Tensor, positions: Tensor) -> Tensor:
-        """In float32 at least: [1, H, S, S]."""
+        """Attention logits [1, H, S, S], in float32 at least."""
         angles, wide = self.at(layer).rotary(states, positions), torch.promote_types(states.dtype, torch.float32)
         query, key = (rotate(one, *angles).to(wide) for one in (self.query(layer, states), self.key(layer, states)))
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -283,7 +283,7 @@ def _kind(attention: nn.Module) -> Any:
 
 
 def _distance(ours: Tensor, own: Tensor) -> float:
-    """As a share of the size of `own`."""
+    """Distance relative to the size of `own`."""
     wide = torch.promote_types(own.dtype, torch.float32)
     return float((ours.to(wide) - own.to(wide)).norm() / own.to(wide).norm().clamp_min(1e-12))
 

@@ -19,7 +19,7 @@ from llava_consensus.hosts.base import Attending
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.method import Method, Tiled
 
-# A row's place is one number by which rows are sorted; numbers far apart let rows come in between without a new count.
+# A row's place is one number by which rows are sorted; spaced so that inserted rows need no renumbering.
 NEVER = torch.iinfo(torch.int64).max  # place of rows that leave
 ROW = 1 << 40  # distance of the places of two rows; between them is room for what stands after the first:
 HEADS, TAILS, NEXT = 1 << 36, 2 << 36, 3 << 36  # three stretches, the last one for what belongs ahead of the second row

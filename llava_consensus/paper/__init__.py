@@ -1,1 +1,1 @@
-"""What only reproduces the paper: its study, ablations, figures, claims and published results."""
+"""Code that only reproduces the paper: its study, ablations, figures, claims and published results."""

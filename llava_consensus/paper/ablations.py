@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def averaged(self) -> list[str]:
-        """Those that means are of: the full model can be told from guessing there. All where it can be nowhere."""
+        """Benchmarks in the means: those in which the full model is above guessing, or all if there is none."""
         return [name for name in self.names if name not in self.section.near_chance] or self.names
 
     @property

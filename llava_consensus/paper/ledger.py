@@ -25,7 +25,7 @@ TOKENS = {"llava-1.5-7b": 576, "llava-next-7b": 2880}
 
 
 class Stage(NamedTuple):
-    """From a decoder layer on, so many visual tokens enter; `low` and `high` differ where the paper gives a range."""
+    """Number of visual tokens from a decoder layer on; `low` and `high` differ where the paper gives a range."""
 
     layer: int
     low: int

@@ -1,4 +1,4 @@
-"""What figures are drawn from: runs, measurements of time and memory, the controlled study. Pure reading of files.
+"""Data of the figures: runs, measurements of time and memory, the controlled study. Pure reading of files.
 
 A folder of results holds runs (a folder each), files of `llava-consensus bench` (`bench*.json`), and the study's files.
 A figure asks for what it shows; where that is not there it raises `NotMeasured`, and the figure is listed, not drawn.

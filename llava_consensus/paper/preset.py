@@ -15,7 +15,7 @@ A file:
 
 A row may have `merged`, how many of its tokens are merged ones, and `against`, the method it is compared with in place
 of the reference; `tokens` may be a list, which stands for a row each. A preset may have `full` (the printed row of all
-tokens), `samples` (benchmark -> so many of its questions, drawn at random), `fewer` (budget -> the benchmarks that
+tokens), `samples` (benchmark -> number of its questions, drawn at random), `fewer` (budget -> the benchmarks that
 alone are asked at it, where not all are), `host_options` (of the model's host), and `needs`, where not any model will
 do: `weights` says which, `model` names a checkpoint, `remote_code` whether it brings code of its own, `hosts` whose
 hosts (names of `llava-consensus list`). A preset of which the paper prints nothing has an empty `printed` and empty
@@ -85,7 +85,7 @@ class Preset:
 
     @property
     def is_ablation(self) -> bool:
-        """Whether it varies the paper's default configuration."""
+        """True if it varies the paper's default configuration."""
         return self.printed.startswith("ablation_")
 
     def asked_at(self, tokens: int | float) -> list[str]:
@@ -225,7 +225,7 @@ def sections(preset: Preset, wanted: Wanted, rows: Iterable[Row]) -> list[Sectio
 
 
 def holds(row: Row, limit: int | None, sample: int | None = None) -> bool:
-    """Whether a run asked the first `limit` questions, or `sample` drawn ones, all of them for None. A run that came to
+    """True if a run asked the first `limit` questions, or `sample` drawn ones, all of them for None. A run that came to
     the end of the questions before its own number asked all there are.
     """
     own = (row.config["limit"], row.config.get("sample"))

@@ -56,7 +56,7 @@ class Results(Grid):
 
     @property
     def unjudged(self) -> list[str]:
-        """The benchmarks that no run has a score of, because nobody has judged them."""
+        """Benchmarks without a score in any run, because their answers were not judged."""
         scored = {name for (_, name), run in self.runs.items() if run.score is not None}
         return [name for name in self.names if scored and name not in scored]
 

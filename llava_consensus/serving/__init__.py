@@ -2,12 +2,12 @@
 
     LLM(model, **llava_consensus.vllm(method="visionzip", tokens=64))        llava-consensus serve MODEL --tokens 64
 
-vLLM is told one thing, its `hf_overrides`: a class of ours in place of the model's own, and what it shall do
+vLLM gets one argument, its `hf_overrides`: a class of ours in place of the model's own, with method, budget and options
 (`setting.py`). That class (`models.py`) is vLLM's with another way from pictures to embeddings (`engine.py`); its
-processor (`processors.py`) puts as many placeholders as tokens are left (`plan.py`). The reduction itself is
+processor (`processors.py`) puts one placeholder for each token that is kept (`plan.py`). The reduction itself is
 `hosts.reduce`, as everywhere.
 
-Nothing heavy is imported here: vLLM calls `register` in each of its processes, also where nobody reduces anything.
+Nothing heavy is imported here: vLLM calls `register` in each of its processes, also for models that are not reduced.
 """
 
 import logging

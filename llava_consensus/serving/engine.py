@@ -29,7 +29,7 @@ BASE = 128  # positions travel in two columns each, as digits that every number 
 
 
 class Encoded(NamedTuple):
-    """What the tower gave for one picture."""
+    """Output of the tower for one picture."""
 
     tiles: Tiles
     tokens: Tensor  # [n, D'] the rows of the prompt, with what vLLM has beside the features
@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
         return sum(one.numel() * one.element_size() for one in tensors)
 
     def copied(self) -> "Encoded":
-        """The same in memory of its own: views would keep all pictures of their batch alive."""
+        """A copy in memory of its own: views would keep all pictures of their batch alive."""
         tiles = self.tiles
         parts = {name: one.clone() for name, one in tiles.parts.items()}
         tiles = tiles._replace(projected=tiles.projected.clone(), parts=parts)
@@ -114,7 +114,7 @@ class Layer0:
         return self._heads(normed, 1)
 
     def scale(self, layer: int) -> float:
-        """What the products of queries and keys are multiplied with."""
+        """Scale of the attention logits."""
         scale: float = self.layer.self_attn.scaling
         return scale
 
@@ -180,7 +180,7 @@ class Engine:
 
     @property
     def keeps(self) -> bool:
-        """Whether tokens have other positions than their places in the shortened prompt."""
+        """True if tokens have other position ids than their places in the shortened prompt."""
         return bool(self.view.keeps_positions or self.method.positions != "renumber")
 
     def _install(self, blocks: Sequence[Any], readers: Sequence[Any] | None, needs: frozenset[Need]) -> None:
@@ -226,7 +226,7 @@ class Engine:
         return positions.to(ids.device)
 
     def reduced(self, prompts: Sequence[Prompt], modality: str) -> list[list[Tensor]]:
-        """What is left of each picture of each prompt: [K, D'], and where positions are kept [K, D' + 2 axes]."""
+        """Reduced tokens of each picture of each prompt: [K, D'], and with kept positions [K, D' + 2 axes]."""
         out: list[list[Tensor]] = [[] for _ in prompts]
         for budget in {prompt.budget for prompt in prompts}:
             places = [place for place, prompt in enumerate(prompts) if prompt.budget == budget]
@@ -237,7 +237,7 @@ class Engine:
         return out
 
     def _reduce(self, prompts: Sequence[Prompt], modality: str, budget: Budget | Share) -> list[list[Tensor]]:
-        """The same of prompts of one budget."""
+        """Reduces prompts of one budget."""
         pictures = [picture for prompt in prompts for picture in prompt.pictures]
         firsts = [sum(len(prompt.pictures) for prompt in prompts[:i]) for i in range(len(prompts))]
         numbered = [

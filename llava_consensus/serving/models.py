@@ -88,7 +88,7 @@ class Reduced:
                 self.moves = torch.zeros(most, self.axes, dtype=torch.long, device=device)
 
     def embed_multimodal(self: Any, **kwargs: Any) -> Any:
-        """What is left of each picture."""
+        """Reduced embeddings of each picture."""
         own = {name: kwargs.pop(name) for name in list(kwargs) if OWN in name}
         if not self.reduces or not kwargs:
             return super().embed_multimodal(**kwargs)
@@ -261,7 +261,7 @@ class SquareTower(Reduced):
     """CLIP or SigLIP under a LLaVA-type model, and a projector of one patch at a time."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Of its parts."""
+        """Builds the engine from the blocks and the language model of this model."""
         blocks = self.vision_tower.vision_model.encoder.layers
         _, attention = blocks_read(plan.view.tower, plan.method)
         if attention == len(blocks):
@@ -301,7 +301,7 @@ class SquareTower(Reduced):
 
 
 class LlavaProcessor(Reducing, LlavaMultiModalProcessor):
-    """Of LLaVA 1.5."""
+    """Processor of LLaVA 1.5."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(LlavaProcessor, info=LlavaProcessingInfo, dummy_inputs=LlavaDummyInputsBuilder)
@@ -310,7 +310,7 @@ class Llava(SquareTower, LlavaForConditionalGeneration, SupportsMRoPE):
 
 
 class LlavaNextProcessor(Reducing, LlavaNextMultiModalProcessor):
-    """Of LLaVA-NeXT."""
+    """Processor of LLaVA-NeXT."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -321,7 +321,7 @@ class LlavaNext(SquareTower, LlavaNextForConditionalGeneration, SupportsMRoPE):
 
 
 class LlavaOnevisionProcessor(Reducing, LlavaOnevisionMultiModalProcessor):
-    """Of LLaVA-OneVision."""
+    """Processor of LLaVA-OneVision."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(
@@ -344,7 +344,7 @@ class Qwen(Reduced):
     """Pictures of any size, windows, and a merger of four patches."""
 
     def make_engine(self: Any, plan: Plan) -> Engine:
-        """Of its parts."""
+        """Builds the engine from the blocks, the merger and the language model of this model."""
         blocks, merger = self.visual.blocks, self.visual.merger
         readers = [*(block.norm1 for block in blocks[1:]), getattr(merger, "ln_q", None) or merger.norm]
         return Engine(plan, self.language_model.model, blocks, self.words, readers=readers)
@@ -377,7 +377,7 @@ class Qwen(Reduced):
 
 
 class Qwen25Info(Qwen2_5_VLProcessingInfo):
-    """Of Qwen2.5-VL without videos, with which it was not run."""
+    """Processing info of Qwen2.5-VL without videos, with which it was not run."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Pictures alone."""
@@ -385,7 +385,7 @@ class Qwen25Info(Qwen2_5_VLProcessingInfo):
 
 
 class Qwen25Processor(Reducing, Qwen2_5_VLMultiModalProcessor):
-    """Of Qwen2.5-VL."""
+    """Processor of Qwen2.5-VL."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(Qwen25Processor, info=Qwen25Info, dummy_inputs=Qwen2_5_VLDummyInputsBuilder)
@@ -394,7 +394,9 @@ class Qwen25(Qwen, Qwen2_5_VLForConditionalGeneration):
 
 
 class Qwen3Info(Qwen3VLProcessingInfo):
-    """Of Qwen3-VL without videos, whose frames have words between them: how many tokens each keeps is known late."""
+    """Processing info of Qwen3-VL without videos: their frames have text between them, so the number of tokens each
+    keeps is known too late.
+    """
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Pictures alone."""
@@ -402,7 +404,7 @@ class Qwen3Info(Qwen3VLProcessingInfo):
 
 
 class Qwen3Processor(Reducing, Qwen3VLMultiModalProcessor):
-    """Of Qwen3-VL."""
+    """Processor of Qwen3-VL."""
 
 
 @MULTIMODAL_REGISTRY.register_processor(Qwen3Processor, info=Qwen3Info, dummy_inputs=Qwen3VLDummyInputsBuilder)

@@ -1,5 +1,5 @@
-"""How many tokens of a picture are left, known before it is encoded. The bookkeeping is that of the model's host: its
-view of a model of this configuration that has no weights.
+"""Number of tokens kept of a picture, known before it is encoded. The bookkeeping is that of the model's host: its view
+of a model of this configuration that has no weights.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Plan:
 
     @cached_property
     def view(self) -> Any:
-        """Of a model without weights, whose language model is one layer: nothing of it is run."""
+        """View of a model without weights, whose language model is one layer: nothing of it is run."""
         config = copy.deepcopy(self.config)
         config.text_config.num_hidden_layers = 1
         if getattr(config.text_config, "layer_types", None):
@@ -68,7 +68,7 @@ class Plan:
         return rows
 
     def layout(self, kinds: RowKinds, budget: Budget | Share) -> Layout:
-        """Where the pictures stand, and what of them is reduced."""
+        """Layout of the pictures: their rows, and the units to reduce."""
         return read_layout(kinds, Sharing(self.method, budget, self.view.tower.tokens, self.view.most_tiles))
 
     def left(self, modality: str, rows: PictureRows, budget: Budget | Share) -> int:
@@ -81,7 +81,7 @@ class Plan:
 def row_kinds(
     prompts: Sequence[Tensor], pictures: Sequence[PictureRows], modality: str, around: tuple[int, int] = (0, 0)
 ) -> RowKinds:
-    """What every row of these prompts is, on the CPU: each says [S] which of the pictures a row is of, or -1."""
+    """Kind of every row of these prompts, on the CPU: each prompt [S] holds the picture index of a row, or -1."""
     picture = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=-2)
     tile, token = torch.full_like(picture, -1), torch.full_like(picture, -1)
     for number, rows in enumerate(pictures):

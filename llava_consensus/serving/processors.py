@@ -70,7 +70,7 @@ class Reducing:
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the model."""
+        """Plan of this model."""
         return Plan(self.info.get_hf_config(), self.info.ctx.model_config.model)
 
     def apply(self: Any, inputs: Any, timing_ctx: Any) -> Any:
@@ -126,7 +126,9 @@ class Reducing:
             )
 
     def get_dummy_mm_inputs(self: Any, mm_counts: Mapping[str, int], **more: Any) -> Any:
-        """What vLLM sizes its caches by; pictures and videos in prompts of their own, as a method may want them."""
+        """Dummy inputs by which vLLM sizes its caches; pictures and videos in prompts of their own, as a method may
+        want them.
+        """
         if len(mm_counts) < 2:
             self._sizing = True
             try:
@@ -138,7 +140,7 @@ class Reducing:
         return {**made[0], "mm_placeholders": places}
 
     def _get_mm_hashes(self: Any, inputs: Any) -> Any:
-        """What each picture is known by: by all that its embeddings depend on."""
+        """Cache key of each picture: a hash of all that its embeddings depend on."""
         request, arguments = _apart(inputs.hf_processor_mm_kwargs)
         if request is None:
             return super()._get_mm_hashes(inputs)
@@ -223,7 +225,7 @@ class Reducing:
         return own
 
     def _get_mm_fields_config(self: Any, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
-        """How the fields are divided over pictures."""
+        """Division of the fields over pictures."""
         fields = dict(super()._get_mm_fields_config(hf_inputs, _apart(hf_processor_mm_kwargs)[1]))
         for name in hf_inputs:
             modality, _, rest = name.partition("_")
@@ -295,7 +297,7 @@ def budget_of(count: Tensor, share: Tensor) -> Budget | Share:
 
 
 def key_of(item: Any) -> Tensor:
-    """What a picture is known by in the engine, from all its tensors: int64 [4]."""
+    """Key of a picture in the engine, from all its tensors: int64 [4]."""
     digest = hashlib.sha256()
     for name in sorted(item):
         value = item[name].data

@@ -1,5 +1,6 @@
-"""Around the engine: vLLM's configuration of a model of ours is checked and completed before an engine starts
-(`MODELS_CONFIG_MAP` of vLLM), and its servers take from requests what harms nobody. Nothing heavy is imported here.
+"""Configuration and requests of vLLM's servers: a model's configuration is checked and completed before an engine
+starts (`MODELS_CONFIG_MAP` of vLLM), and requests may set only what harms no other request. Nothing heavy is imported
+here.
 """
 
 from functools import wraps

@@ -60,7 +60,7 @@ class Setting:
         return self.tokens if self.largest is None else self.largest
 
     def overrides(self, config: Any) -> dict[str, Any]:
-        """What vLLM's `hf_overrides` says of a model of this configuration.
+        """vLLM's `hf_overrides` for a model of this configuration.
 
         Raises:
             OptionError: for a model that is not adapted.

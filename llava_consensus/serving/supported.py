@@ -16,7 +16,7 @@ FAMILIES = {  # what configurations call the models that are adapted (`model_typ
 
 
 def architecture(family: str) -> str:
-    """What vLLM knows our class of a family by."""
+    """Name under which vLLM registers our class of a family."""
     return f"ConsensusDrop{FAMILIES[family]}"
 
 

@@ -50,7 +50,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         plan: what is trained.
         data: its conversations.
         folder: of the checkpoint it starts from.
-        states: folder of the states to go on from.
+        states: folder of the checkpoints to resume from.
     """
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision

@@ -101,7 +101,7 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
         plan: what is trained.
         data: its conversations, which LLaVA's training reads itself.
         folder: of the checkpoint it starts from.
-        states: folder of the states to go on from.
+        states: folder of the checkpoints to resume from.
     Raises:
         MissingDependency: where official LLaVA is not installed.
         OptionError: for an argument after the `--` that LLaVA's parser does not take.

@@ -1,5 +1,5 @@
-"""What is trained on what: `TrainingPlan`, the conversations, and everything that would stop or spoil a training, said
-before any weight loads.
+"""Plan of a training: `TrainingPlan`, the conversations, and every problem that would stop or spoil a training,
+reported before any weight loads.
 """
 
 import codecs
@@ -75,7 +75,7 @@ class TrainingPlan:
     accumulate: int = 1  # forwards of a step
     learning_rate: float | None = None  # None is that of LLaVA's own scripts for this `tune`
     seed: int = 0  # of the order of the data, of the budgets and of dropout
-    save_every: int = 50  # steps between two states to go on from
+    save_every: int = 50  # steps between two checkpoints to resume from
     precision: str = "float32"  # of weights and sums, `float32` | `bfloat16` | `float16` (with a scaler, on a GPU)
     checkpointing: bool = False  # whether the layers are computed again in the backward pass, to save memory
     attention: str = "auto"  # kernel of the language model, `auto` | `sdpa` | `flash_attention_2` | `eager`

@@ -28,7 +28,7 @@ from llava_consensus.training.plan import Conversations, TrainingPlan, read
 from llava_consensus.training.trainer import inner, trained
 
 OFFICIAL, TRANSFORMERS = "llava", "hf"  # name of a host, kind of others
-STATES = ".training"  # folder in the checkpoint, of its description and the states to go on from
+STATES = ".training"  # folder in the checkpoint, of its description and the checkpoints to resume from
 DESCRIPTION = RESULT = "training.json"
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 INDEXES = {".safetensors": "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
@@ -67,7 +67,7 @@ def prepare(plan: TrainingPlan, name: str) -> tuple[Record, Conversations]:
 
 
 def train(plan: TrainingPlan, name: str) -> Record:
-    """Trains a plan, or goes on where it was stopped; what is said of the training at its end.
+    """Trains a plan, or resumes it; returns the summary of the finished training.
 
     Args:
         plan: what is trained.

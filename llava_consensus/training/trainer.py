@@ -1,5 +1,5 @@
-"""What is put in front of a `Trainer`, LLaVA's or that of transformers: every step runs with the method attached,
-states hold what is trained and nothing else, and a training goes on from the last state that is complete.
+"""Additions to a `Trainer`, LLaVA's or that of transformers: every step runs with the method attached, checkpoints hold
+only trained parameters, and training resumes from the last complete checkpoint.
 """
 
 import contextlib
@@ -173,8 +173,8 @@ class ReducingTrainer(_Trainer):
                 parameter.copy_(stored[name])
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, *more: Any, **options: Any) -> None:
-        """Stores a state. It counts from the moment that every process has stored its part; the one before goes then,
-        unless LLaVA's parser was told how many stay.
+        """Stores a state. It counts from the moment that every process has stored its part; the one before is then
+        removed, unless LLaVA's parser was given the number to keep.
         """
         transformers.Trainer._save_checkpoint(self, model, trial, *more, **options)  # LLaVA's stores a projector alone
         self.accelerator.wait_for_everyone()

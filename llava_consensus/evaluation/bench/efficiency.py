@@ -46,7 +46,7 @@ class Protocol:
         OptionError: for a number below its bound.
     """
 
-    repeats: int = 5  # rounds that count, each of them every method and budget on every picture
+    repeats: int = 5  # measured rounds, each of them every method and budget on every picture
     length: int = 20  # tokens of each answer
     warmup: int = 1  # rounds before, which do not count
 
@@ -145,7 +145,7 @@ class Bench:
         """Measures all rounds that the file does not have yet, and returns its content.
 
         Args:
-            description: of model, machine and versions, as JSON values: the same where a measurement goes on.
+            description: of model, machine and versions, as JSON values: the same where a measurement resumes.
             out: the file.
             tell: takes a line about each round.
         Raises:

@@ -34,7 +34,7 @@ PLAIN = ("-m", "vllm.entrypoints.openai.api_server", "--model")  # and the model
 
 
 class Load(NamedTuple):
-    """How requests come: a number at once, each followed by the next, or a number a second."""
+    """Load of a server: a fixed concurrency, or a rate of requests per second."""
 
     requests: int
     at_once: int | None = None
@@ -53,7 +53,7 @@ class ServedCase(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What one measurement is about."""
+    """Prompt of one measurement: question, pictures, length of the answer."""
 
     question: str
     pictures: Sequence[Image]
@@ -115,7 +115,7 @@ def measure(
         cases: those of one name share a server.
         loads: every case meets all of them.
         asked: what is asked.
-        repeats: rounds that count.
+        repeats: measured rounds.
         arguments: of vLLM, the same for all servers.
     """
     overrides, number = {case.name: case.overrides for case in cases}, 0

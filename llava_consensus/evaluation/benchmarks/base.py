@@ -1,4 +1,4 @@
-"""What every benchmark shares: its description, its options, and joining answers to questions by id.
+"""Base class of benchmarks: description, options, and the join of answers to questions by id.
 
 Answers are never paired with labels by position: an answer file may be partial (LIMIT, unreadable pictures), in
 another order, hold a line twice or come from somebody else's LLaVA. Every file error names the path, the line and
@@ -58,7 +58,7 @@ def option(*values: str, line: str, asks: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(ABC):
-    """Where the data is, how it is asked, how it is scored, whose number it must match.
+    """A benchmark: its data, prompts, scoring, and the published number it must match.
 
     A subclass is a frozen dataclass whose fields are its options (`option`). Everything else that is fixed stands in
     the class: `name` in BENCHMARKS, `title` in tables, `line` that says what it is.
@@ -98,7 +98,7 @@ class Benchmark(ABC):
     @property
     @abstractmethod
     def files(self) -> tuple[DataFile, ...]:
-        """What it needs; the first holds the questions."""
+        """Files it needs; the first holds the questions."""
 
     @property
     @abstractmethod
@@ -128,7 +128,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def score(self, records: Sequence[Record], data: Path) -> dict[str, Any]:
-        """What `report` below makes of the answers.
+        """Scores the answers: the result of `report` below.
 
         Args:
             records: lines of an answer file: question_id, text, mostly prompt.
@@ -138,8 +138,8 @@ class Benchmark(ABC):
         """
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
-        """What guessing among the answers that a question allows scores on these questions, in the headline's unit: 0
-        where answers are free. A model whose interval does not lie above it enters no average of a report.
+        """Score of guessing among the allowed answers of these questions, in the headline's unit: 0 for free answers. A
+        model whose interval does not lie above it enters no average of a report.
 
         Raises:
             DataError: a file is missing or damaged.
@@ -151,7 +151,8 @@ class Benchmark(ABC):
         return {}
 
     def read(self, path: Path, data: Path) -> list[Record]:
-        """The answers in a file or folder: LLaVA's lines, or an official form of this benchmark, told by its content.
+        """Reads the answers in a file or folder: LLaVA's lines, or an official form of this benchmark, recognised by
+        its content.
 
         Raises:
             DataError: it is neither.
@@ -180,12 +181,12 @@ class Benchmark(ABC):
         return self.score(some(self.read(path, data), path), data)
 
     def scored_by(self, data: Path) -> str | None:
-        """Who scores it where `score` alone cannot; None where it can, once its files are there."""
+        """Name of the external scorer, if `score` needs one; None if its files suffice."""
         return None
 
     def together(self, question: Question) -> Hashable:
-        """What names the questions that are asked together or not at all, because the score counts them as one: itself
-        alone, unless a subclass says otherwise.
+        """Key of the questions that must be asked together, because the score counts them as one: the question itself,
+        unless a subclass groups them.
         """
         return question.index
 
@@ -209,7 +210,7 @@ class Benchmark(ABC):
 
     @property
     def asking(self) -> dict[str, str]:
-        """Those of them that change what is asked."""
+        """The options that change the prompts."""
         asks = {option_field.name for option_field in fields(self) if option_field.metadata["asks"]}
         return {name: value for name, value in self.chosen.items() if name in asks}
 
@@ -263,7 +264,7 @@ def join(
     key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
     key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
 ) -> Joined:
-    """Which question each answer belongs to: by metadata.index if its id agrees, else by key.
+    """Joins answers to questions: by metadata.index if its id agrees, else by key.
 
     The n-th answer with a key goes to the n-th question with it; more answers than questions are duplicates, of which
     the last counts; answers to no question are unknown. DataError if all of them are unknown.
@@ -314,7 +315,7 @@ def audit(
     key_of_question: Callable[[Question], Hashable] = lambda question: question.question_id,
     key_of_record: Callable[[Record], Hashable] = lambda record: record["question_id"],
 ) -> dict[str, Any]:
-    """How many `answers` there are, and the ids that are `missing`, `duplicate` (the last counts) or `unknown`."""
+    """Number of `answers`, and the ids that are `missing`, `duplicate` (the last counts) or `unknown`."""
     groups: dict[Hashable, list[Question]] = {}
     for question in questions:
         groups.setdefault(key_of_question(question), []).append(question)

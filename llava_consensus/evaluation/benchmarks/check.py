@@ -26,7 +26,7 @@ class Finding(NamedTuple):
 
 
 def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
-    """Files, number of questions, right answers, pictures; it goes on as far as what is there allows."""
+    """Checks files, number of questions, right answers and pictures, as far as the files at hand allow."""
     folder, data = benchmark.place(data), Path(data)
     for file in benchmark.files:
         yield _file(folder / file.path, file)
@@ -50,7 +50,7 @@ def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
 
 
 def uses(benchmark: Benchmark, data: Path, findings: Sequence[Finding]) -> dict[str, str]:
-    """What the data is ready for: `ready`, `not ready`, or who does it instead."""
+    """State of the data for each use: `ready`, `not ready`, or who does it instead."""
     blocked = {use for finding in findings for use in finding.blocks}
     states = {use: "not ready" if use in blocked else "ready" for use in USES}
     elsewhere = benchmark.scored_by(data)

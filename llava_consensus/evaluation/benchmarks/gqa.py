@@ -116,7 +116,7 @@ def _gold(path: Path, questions: Sequence[Question]) -> dict[str, Any]:
 
 
 class _Scored:
-    """What is scored of each object of a gold file, equal ones and equal answers in memory once."""
+    """Keeps the scored fields of each object of a gold file; equal objects and equal answers share memory."""
 
     def __init__(self) -> None:
         self.once: dict[Any, Any] = {}

@@ -1,4 +1,4 @@
-"""What benchmarks with a judge share: scores computed without a judge, and agreement with another run's answers.
+"""Base of benchmarks with a judge: scores computed without a judge, and agreement with another run's answers.
 
 Exact and contained matches stand beside a judge's number (MM-Vet, video QA): free, the same on every machine and date,
 and too strict for long answers; the judged metric is None until `llava-consensus judge` has asked a judge. Texts are
@@ -45,12 +45,12 @@ def report(name: str, joined: Joined, references: Mapping[int, str], judged: Map
 
 
 def matches(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Of such a report, the scores computed without a judge."""
+    """The scores of such a report that are computed without a judge."""
     return {name: report[name] for name in ("exact", "contains")}
 
 
 def agreement(answers: Sequence[Record], full_answers: Sequence[Record]) -> dict[str, Any]:
-    """How many answers read the same as those of the unpruned model, in percent, over questions both answered.
+    """Share of answers that read the same as those of the unpruned model, in percent, over questions both answered.
 
     Returns:
         `agreement` (None where no question is common) and `compared`, the number of common questions.
@@ -90,22 +90,24 @@ def alternatives(reference: str) -> list[list[str]]:
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Whether the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
+    """True if the whole answer is one of the accepted texts. A reference of several parts is met by no single one."""
     text = plain(answer)
     return any(parts == [text] for parts in alternatives(reference))
 
 
 def contains(answer: str, reference: str) -> bool:
-    """Whether every part of one of the accepted texts occurs in the answer, as whole words."""
+    """True if every part of one of the accepted texts occurs in the answer, as whole words."""
     text = plain(answer)
     return any(all(_occurs(part, text) for part in parts) for parts in alternatives(reference))
 
 
 def same(answer: str, other: str) -> bool:
-    """Whether two answers read the same."""
+    """True if two answers read the same."""
     return plain(answer) == plain(other)
 
 
 def _occurs(part: str, text: str) -> bool:
-    """Latin letters and digits must not go on at either side; other scripts write no spaces between words."""
+    """True if `part` occurs between characters other than Latin letters and digits; other scripts write no spaces
+    between words.
+    """
     return re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", text) is not None

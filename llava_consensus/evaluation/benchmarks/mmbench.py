@@ -209,7 +209,7 @@ class MMBench(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class MMBenchCN(MMBench):
-    """The same in Chinese."""
+    """MMBench dev in Chinese."""
 
     name = "mmbench_cn"
     title = "MMB-CN"
@@ -222,7 +222,7 @@ class MMBenchCN(MMBench):
 
 
 def _unset(value: object) -> bool:
-    """What LLaVA's script takes for no hint or no option."""
+    """True for cells that LLaVA's script reads as no hint or no option."""
     return _empty(value) or (isinstance(value, str) and value.lower() in ("nan", "none"))
 
 
@@ -307,7 +307,7 @@ def _picture(path: Path, name: str) -> bytes:
 
 
 def _empty(value: object) -> bool:
-    """Whether pandas found nothing in a cell."""
+    """True for a cell that pandas reads as empty."""
     return value is None or value != value  # NaN alone differs from itself
 
 
@@ -396,8 +396,8 @@ def read(answer: str, options: Mapping[str, Any]) -> str | None:
 
 
 def circular(rows: Sequence[Row]) -> dict[int, bool]:
-    """Whether every rotation of a question is right, by the question's own index, ascending; one whose unrotated row is
-    missing is not scored.
+    """Per question, true if every rotation is right: keyed by the question's own index, ascending; one whose unrotated
+    row is missing is not scored.
     """
     groups: dict[int, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["index"]):

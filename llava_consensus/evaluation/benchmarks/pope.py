@@ -43,7 +43,7 @@ NEGATIONS = frozenset(("No", "not", "no"))
 
 @dataclass(frozen=True, kw_only=True)
 class POPE(Benchmark):
-    """Whether objects are in a picture, by F1."""
+    """POPE: yes/no questions about the presence of objects, by F1."""
 
     name = "pope"
     title = "POPE"
@@ -157,7 +157,7 @@ def parse(text: str) -> str:
 
 
 def says_either(text: str) -> bool:
-    """Whether yes, no or not is a word of an answer; the official script takes every other one for a yes."""
+    """True if yes, no or not is a word of an answer; the official script takes every other one for a yes."""
     return not {"yes", "no", "not"}.isdisjoint(re.findall(r"[a-z]+", text.lower()))
 
 

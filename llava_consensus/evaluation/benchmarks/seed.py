@@ -137,7 +137,9 @@ def _annotations(path: Path) -> tuple[list[dict[str, Any]], dict[int, str]]:
 
 
 def key_of(question_id: str) -> int | str:
-    """How answers name a question: a number where the annotation's text is one (pictures), else as it is (videos)."""
+    """Key of a question in answer files: a number where the annotation's text is one (pictures), else the text
+    (videos).
+    """
     try:
         return int(question_id)
     except ValueError:

@@ -89,7 +89,7 @@ class ScienceQA(Benchmark):
         ]
 
     def chance(self, questions: Sequence[Question], data: Path) -> float:
-        """Mean of one in so many options, in percent, over the questions with a picture."""
+        """Mean over the questions with a picture of one divided by the number of options, in percent."""
         asked = [question for question in questions if question.images]
         problems, _ = _gold(self.place(data), asked)
         return 100 * mean(1 / len(problems[str(question.question_id)]["choices"]) for question in asked)

@@ -41,7 +41,7 @@ PREDICTION = ("id", "question", "answer", "pred")
 
 
 class Reading(NamedTuple):
-    """What one parsed reply says."""
+    """Content of one parsed reply."""
 
     score: int | None  # cut towards zero; None: it adds nothing to the sum but counts in the average
     verdict: str | None  # `yes`, `no`, or None where it says neither

@@ -37,7 +37,9 @@ _LONE_PERIOD = re.compile(r"\.(?!\d)", re.ASCII)
 
 
 class Split(NamedTuple):
-    """What is asked: the question list, the folder of pictures, the answers if anyone has them, and how many."""
+    """A split: the question list, the folder of pictures, the answers if they are published, and the number of
+    questions.
+    """
 
     questions: DataFile
     images: str
@@ -198,7 +200,7 @@ def _annotations(path: Path, questions: Sequence[Question]) -> dict[int | str, A
 
 
 def _describe(texts: Iterable[str]) -> dict[str, float | None]:
-    """What can be said of answers without knowing the right ones."""
+    """Statistics of answers that need no right ones."""
     answers = [textvqa.normalise(text) for text in texts]
     kinds = {
         "yes": [answer == "yes" for answer in answers],

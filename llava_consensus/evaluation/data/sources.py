@@ -1,4 +1,4 @@
-"""Where the official files of each benchmark are, and where they belong below DATA/eval. SOURCES is the only list.
+"""URLs of the official files of each benchmark, and their places below DATA/eval. SOURCES is the only list.
 
 Addresses are those of LLaVA's docs/Evaluation.md, and of the pages it names. Sizes are what the publishers write; the
 server's own is shown before a transfer and checked after it. Hashes of known versions stand with the benchmarks

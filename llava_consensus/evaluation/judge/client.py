@@ -52,7 +52,7 @@ class NoReply(Exception):
 
 @dataclass(frozen=True)
 class JudgeConfig:
-    """What is judged, by whom, how patiently and for how much.
+    """Configuration of a judged run: answers, judge, retries and spending limits.
 
     Raises:
         OptionError: for a value out of its bounds, and for a key in what is recorded.
@@ -151,14 +151,14 @@ def spending(requests: int, prompt: int, completion: int, price: Price | None, w
 
 
 def estimate(bodies: Iterable[Mapping[str, Any]], reply_tokens: int, price: Price | None) -> Spending:
-    """What sending these requests may cost, if every first reply can be read."""
+    """Estimated cost of these requests, if every first reply can be read."""
     lengths = [[len(message["content"].encode()) for message in body["messages"]] for body in bodies]
     prompt = sum(one // BYTES_PER_TOKEN + 1 + TOKENS_PER_MESSAGE for messages in lengths for one in messages)
     return spending(len(lengths), prompt, len(lengths) * reply_tokens, price)
 
 
 def spent(replies: Sequence[Reply], price: Price | None) -> Spending:
-    """What the server counted for these replies."""
+    """Tokens and cost that the server counted for these replies."""
     prompt = sum(reply.prompt_tokens or 0 for reply in replies)
     completion = sum(reply.completion_tokens or 0 for reply in replies)
     unknown = sum(reply.prompt_tokens is None or reply.completion_tokens is None for reply in replies)
@@ -259,8 +259,8 @@ class Client:
 
         Raises:
             NoReply: all tries failed, or the server refuses this request.
-            JudgeError: there is no use in asking on: no access, no credit, an unknown model, a server that answers
-                nobody, a limit that is reached.
+            JudgeError: there is no use in asking on: no access, no credit, an unknown model, a server that fails
+                all requests, a limit that is reached.
         """
         known = self._replies.known.get(key_of(request))
         if known is not None:
@@ -361,7 +361,7 @@ class Client:
         return reply, 1 + taken
 
     def _shown(self, complaint: str) -> str:
-        """What a server complains of, which may quote the key."""
+        """A server's error message without the key, which it may quote."""
         return (complaint.replace(self._key, "[key]") if self._key else complaint)[:COMPLAINT]
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark needs to be judged: its `Grader`, and the nouns that graders and the judge share.
+"""Base class of the judged part of a benchmark, `Grader`, and the types that graders and the judge share.
 
 A grader knows no network. `dialogue` yields what to ask and is sent each reply (`run.py` drives it), `report` makes the
 official numbers of the outcomes and `grades` the official file. Everything about the judging of one benchmark stands in
@@ -66,7 +66,7 @@ class Prompt:
 
 
 class Reply(NamedTuple):
-    """What a server said to one request."""
+    """Reply of a server to one request."""
 
     text: str | None
     refused: bool = False  # by its content filter, or in the field for refusals
@@ -77,14 +77,14 @@ class Reply(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What to ask next."""
+    """Next request of a dialogue."""
 
     again: bool  # with the prompt's reminder
     options: Mapping[str, Any]  # of the request
 
 
 class Outcome(NamedTuple):
-    """What a dialogue came to. Nothing read and no value: the answer stays without a grade."""
+    """Result of a dialogue. Nothing read and no value: the answer stays without a grade."""
 
     value: Any  # MM-Vet: the grade, 0 to 1; video: the parsed reply; MMBench: the letter
     content: str  # what it was read from
@@ -100,7 +100,7 @@ class Candidate:
     key: str  # its id in official files
     fields: Mapping[str, str]  # what its prompt has slots for
     options: Mapping[str, str] = field(default_factory=dict)  # texts by letter, where it chose one of several
-    settled: Outcome | None = None  # known without a judge: nobody is asked
+    settled: Outcome | None = None  # known without a judge: no request is sent
     copy: int = 0  # how many candidates before it have the same fields; each gets a grade of its own
 
 
@@ -110,7 +110,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # by key of the candidate, one for e
 
 @dataclass(frozen=True)
 class Grader(ABC):
-    """How the answers to one benchmark are judged."""
+    """Judging of the answers to one benchmark."""
 
     reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
     script: ClassVar[str]  # the official script that holds the prompt, and where it is
@@ -164,15 +164,15 @@ class Grader(ABC):
         """The content of the official grade file."""
 
     def unjudged(self, report: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the benchmark's own report, the scores computed without a judge: exact and contained matches."""
+        """The scores in the benchmark's own report that need no judge: exact and contained matches."""
         return judged.matches(report)
 
     def summary(self, metrics: Mapping[str, Any]) -> Iterator[str]:
-        """What the judge's numbers say beside the headline, as lines for people."""
+        """The judge's numbers beside the headline, as lines for people."""
         yield from ()
 
     def unjudged_summary(self, metrics: Mapping[str, Any]) -> str | None:
-        """What was computed without a judge, as a line for people."""
+        """The scores computed without a judge, as a line for people."""
         if metrics.get("contains") is None:
             return None
         return f"without a judge: exact {metrics['exact']:.1f} %, contained {metrics['contains']:.1f} %"

@@ -1,6 +1,6 @@
 """MMBench judged: what VLMEvalKit's rules cannot read goes to a judge, who names the option an answer means.
 
-As there, nobody is asked about a question that the rules alone find wrong, and a judge who names no letter in three
+As there, a question that the rules alone find wrong is not sent to a judge, and a judge who names no letter in three
 replies is not asked again. There, rows of a question are asked one after the other until one is wrong, and the letter
 is drawn at random after three replies; here all undecided rows are asked, which changes no number, and a row without a
 letter is wrong. Reading and circular accuracy are in `benchmarks/mmbench.py`.
@@ -99,7 +99,7 @@ class MMBenchGrader(Grader):
         return {"by_rules": report["accuracy"], "undecided_by_rules": report["undecided"]}
 
     def dialogue(self, candidate: Candidate) -> Dialogue:
-        """The same request until its reply has a letter, three times at most."""
+        """Repeats one request until its reply has a letter, three times at most."""
         text = None
         for _ in range(TRIES):
             text = (yield Turn(again=False, options={"temperature": 0})).text
@@ -119,7 +119,9 @@ class MMBenchGrader(Grader):
         return {"accuracy": accuracy, "runs": accuracies, **numbers}
 
     def grades(self, candidates: Sequence[Candidate], outcomes: Outcomes) -> dict[str, Any]:
-        """Of each row the letter (of the first run), the text it was read from, and the judge where one was asked."""
+        """Grade of each row: the letter (of the first run), the text it was read from, and the judge if one was
+        asked.
+        """
         return {
             key: {"opt": said[0].value or None, "log": said[0].content, "judge": said[0].model}
             for key, said in outcomes.items()

@@ -91,7 +91,7 @@ class MMVetGrader(Grader):
         return list(candidates.values()), joined.counts
 
     def hear(self, reply: Reply) -> Reply:
-        """The official code takes NaN for a grade, which no total survives: here it is a reply nobody can read."""
+        """Treats a grade of NaN, which the official code accepts and no total survives, as an unreadable reply."""
         grade = read_grade(reply.text)
         return reply if grade is None or not math.isnan(grade[0]) else reply._replace(text=NO_NUMBER)
 

@@ -42,7 +42,7 @@ NAMED = 5  # answers without a grade that are named
 
 @dataclass(frozen=True)
 class Judged:
-    """Where a judged run is, what it measured, what this call was expected to cost and what it did."""
+    """A judged run: its folder, its metrics, and the expected and actual spending of this call."""
 
     path: Path | None  # None: nothing was sent, only estimated
     metrics: Record | None
@@ -96,7 +96,7 @@ class Grading:
 
 
 def run(config: JudgeConfig, dry: bool = False, progress: bool = True) -> Judged:
-    """Judges an answer file, or goes on with it; with `dry` only says what that would cost.
+    """Judges an answer file, or resumes; with `dry` only estimates the cost.
 
     Raises:
         JudgeError: the judge cannot be asked; what was heard is stored, and the same call resumes.
@@ -220,7 +220,7 @@ def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]
 
 
 def _odd(gradings: Sequence[Grading], used: Sequence[Reply]) -> dict[str, int]:
-    """How many replies were used, how many were refusals or could not be read, and how many tries failed before."""
+    """Counts of replies: used, refused, unreadable, and failed tries before them."""
     asked = [grading for grading in gradings if grading.heard]
     unread = sum(len(grading.heard) - bool(grading.outcome and grading.outcome.read) for grading in asked)
     return {
@@ -258,8 +258,8 @@ def _open(config: JudgeConfig, prompt: Prompt) -> Path:
 
 
 def lines(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """A judged run for people: headline, the grader's own lines, scores computed without a judge, who judged, and what
-    became of replies.
+    """A judged run for people: headline, the grader's own lines, scores computed without a judge, the judge, and the
+    counts of replies.
     """
     counts, replies, judge = metrics["counts"], metrics["replies"], metrics["judge"]
     grader = grader_of(metrics["benchmark"])

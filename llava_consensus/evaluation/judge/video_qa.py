@@ -79,7 +79,7 @@ class VideoQAGrader(Grader):
         return list(candidates.values()), joined.counts
 
     def dialogue(self, candidate: Candidate) -> Dialogue:
-        """The same request until its reply can be read, but not for ever."""
+        """Repeats one request until its reply can be read, up to a limit."""
         text = None
         for _ in range(READINGS):
             text = (yield Turn(again=False, options={})).text

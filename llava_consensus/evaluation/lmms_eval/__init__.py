@@ -10,7 +10,7 @@ NAME = "consensusdrop"
 
 
 def manifests() -> list[Any]:
-    """What lmms-eval registers: the name of the model and its class."""
+    """Manifest that lmms-eval registers: the name of the model and its class."""
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return [ModelManifest(model_id=NAME, chat_class_path=f"{__name__}.model.ReducedModel")]

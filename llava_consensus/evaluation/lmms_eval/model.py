@@ -97,7 +97,7 @@ class ReducedModel(lmms):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.host.model.device
 
     def generate_until(self, requests: Sequence[Any]) -> Iterator[GenerationResult] | list[GenerationResult]:
@@ -214,7 +214,7 @@ def _log_run(answered: Sequence[AnswerCounts], seconds: float) -> None:
 
 
 def run_id(arguments: Sequence[str]) -> str:
-    """The name of a run in lmms-eval's cache: the same for the same command, which so goes on where it was stopped."""
+    """Name of a run in lmms-eval's cache: the same for the same command, which therefore resumes."""
     return f"consensusdrop-{sha256(chr(0).join(arguments).encode()).hexdigest()[:16]}"
 
 
@@ -225,6 +225,6 @@ def _batch_size(value: int | str) -> int:
 
 
 def _on_own_device(loading: Loading) -> Loading:
-    """With the GPU of this process where lmms-eval runs several, one for each GPU."""
+    """Loading options with the GPU of this process, where lmms-eval runs one process per GPU."""
     rank, resolved = os.environ.get("LOCAL_RANK"), loading.resolved()
     return replace(resolved, device=f"cuda:{rank}") if rank is not None and resolved.device == "cuda" else resolved

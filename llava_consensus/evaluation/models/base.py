@@ -68,7 +68,7 @@ class Encoded:
 
 
 class Prefill(NamedTuple):
-    """What was read before the first token of one answer, and the cache it left."""
+    """Rows of the prefill of one answer, and the KV cache it left."""
 
     text: int  # rows that are not visual tokens
     question: int  # of these, rows after the last picture
@@ -141,7 +141,7 @@ class Host:
         raise NotImplementedError
 
     def own_inputs(self, prompt: Prompt, image: "Image", folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture. Models that read pictures from files
+        """Kwargs of the model's own `generate` for one prompt about a picture. Models that read pictures from files
         find it in the folder.
         """
         raise NotImplementedError
@@ -168,7 +168,7 @@ class Host:
 
     @contextmanager
     def attachment(self) -> Iterator[Attachment]:
-        """What is attached, or for as long as anybody is inside the method that reduces nothing."""
+        """The current attachment; without one, `full` is attached until the last caller has left."""
         with self._door:
             if self._attached is None or not self._attached.active:
                 self.attach(*FULL)
@@ -334,7 +334,7 @@ def answers_of(
 def prefills(
     layers: Sequence[CachedLayer], text: Sequence[tuple[int, int]], outcomes: Sequence[Sequence[PictureOutcome]]
 ) -> list[Prefill]:
-    """What each row of a batch entered and cached.
+    """Prefill sizes of each row of a batch: rows that entered, and bytes cached.
 
     Args:
         layers: the cache of the batch.

@@ -37,7 +37,7 @@ KERNEL, SOFTMAX = "scaled_dot_product_attention", "softmax"  # names of torch's 
 
 
 class Finding(NamedTuple):
-    """What one check found; no difference where it does not apply or could not be carried out."""
+    """Result of one check; no difference where it does not apply or could not be carried out."""
 
     check: str
     passed: bool | None  # None: does not apply
@@ -67,7 +67,7 @@ class Witness(AfterTower):
 
 @dataclass(frozen=True, kw_only=True)
 class TowerWitness(Witness):
-    """The same, handed the attention of the vision tower too."""
+    """Witness that also reads the attention of the vision tower."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.PROBE, Need.ATTENTION})
 
@@ -117,7 +117,7 @@ class Trial:
         return found, ids[:, -new:]
 
     def attached(self, method: Method, budget: Budget) -> tuple[list[Tensor], Tensor]:
-        """The same for the first prompt with a method on the model."""
+        """Generates for the first prompt with a method attached."""
         with self.host.attach(method, budget) as attached, attached.asking([self.prompts[0].text]):
             return self.generate(self.inputs)
 

@@ -88,7 +88,7 @@ def convert(source: Path, out: Path) -> str:
 
 
 def _is_converted(source: Path, config: dict[str, Any]) -> bool:
-    """Whether a checkpoint is in the layout of Hugging Face. DataError for one that cannot be converted."""
+    """True if a checkpoint is in the layout of Hugging Face. DataError for one that cannot be converted."""
     made_by = config.get("architectures", [])
     if {SQUARE, TILED} & set(made_by):
         return True

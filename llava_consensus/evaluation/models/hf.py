@@ -60,7 +60,7 @@ class HfEncoded(Encoded):
 
 
 class Processed(NamedTuple):
-    """What a processor makes of one picture or clip."""
+    """Output of a processor for one picture or clip."""
 
     modality: str  # image | video
     text: str  # in place of its placeholder
@@ -83,7 +83,7 @@ class HfHost(Host):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """What the chat template puts where a picture or a video belongs."""
+        """Placeholder texts of the chat template for pictures and videos."""
         words = (getattr(self.processor, f"{modality}_token", None) for modality in ("image", "video"))
         return tuple(word for word in words if word)
 
@@ -156,7 +156,7 @@ class HfHost(Host):
         ]
 
     def own_inputs(self, prompt: Prompt, image: Image, folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture, by its processor."""
+        """Kwargs of the model's own `generate` for one prompt about a picture, by its processor."""
         content = [{"type": "image"}, {"type": "text", "text": prompt.text}]
         text = self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         return self._placed(self.processor(images=[image], text=text, return_tensors="pt"))
@@ -226,7 +226,7 @@ class HfHost(Host):
         self.view.try_picture(self._placed(expected))
 
     def _placeholder(self, modality: str) -> str:
-        """What the chat template puts where a picture or clip stands."""
+        """Placeholder text of the chat template for a picture or clip."""
         token: str = getattr(self.processor, f"{modality}_token")
         return token
 
@@ -278,7 +278,7 @@ class HfHost(Host):
         return ids
 
     def _special(self, text: str) -> dict[str, bool]:
-        """Whether the tokenizer adds a mark of the beginning, which some templates have in them."""
+        """Kwargs of the tokenizer: it adds a beginning-of-sequence token, unless the template has one."""
         mark = self.tokenizer.bos_token
         return {"add_special_tokens": mark is None or not text.startswith(mark)}
 
@@ -307,7 +307,7 @@ def _shapes(processed: Processed) -> tuple[Any, ...]:
 
 
 def _together(pictures: list[HfEncoded]) -> dict[str, Tensor]:
-    """What the positions of tokens follow from, of all pictures."""
+    """Joins the inputs that positions are computed from, over all pictures."""
     names = {name for picture in pictures for name in picture.inputs}
     return {name: torch.cat([picture.inputs[name] for picture in pictures if name in picture.inputs]) for name in names}
 
@@ -329,7 +329,7 @@ def _of_clip(clip: Clip) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Of a checkpoint of transformers.
+    """Checks a checkpoint of transformers.
 
     Raises:
         OptionError: for a version of transformers that is not adapted, or a named template: prompts are put into the

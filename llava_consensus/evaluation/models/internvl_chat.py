@@ -28,7 +28,7 @@ class InternVLChatHost(LlavaHost):
     shares = False
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture."""
+        """Kwargs of the model's own `generate` for one prompt about a picture."""
         inputs = super().own_inputs(prompt, image, folder)
         del inputs["image_sizes"]
         return inputs
@@ -46,8 +46,8 @@ class InternVLChatHost(LlavaHost):
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Of an InternVL-Chat checkpoint; the vision tower is its package's to find. OptionError for a conversation
-    template that the `llava` package does not have.
+    """Checks an InternVL-Chat checkpoint; finding the vision tower is left to its package. OptionError for a
+    conversation template that the `llava` package does not have.
     """
     return {"conversation": chosen_conversation(conversation, CONVERSATION)}
 
@@ -60,7 +60,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         loading: how, its device resolved.
         view, options: of the host, which has no options.
     Raises:
-        OptionError: for what that package's loader cannot be told.
+        OptionError: for loading options that the package's loader does not have.
         MissingDependency: where another `llava` package is installed than InternVL's.
         DataError: for a checkpoint that cannot be loaded, or whose weights are not those of its config.json.
     """

@@ -1,8 +1,8 @@
 """Official LLaVA, checked, loaded and asked: by the package's own loader, templates and `generate`.
 
 The vision tower runs once for a picture, however many questions are asked about it, and prompts are answered in
-left-padded batches. What several prompts begin with alike is read once too, into a cache that all of them go on from:
-where a method reads the question these are the words in front of the picture; where it does not, words and pictures.
+left-padded batches. A prefix that several prompts share is prefilled once, into a KV cache that all continue:
+with a method that reads the question these are the words in front of the picture; else words and pictures.
 That needs the caches of transformers 5.
 
 Some checkpoints, such as LLaVA 1.6, have a vision tower that was trained along (`unfreeze_mm_vision_tower`). The
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 IMAGE_ID = -200  # IMAGE_TOKEN_INDEX of official LLaVA, which stands for a picture in a prompt
-SAVED = 2  # pictures that need not be read again: from so many on it pays to read pictures apart from questions
+SAVED = 2  # least number of repeated pictures for which it pays to prefill pictures apart from questions
 LEFT, RIGHT = {"tokenizer_padding_side": "left"}, {"tokenizer_padding_side": "right"}
-CONVERSATION = "vicuna_v1"  # the template of LLaVA-1.5, where nobody names another
+CONVERSATION = "vicuna_v1"  # default template: that of LLaVA-1.5
 VIDEO_CONVERSATION = "llava_v1"  # of the official scripts for questions about videos (Video-LLaVA)
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -95,7 +95,7 @@ class LlavaHost(Host):
 
     @property
     def reserved(self) -> tuple[str, ...]:
-        """What LLaVA's templates put where a picture belongs."""
+        """Placeholder of LLaVA's templates for a picture."""
         from llava.constants import DEFAULT_IMAGE_TOKEN
 
         return (DEFAULT_IMAGE_TOKEN,)
@@ -142,7 +142,7 @@ class LlavaHost(Host):
         ]
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """What the model's own `generate` is given for one prompt about a picture, as official LLaVA's runners do."""
+        """Kwargs of the model's own `generate` for one prompt about a picture, as in official LLaVA's runners."""
         from llava.mm_utils import process_images
 
         ids = self.prompt_ids(prompt)[None].to(self.model.device)
@@ -244,7 +244,7 @@ class LlavaHost(Host):
         spread(cache, owners)
         ids, mask = self.pad([row[start:] for row, start in zip(rows, starts, strict=True)])
         read = real.long()[owners]
-        ids = torch.cat((torch.ones_like(read), ids), dim=1)  # of what was read nobody looks at the ids
+        ids = torch.cat((torch.ones_like(read), ids), dim=1)  # dummy ids: those of cached rows are not read
         mask = torch.cat((read, mask), dim=1)
         output = self._generate(prompt, ids, attention_mask=mask, past_key_values=cache)
         return self.decode(output[:, ids.shape[1] :])
@@ -268,8 +268,8 @@ class LlavaHost(Host):
         return *padded_after(words, embeds, mask.bool()), words
 
     def _read(self, embeds: Tensor, real: Tensor | None = None, cache: "Cache | None" = None) -> "Cache":
-        """The cache after embeddings [R, n, D], which go on from a cache where there is one; `real` [R, S] is about all
-        rows, those in the cache among them.
+        """KV cache after embeddings [R, n, D], which continue a given cache; `real` [R, S] covers all rows, those in
+        the cache included.
         """
         inner = self.model.get_model()
         if real is None:
@@ -316,13 +316,13 @@ def padded_after(words: int, embeds: Tensor, real: Tensor) -> tuple[Tensor, Tens
 
 
 def _image_place(ids: Tensor) -> int:
-    """Where the first image placeholder stands in a prompt [L]."""
+    """Index of the first image placeholder in a prompt [L]."""
     return int((ids == IMAGE_ID).nonzero()[0])
 
 
 def _begins_alike(attachment: Attachment) -> bool:
-    """Whether the language model reads all rows it is given, at positions that are counted, and reads the first ones
-    alike whatever follows.
+    """True if a shared prefix can be prefilled once: the language model reads all rows it is given, at counted
+    positions, and reads the first ones alike for any continuation.
     """
     method, decoder = attachment.method, attachment.model.decoder
     cuts = method.place is Place.DECODER and attachment.sharing.reads_prompts
@@ -330,7 +330,9 @@ def _begins_alike(attachment: Attachment) -> bool:
 
 
 def _text_side(folder: Path) -> dict[str, Any]:
-    """What CLIP's text tower costs, from a folder that holds a whole CLIP model; nothing, so ViT-L's, for others."""
+    """Cost figures of CLIP's text tower, from a folder that holds a whole CLIP model; empty for others, which means
+    ViT-L's.
+    """
     file = folder / "config.json"
     text = json.loads(file.read_text()).get("text_config") if file.is_file() else None
     if not text:
@@ -341,7 +343,7 @@ def _text_side(folder: Path) -> dict[str, Any]:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """What belongs in the description of a run beside the model's name, defaults filled in.
+    """Checks a checkpoint; the entries of a run's description beside the model's name, defaults filled in.
 
     Args:
         model: folder of the checkpoint.
@@ -504,7 +506,7 @@ def _try_picture(path: str, model: "PreTrainedModel", processor: "BaseImageProce
 def quietly_loaded(
     loader: Callable[..., Any], path: str, name: str, **arguments: Any
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase, BaseImageProcessor]":
-    """Model, tokenizer and image processor by the loader of a `llava` package, whose own printing is nobody's business.
+    """Loads model, tokenizer and image processor by the loader of a `llava` package, with its printing suppressed.
 
     Raises:
         DataError: for a checkpoint that cannot be loaded.
@@ -520,7 +522,7 @@ def quietly_loaded(
 
 
 def trains_tower(path: str) -> bool:
-    """Whether the vision tower is part of the checkpoint in a folder."""
+    """True if the vision tower is part of the checkpoint in a folder."""
     file = Path(path) / "config.json"
     return bool(file.is_file() and json.loads(file.read_text()).get(FLAG, False))
 

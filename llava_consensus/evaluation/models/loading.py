@@ -67,7 +67,7 @@ _LOADING = threading.Lock()  # `from_pretrained` is replaced for the whole proce
 
 @dataclass(frozen=True)
 class Loading:
-    """What a model's loader is told.
+    """Options of a model's loader.
 
     Args:
         device: `auto` (CUDA where there is any) | `cpu` | `mps` | `cuda` | `cuda:N`.
@@ -156,13 +156,13 @@ class Loading:
         return torch.float32 if self.device == "cpu" and self.bits is None else "auto"
 
     def cast(self, model: PreTrainedModel) -> None:
-        """Changes the type of a loaded model's weights, for loaders that cannot be told; quantised ones stay."""
+        """Casts the weights of a loaded model, for loaders without a dtype option; quantised ones stay."""
         dtype = self.torch_dtype()
         if self.bits is None and dtype != "auto":
             model.to(dtype)
 
     def told(self) -> dict[str, Any]:
-        """What `from_pretrained` of transformers is told beside the type of the weights."""
+        """Kwargs of `from_pretrained` of transformers, apart from the type of the weights."""
         told: dict[str, Any] = {}
         if self.device_map is not None:
             told["device_map"] = self.device_map
@@ -175,7 +175,7 @@ class Loading:
         return told
 
     def _quantisation(self) -> "BitsAndBytesConfig":
-        """How bitsandbytes quantises: 4 bits as QLoRA does, 8 bits as LLM.int8 does."""
+        """Configuration of bitsandbytes: 4 bits as in QLoRA, 8 bits as in LLM.int8."""
         from transformers import BitsAndBytesConfig
 
         if self.bits == 8:
@@ -189,7 +189,7 @@ class Loading:
         )
 
     def resolved(self) -> "Loading":
-        """The same with the device of this machine in place of `auto`.
+        """A copy with the device of this machine in place of `auto`.
 
         Raises:
             OptionError: for a CUDA device that is not there.
@@ -243,7 +243,7 @@ def _nobody_is_asked() -> Iterator[None]:
 
 
 def pinned(model: str, loading: Loading) -> Loading:
-    """How a model is loaded, with nothing left open: the device of this machine, and of a model of the hub the commit.
+    """The loading options with nothing left open: the device of this machine, and the commit of a model of the hub.
 
     Raises:
         ConsensusError: for a device or a model that is not there.
@@ -330,14 +330,14 @@ def _of_kind(entry: HostEntry, loading: Loading, name: str) -> Callable[..., Any
 
 
 class Checkpoint(NamedTuple):
-    """Where a model's files are."""
+    """Location of a model's files."""
 
     name: str  # as the user named it
     folder: Path
     commit: str | None = None  # of a model of the hub
 
     def files(self) -> list[Path]:
-        """What can change answers, downloaded where it is not here; a vision tower in a folder below included.
+        """Files that can change answers, downloaded if missing; a vision tower in a folder below included.
 
         Raises:
             DataError: for a model of the hub whose weights cannot be had, or not all of them; for a pipe in a folder.

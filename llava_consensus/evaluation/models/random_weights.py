@@ -57,7 +57,7 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
 def _processor(
     kind: str, images: str, pixels: Mapping[str, Any], videos: str = "", **options: Any
 ) -> transformers.ProcessorMixin:
-    """A processor whose prompts are so many words before and after their pictures, whatever is asked."""
+    """A processor whose prompts have fixed numbers of words before and after their pictures, for any question."""
     parts = {"tokenizer": tokenizer(), "image_processor": getattr(transformers, images)(**pixels)}
     if videos and find_spec("torchvision") is None:
         raise missing_extra(f"{kind} needs torchvision", "processors")
@@ -108,7 +108,7 @@ _QWEN_VISION = dict(
 )
 
 # config.json of liuhaotian/llava-v1.5-7b, llava-v1.5-13b, llava-v1.6-vicuna-7b and Qwen/Qwen2.5-VL-7B-Instruct. The 1B
-# is nobody's model: the tower of LLaVA-1.5 before TinyLlama-1.1B, for machines that hold nothing larger.
+# is no published model: the tower of LLaVA-1.5 before TinyLlama-1.1B, for machines that hold nothing larger.
 SIZES = {
     "llava-1.5-1b": _llava(_llama(2048, 5632, 22, 32, 4)),
     "llava-1.5-7b": _llava(_VICUNA_7B),
@@ -134,12 +134,12 @@ class Plan:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         return sum(weight.numel() * weight.itemsize for weight in self.model.parameters())
 
     @property
     def cache_bytes(self) -> int:
-        """What keys and values of a prompt with one picture take."""
+        """Bytes of the KV cache of a prompt with one picture."""
         text = self.model.config.get_text_config()
         width = text.hidden_size // text.num_attention_heads
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width
@@ -166,7 +166,7 @@ def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = N
         loading: device, dtype (`auto` is float16 on CUDA, float32 elsewhere) and kernel of attention.
         host_options: see `hosts.HostEntry`.
     Raises:
-        OptionError: for an unknown size, what a checkpoint alone can be told, or an old transformers.
+        OptionError: for an unknown size, options for checkpoints alone, or an old transformers.
     """
     if name not in SIZES:
         raise unknown_name("shape", name, SIZES)

@@ -50,7 +50,7 @@ class RemoteHost(Host):
         raise NotImplementedError
 
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """Arguments of `generate` in place of pictures that were encoded before, so many in each row."""
+        """Arguments of `generate` in place of pictures that were encoded before, given their number in each row."""
         return {}
 
     @torch.inference_mode()
@@ -204,11 +204,11 @@ class CogVLMHost(RemoteHost):
         return {name: built[name] for name in ("input_ids", "token_type_ids")}
 
     def stand_ins(self, pictures: list[int]) -> dict[str, Any]:
-        """As many pictures of nothing."""
+        """An empty tensor in place of each picture."""
         return {"images": [[torch.empty(0)] * count for count in pictures]} if any(pictures) else {}
 
     def own_inputs(self, prompt: Prompt, image: Image.Image, folder: Path) -> dict[str, Any]:
-        """What the model's authors pass."""
+        """Kwargs of `generate` as the model's authors pass them."""
         built = self._conversation(prompt.text, prompt.conversation, image)
         device, dtype = self.model.device, self.model.dtype
         words = {name: built[name][None].to(device) for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -230,7 +230,7 @@ def host_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | Non
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """Of a checkpoint with code of its own, before any of that code runs.
+    """Checks a checkpoint with code of its own, before any of that code runs.
 
     Raises:
         OptionError: for a template the model does not have.

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import cache_utils
 
-# of transformers 5; 4.37 has none, and nobody asks for room there
+# of transformers 5; 4.37 has none, and is not given room
 DynamicLayer: Any = getattr(cache_utils, "DynamicLayer", object)
 ROOM = 64  # rows that are free when a room is made
 
 
 def spread(cache: Any, owners: Sequence[int]) -> None:
-    """Makes the cache of P sequences one of R: row r goes on from sequence `owners[r]`."""
+    """Expands the cache of P sequences to R rows: row r continues sequence `owners[r]`."""
     if all(type(layer) is DynamicLayer for layer in cache.layers):
         cache.layers = [RoomyLayer(layer.keys, layer.values, owners) for layer in cache.layers]
     else:  # sliding windows hold their rows in other ways
@@ -27,7 +27,7 @@ class RoomyLayer(DynamicLayer):
 
     Args:
         keys, values: [P, H, L, D] of sequences.
-        owners: of each row r the sequence that it goes on from.
+        owners: sequence that each row r continues.
     """
 
     keys: Tensor

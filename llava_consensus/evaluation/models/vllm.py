@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
-    """What can be known without weights.
+    """Checks all that can be known without weights.
 
     Raises:
         OptionError: for a model, a version of vLLM or questions that are not adapted.
@@ -66,7 +66,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
 
 
 class Shown(NamedTuple):
-    """A picture that vLLM is given, and what the method was told to leave of it."""
+    """A picture given to vLLM, with the method and budget it is reduced by."""
 
     picture: Image
     layout: Layout
@@ -112,7 +112,7 @@ class VllmHost(HfHost):
         self._engine: Any = None
 
     def attach(self, method: Method, budget: Budget | Share) -> Any:
-        """vLLM with this method; it goes on with the one that is there where it is the same.
+        """Starts vLLM with this method, or keeps the running engine if its setting is the same.
 
         Raises:
             OptionError: for a method or a budget that an engine cannot have.
@@ -158,7 +158,7 @@ class VllmHost(HfHost):
         return self.prompt_ids(prompt, len(pictures))
 
     def groups(self, attachment: Any, encoded: list[list[Any]], ids: list[Tensor]) -> list[list[int]]:
-        """All at once."""
+        """A single group: vLLM batches by itself."""
         return [list(range(len(ids)))]
 
     def answer_group(
@@ -196,7 +196,7 @@ class VllmHost(HfHost):
 
 
 def setting_of(method: Method, given: Budget | Share) -> Setting:
-    """What a server is told of a method and a budget. OptionError for what it cannot be told."""
+    """Server setting of a method and a budget. OptionError for one that a server cannot take."""
     if isinstance(given, Budget) and given.merged is not None:
         raise OptionError(f"merged={given.merged}: vLLM is told the tokens of a picture alone. Leave --merged out")
     options = {one.name: getattr(method, one.name) for one in fields(method) if one.init}

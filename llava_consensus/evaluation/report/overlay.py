@@ -1,4 +1,4 @@
-"""Pictures of what became of every patch of a picture, for people. All drawings of patches are made here.
+"""Drawings of the kept, merged and dropped patches of a picture. All drawings of patches are made here.
 
 A kept patch stays as it is inside an outline. A merged patch is grey with a pale tint; patches of one merged token have
 one tint, and a dot marks the anchor that stands for them. A dropped patch is nearly white. The three differ in
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from llava_consensus.errors import missing_extra
 
-SIDE = (768, 1152)  # the padded square in the picture is at least and at most so many pixels wide
+SIDE = (768, 1152)  # least and greatest width in pixels of the padded square in the picture
 MERGED, DROPPED = 0.62, 0.9  # how far a merged patch goes toward its tint, and a dropped one toward white
 PALE = 0.5  # how far a tint goes toward white
 PAPER, INK = (255, 255, 255), (30, 30, 30)

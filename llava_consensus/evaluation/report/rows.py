@@ -155,7 +155,7 @@ class Row:
 
     @property
     def full(self) -> bool:
-        """Whether the language model receives every visual token."""
+        """True if the language model receives every visual token."""
         if self.config["method"] == FULL or self.metrics is None:
             return bool(self.config["method"] == FULL)
         return bool(self.metrics["tokens"]["before"] == self.metrics["tokens"]["after"])
@@ -189,7 +189,7 @@ class Row:
 
     @property
     def complete(self) -> bool:
-        """Whether every question of the run was asked, answered and scored: only then it enters an average."""
+        """True if every question of the run was asked, answered and scored: only such a run enters an average."""
         if self.seeds:
             return all(row.complete for row in self.seeds)
         return self.metrics is not None and self.metrics["score"] is not None and self.unanswered == 0
@@ -203,7 +203,7 @@ class Row:
 
     @property
     def limited(self) -> bool:
-        """Whether questions of its benchmark were left out, as far as the run tells."""
+        """True if questions of its benchmark were left out, as far as the run records it."""
         asked = self.config["limit"] or self.config.get("sample")
         return asked is not None and not (self.metrics is not None and self.metrics["questions"] < asked)
 

@@ -44,7 +44,7 @@ class ScoreCell(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Whether it differs from the reference: † p < 0.05, ‡ also after the correction; nothing without a test."""
+        """Mark of a difference from the reference: † p < 0.05, ‡ also after the correction; empty without a test."""
         return "" if self.test is None else mark(self.test.p, self.corrected)
 
     @property
@@ -102,8 +102,8 @@ class Grid(ABC):
 
     @cached_property
     def near_chance(self) -> dict[str, ScoreCell]:
-        """The benchmarks in which the full model cannot be told from guessing, with its cells: what reduced runs score
-        there says nothing, so no average has it. None where the full model was not run.
+        """Benchmarks in which the full model is not above guessing, with its cells: scores of reduced runs mean nothing
+        there, so they enter no average. None if the full model was not run.
         """
         cells = {} if self.full is None else {name: self.cell(self.full, name) for name in self.names}
         return {

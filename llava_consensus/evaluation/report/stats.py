@@ -80,7 +80,7 @@ class Rows(NamedTuple):
 
     @property
     def whole(self) -> np.ndarray:
-        """Whether a unit has rows in a group and all of them are right, [U, G]."""
+        """True for units that have rows in a group, all of them right: [U, G]."""
         return (self.number > 0) & (self.total(self.correct == 1) == self.number)
 
 
@@ -239,12 +239,12 @@ class Comparison:
 
     @property
     def difference(self) -> float:
-        """In points."""
+        """Difference of the scores, in points."""
         return self.first.value - self.second.value
 
     @property
     def questions(self) -> int:
-        """On how many."""
+        """Number of shared questions."""
         return len(self.first.questions)
 
     @property
@@ -254,7 +254,7 @@ class Comparison:
 
     @property
     def enough(self) -> bool:
-        """Whether these are enough for an interval and a test."""
+        """True if there are enough pictures for an interval and a test."""
         return self.pictures >= LEAST
 
     @cached_property
@@ -318,8 +318,8 @@ class Comparison:
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
-    """The same of two scorers' reports over the questions that both answered, whatever their headlines: of one question
-    type, for example.
+    """Paired comparison of two scorers' reports over the questions that both answered, for any statistic in them: of
+    one question type, for example.
 
     Args:
         name: seeds the bootstrap, the benchmark's name.
@@ -375,7 +375,7 @@ def mark(p: float | None, corrected: float) -> str:
 
 
 def above_chance(score: float | None, bounds: Sequence[float] | None, chance: float) -> bool:
-    """Whether the interval of a score, or without one the score, lies above what guessing scores."""
+    """True if the interval of a score, or without one the score, lies above the score of guessing."""
     low = bounds[0] if bounds else score
     return low is not None and low > chance
 

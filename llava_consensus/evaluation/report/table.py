@@ -77,7 +77,7 @@ class Table:
 
     @property
     def empty(self) -> bool:
-        """Whether no cell beside the names has anything in it."""
+        """True if all cells beside the names are empty."""
         return all(cell == ABSENT for group in self.groups for line in group.lines for cell in line[1:])
 
 

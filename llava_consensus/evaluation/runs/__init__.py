@@ -1,6 +1,6 @@
-"""Runs: a configuration is checked, its questions are asked, and what came back survives a kill.
+"""Runs: a configuration is checked, its questions are asked, and the answers survive a kill.
 
-These are the places a run is about where nobody says otherwise, relative to the folder one works in.
+The constants are the defaults of model, data and results, relative to the working directory.
 """
 
 from pathlib import Path
@@ -14,5 +14,5 @@ DRAWINGS = (
 
 
 def knows_drawings_alone(model: str) -> bool:
-    """Whether this is the embedded model, as it is or converted."""
+    """True for the embedded model, original or converted."""
     return Path(model).is_dir() and Path(model).resolve().name in (EMBEDDED, f"{EMBEDDED}-hf")

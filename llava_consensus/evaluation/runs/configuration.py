@@ -1,4 +1,5 @@
-"""What a run is: checked before any weight loads, and written down to the last thing that can change an answer.
+"""Configuration of a run: checked before any weight loads, and written down to the last thing that can change an
+answer.
 
     plan = prepare(RunConfig(make_benchmark("gqa"), make("consensusdrop"), Budget(64)))
 
@@ -76,7 +77,7 @@ def _answer_versions(config: "RunConfig") -> Record:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What is measured. Anything here may change an answer; how the run is carried out cannot.
+    """Configuration of a run: everything that may change an answer; `Execution` holds the rest.
 
     Args:
         benchmark: what is asked, its options chosen.
@@ -85,8 +86,8 @@ class RunConfig:
         match: by which count the budget is meant, `kept` | `entering` | `average` | `flops` (`reduction.costs.match`).
         model: folder of a checkpoint, or its name on the hub.
         data: folder that holds `eval/<benchmark>/...` in LLaVA's layout.
-        limit: only the first questions, to try something: they are about few pictures, or of one kind.
-        sample: only so many questions, drawn at random from all: the same ones for every run, and those of a smaller
+        limit: the first N questions, for a smoke test: biased, as they share pictures or are of one kind.
+        sample: N questions drawn at random from all: the same ones for every run, and those of a smaller
             sample among them. What counts as one (`Benchmark.together`) comes whole, so that there may be a few more.
         loading: how the model is loaded.
         conversation: template of the prompts; None is the model's own.
@@ -121,12 +122,12 @@ class RunPlan(RunConfig):
     description: Record
 
     def shown(self, question: Question) -> int:
-        """How many pictures the model sees with a question: of a video, its frames, where it is not one clip."""
+        """Number of pictures the model sees with a question: of a video its frames, unless it is one clip."""
         return len(question.images) * max(1, 0 if self.clips else self.benchmark.frames)
 
     @property
     def clips(self) -> bool:
-        """Whether a video is shown as one clip, which the budget is of, and not as pictures."""
+        """True if a video is shown as one clip, with one budget, and not as pictures."""
         return bool(self.description.get("videos") == CLIPS)
 
     def pictures(self, question: Question) -> tuple[Path, ...]:
@@ -142,11 +143,11 @@ class RunPlan(RunConfig):
 
     @cached_property
     def folder(self) -> Path:
-        """Where the benchmark's pictures are."""
+        """Folder of the benchmark's pictures."""
         return self.benchmark.place(self.data) / self.benchmark.images
 
     def prompt(self, question: Question) -> Prompt:
-        """What the model is asked."""
+        """Prompt of a question."""
         return Prompt(question.text, self.conversation, self.max_new_tokens or self.benchmark.max_new_tokens)
 
     @property
@@ -174,7 +175,7 @@ class RunPlan(RunConfig):
                 )
 
     def reduced_by(self, method: Method, budget: Budget | Share | None, match: str) -> "RunPlan":
-        """The same questions to the same model with another method and budget; nothing is read a second time."""
+        """A copy of this plan with another method and budget; no file is read again."""
         budget, match = _meant(method, budget, match)
         self.loading.check_method(method)
         same = {key: value for key, value in self.description.items() if key != "match"}

@@ -1,4 +1,4 @@
-"""How a run is carried out, and what becomes of questions that get no answer. Needs no torch: the parser uses it.
+"""Execution of a run: batches, workers, shards, and questions without an answer. Needs no torch: the parser uses it.
 
 One question must not stop the others: what a model raises about it alone is written to errors.jsonl, and the run goes
 on. `--fail-on-error` bounds how many such questions there may be, `--retry-errors` asks them again.
@@ -34,7 +34,7 @@ class DeviceFailed(ConsensusError):
 
 
 class Result(NamedTuple):
-    """What came of a batch or of a shard: a record of every question, in one of the two."""
+    """Result of a batch or shard: each question has a record in one of the two lists."""
 
     answers: list[Record]
     errors: list[Record]
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out. Nothing of it changes an answer, so nothing of it is in the run's name."""
+    """Execution of a run. Nothing in it changes an answer, so nothing of it is in the run's name."""
 
     batch: int = 16  # questions answered together
     workers: int = 1  # processes, each with a model of its own, on a device of its own where there are several
@@ -94,10 +94,10 @@ class Execution:
 
 
 def check_progress(row: int, result: Result) -> int:
-    """How many questions in a row the model has failed at, after this result, with none answered between them.
+    """Number of consecutive questions the model has failed at, after this result.
 
     Raises:
-        TooManyErrors: so many that nothing works any more.
+        TooManyErrors: for IN_A_ROW of them.
     """
     failed = [error for error in result.errors if error.get("cause") == "model"]
     row = 0 if result.answers else row + len(failed)

@@ -1,12 +1,11 @@
-"""The whole evaluation loop in one file: check, load, match, attach, ask, append, score; and go on where a killed run
-stopped.
+"""The whole evaluation loop in one file: check, load, match, attach, ask, append, score; and resume a killed run.
 
 `run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
 picture, however many questions there are about it (`pictures.py`). An `Asker` asks the host in batches: pictures in,
 records out. With several workers each has an `Asker` of its own for its shards (`WorkerFactory`, `workers.py`), and
-the run ends with the same files. Stopped at any moment, the same call resumes, with as many
-workers as it is told, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
+the run ends with the same files. Stopped at any moment, the same call resumes, with any
+number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
 """
 
 import logging
@@ -65,7 +64,7 @@ class RunResult:
 def run(
     config: RunConfig, out: Path, execution: Execution | None = None, host_loader: HostLoader | None = None
 ) -> RunResult:
-    """Evaluates one configuration, or goes on with it, or reads what is complete.
+    """Evaluates one configuration, resumes it, or reads its complete result.
 
     Args:
         config: what is measured.
@@ -178,7 +177,7 @@ def _questions_to_retry(plan: RunPlan, folder: Run, execution: Execution) -> set
 
 
 def _opens(plan: RunPlan, question: Question) -> bool:
-    """Whether the pictures of a question can be read."""
+    """True if the pictures of a question can be read."""
     try:
         for path in plan.pictures(question):
             reader(plan)(path)
@@ -188,7 +187,7 @@ def _opens(plan: RunPlan, question: Question) -> bool:
 
 
 def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) -> RunResult:
-    """What a complete run measured; scored anew where only the way of scoring is another one."""
+    """Metrics of a complete run; scored anew if only the scoring options differ."""
     check_shape(stored, metrics.SHAPE, folder.path / METRICS, AGAIN)
     scored = (folder.path / SCORES).exists()
     log.info("%s: complete already, nothing was asked", folder.path)
@@ -367,7 +366,7 @@ def _joined(results: Iterable[Result]) -> Result:
 
 
 def _measures(answer: Answer) -> Record:
-    """What the method says of its choices, picture by picture; nothing for a method that says nothing."""
+    """Measures that the method reports of its choices, per picture; empty for a method that reports none."""
     told = [reduction.measures for outcome in answer.outcomes for _, reduction in outcome.reductions]
     pictures = [
         {name: values[0].double().round(decimals=DECIMALS).tolist() for name, values in measures.items()}

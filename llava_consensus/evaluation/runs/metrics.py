@@ -1,4 +1,4 @@
-"""What a budget means on a model, what each answer costs, and what a finished run measured.
+"""Matching of budgets on a model, the costs of each answer, and the metrics of a finished run.
 
 The record of every answer carries its own costs, by analysis and as measured, written where the model is loaded. The
 content of metrics.json follows from the answers alone but for times: means over them, so lost metrics are made again
@@ -156,7 +156,7 @@ def _analytic(method: Method, budget: Budget, shape: Shape, text: int, question:
 
 @gc_paused()
 def measure(plan: RunPlan, folder: Run) -> Record:
-    """What metrics.json says of the answers; it follows from them alone.
+    """Content of metrics.json; it follows from the answers alone.
 
     Score and costs, how tables call method and benchmark, `scale`, `column` and `chance` as `Benchmark` has them,
     and in `report.extracted` each answer as it was scored, with its picture, which `Run.finish` keeps in a file of its
@@ -241,7 +241,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def timing(asked: int, seconds: float, workers: int) -> Record:
-    """How long it took; `seconds` without loading where one process asked all questions."""
+    """Duration and speed; `seconds` without loading where one process asked all questions."""
     speed = asked / seconds if seconds else None
     return {"asked": asked, "seconds": seconds, "questions_per_second": speed, "workers": workers}
 

@@ -98,6 +98,6 @@ class EncodingCache:
 
 
 def _pixels(picture: Image.Image | Clip) -> int:
-    """Of a picture, or of all frames of a clip."""
+    """Number of pixels of a picture, or of all frames of a clip."""
     frames = picture.frames if isinstance(picture, Clip) else (picture,)
     return sum(frame.width * frame.height for frame in frames)

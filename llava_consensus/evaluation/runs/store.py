@@ -101,7 +101,7 @@ class Run:
         self._rewrite()
 
     def metrics(self) -> Record | None:
-        """What a complete run measured; None while the run is not complete."""
+        """Metrics of a complete run; None while the run is not complete."""
         path = self.path / METRICS
         return read_json(path, AGAIN, dict) if path.exists() else None
 
@@ -285,7 +285,7 @@ class Asking:
 
     @classmethod
     def of(cls, folder: Path) -> "Asking":
-        """What the last process left in the folder of a run."""
+        """Reads the note that the last process left in the folder of a run."""
         path = folder / ASKING
         try:
             note = read_json(path, kind=dict)

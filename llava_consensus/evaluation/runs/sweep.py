@@ -2,7 +2,7 @@
 
 `llava-consensus sweep --bench "gqa pope" --methods "consensusdrop consensusdrop:alpha=1.0 random" --tokens "192 64"`,
 or `make sweep BENCH="gqa pope"`. Every cell is checked before the first weight loads; the model is loaded once; what is
-complete is not asked again, so a stopped sweep goes on where it was.
+complete is not asked again, so a stopped sweep resumes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from llava_consensus.reduction.method import Method
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep and what became of it: a result, or the error it ended with."""
+    """One run of a sweep with its result, or the error it ended with."""
 
     plan: RunPlan
     result: RunResult | None = None
@@ -59,7 +59,7 @@ def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequenc
 def sweep(
     grid: Sequence[Cell], out: Path, execution: Execution, host_loader: HostLoader | None = None
 ) -> Iterator[Cell]:
-    """Runs every cell and yields it with its result; one that fails is yielded with its error, and the rest goes on.
+    """Runs every cell and yields it with its result; a failed one is yielded with its error, and the next is run.
 
     Args:
         grid: as `cells` makes it.

@@ -46,7 +46,7 @@ class Died(NamedTuple):
 
 
 def is_picklable(function: Any) -> bool:
-    """Whether a function can be given to another process."""
+    """True if a function can be pickled for another process."""
     try:
         pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""Which patches of a vision tower make which visual token, found by backward passes and not by a formula.
+"""Map from visual tokens to the patches they are made of, found by backward passes and not by a formula.
 
 The rows that the language model receives are differentiated, with a random cotangent v, by the attention output of one
 block of the tower: once with v, then once for each octal digit of the row's number with v (digit + 1) / 8. Where a

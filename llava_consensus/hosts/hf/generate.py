@@ -116,11 +116,11 @@ class Streamed:
         self._inner, self._whole = inner, [generating.whole]
 
     def put(self, value: Tensor) -> None:
-        """The first ids that come are those of the prompt."""
+        """Passes ids on; the first ones are those of the prompt."""
         self._inner.put(self._whole.pop()(value) if self._whole else value)
 
     def end(self) -> None:
-        """After the last step."""
+        """Ends the stream after the last step."""
         self._inner.end()
 
 

@@ -59,7 +59,7 @@ class Glm4v(QwenVL):
         return GlmDecoder(self.inner.language_model)
 
     def placeholder(self, modality: str) -> int:
-        """One for both."""
+        """The placeholder, one for pictures and videos."""
         return super().placeholder("image")
 
     def types(self, inputs: dict[str, Any], ids: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def _improvement(panel: Any, found: Settings, none: Setting, name: str, number: 
 
 
 def _square(found: Settings, setting: Setting) -> bool:
-    """Whether a setting is part of the square of temperatures: both are values that others have as well."""
+    """True if a setting is part of the square of temperatures: both values occur in other settings as well."""
     counts = [sum(other[axis] == setting[axis] for other in found.cells) for axis in (0, 1)]
     return min(counts) > 1
 

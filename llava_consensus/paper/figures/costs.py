@@ -1,4 +1,4 @@
-"""What time and memory cost: F6 (accuracy over time and cache), F16 and F18 (from files of `llava-consensus bench`).
+"""Figures of time and memory: F6 (accuracy over time and cache), F16 and F18 (from files of `llava-consensus bench`).
 
 Accuracy comes from runs, times from bench files. Beside a small model the paper's seconds mean nothing: its numbers are
 grey where they can be compared, which speed-ups, savings and shares of the full model's always can, milliseconds and
@@ -59,7 +59,7 @@ class Bought(NamedTuple):
     tokens: float
 
     def of(self, full: "Bought") -> "Bought":
-        """The same in percent of the full model's cost and score."""
+        """A copy in percent of the full model's cost and score."""
         cost, low, high = (100 * value / full.cost for value in (self.cost, self.low, self.high))
         return self._replace(cost=cost, low=low, high=high, score=100 * self.score / full.score)
 
@@ -123,7 +123,7 @@ def _bought(row: Row, price: Price, score: float, tokens: float) -> Bought:
 
 
 def _is_of(row: Row, line: Line) -> bool:
-    """Whether a bench row is about a line's method, as it is without options, and its budget."""
+    """True if a bench row is about a line's method, without changed options, and its budget."""
     names = {run.config["method"] for run in line.runs.values() if not run.config["changed"]}
     return row["tokens"] == line.tokens and row["method"] in names
 

@@ -1,4 +1,4 @@
-"""How figures look: one style sheet (`paper.mplstyle`), colours for any eyes, and PNG and SVG in one step.
+"""Style of figures: one style sheet (`paper.mplstyle`), colours for any eyes, and PNG and SVG in one step.
 
 Colours are those of Okabe and Ito, which colour-blind people can tell apart; whatever has a colour has a marker or a
 place of its own as well, so that figures can be read in grey print. Needs the extra `plots`.
