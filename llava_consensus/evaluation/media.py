@@ -170,7 +170,7 @@ def decoder() -> ModuleType:
 
 
 def sample_places(length: int, count: int) -> list[int]:
-    """Which of `length` frames are shown: `count` of them, ascending, first and last included."""
+    """Indices of the sampled frames: `count` of `length`, ascending, first and last included."""
     places: list[int] = np.linspace(0, length - 1, count, dtype=int).tolist()
     return places
 

@@ -166,8 +166,8 @@ class Shadow:
 
 
 def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """As `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there is
-    nothing to leave alone. The compiler is not imported here, since that takes seconds.
+    """Like `torch.compiler.disable`, applied at the first call in a process that has the compiler: in any other there
+    is nothing to leave alone. The compiler is not imported here, since that takes seconds.
     """
     made: list[Callable[..., Result]] = []
 

@@ -476,8 +476,8 @@ class DecodeStep:
         return hidden
 
     def _columns_mask(self, columns: Columns, hidden: Tensor, window: int | None, given: int) -> Tensor | None:
-        """Which of the last `given` columns of a layer the new rows see: [R, 1, q, given], or None for all; or what is
-        added to the logits there.
+        """Attention mask of new rows over the last `given` columns of a layer: [R, 1, q, given], boolean or additive;
+        None is plain causal.
         """
         new = hidden.shape[1]
         self.cut_cache.holes |= new > 1 and self.mask is not None

@@ -171,7 +171,7 @@ class Layout:
         return self.kinds.tile[picture.row][here], token[here]
 
     def picture_rows(self) -> Tensor:
-        """Which of the pictures every visual token belongs to, else -1: [R, S]."""
+        """Picture index of every visual token, else -1: [R, S]."""
         kinds, numbers = self.kinds, torch.full(self.real.shape, -1)
         for index, picture in enumerate(self.pictures):
             own = (kinds.picture[picture.row] == picture.source) & (kinds.token[picture.row] >= 0)

@@ -51,7 +51,7 @@ class IDPruner(Selector, ReadsTower):
 
 
 def spread(saliency: Tensor) -> Tensor:
-    """From 0 for the least to 1 for the most salient token of each unit: [B, N] -> [B, N]."""
+    """Scales the saliency of each unit to 0 for the least and 1 for the most salient token: [B, N] -> [B, N]."""
     low, high = saliency.amin(1, keepdim=True), saliency.amax(1, keepdim=True)
     return (saliency - low) / (high - low + EPSILON)
 

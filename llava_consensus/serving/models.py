@@ -295,7 +295,7 @@ class SquareTower(Reduced):
         return tiles_of(torch.cat(tokens), parts, rows)
 
     def load_weights(self: Any, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As vLLM does, of checkpoints of transformers 5.19 too."""
+        """Loads weights as vLLM does, of checkpoints of transformers 5.19 too."""
         loaded: set[str] = super().load_weights(tower_named(weights))
         return loaded
 
@@ -336,7 +336,7 @@ class LlavaOnevision(SquareTower, LlavaOnevisionForConditionalGeneration, Suppor
         return self.engine.view.frames(tiles) if modality == "video" else tiles
 
     def _process_video_pixels(self: Any, inputs: Any) -> list[Tensor]:
-        """As vLLM does, which gives videos of unequal length one axis more than it then takes."""
+        """Flattens the pixels of vLLM, which gives videos of unequal length one axis more than it then takes."""
         return [video.flatten(0, -2) for video in super()._process_video_pixels(inputs)]
 
 

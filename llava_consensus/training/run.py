@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def prepare(plan: TrainingPlan, name: str) -> tuple[Record, Conversations]:
-    """Everything that needs no weights, checked: the description of the training, and its data.
+    """Checks everything that needs no weights: the description of the training, and its data.
 
     Args:
         plan: what is trained.

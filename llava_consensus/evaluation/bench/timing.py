@@ -46,7 +46,7 @@ class Timing(NamedTuple):
     peak_bytes: int | None  # see `peak_bytes`
 
     def record(self) -> Record:
-        """As JSON values."""
+        """The timing as JSON values."""
         return {**self._asdict(), "reduction_ms": self.reduction_ms, "prefill_ms": self.prefill_ms}
 
     @property
@@ -88,7 +88,7 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, setting: Setting) ->
 
 
 def one_round(host: Host, pictures: Sequence[Shown], prompt: Prompt, settings: Sequence[Setting]) -> list[list[Timing]]:
-    """Every setting on every picture in turn, so that a busy moment hits all of them: timings of each setting."""
+    """Times every setting on every picture in turn, so that a busy moment hits all of them."""
     timings: list[list[Timing]] = [[] for _ in settings]
     for picture in pictures:
         for place, setting in enumerate(settings):

@@ -99,7 +99,7 @@ class MMBench(Benchmark):
 
     @property
     def paper(self) -> float | None:
-        """As published, on dev."""
+        """Published score, on dev."""
         return self.published[1] if self.split == "dev" else None
 
     def load(self, data: Path) -> list[Question]:

@@ -87,7 +87,7 @@ class TextVQA(Benchmark):
 
     @property
     def paper(self) -> float | None:
-        """As published, with the OCR tokens."""
+        """Published score, with the OCR tokens."""
         return 58.2 if self.ocr == "with" else None
 
     def load(self, data: Path) -> list[Question]:
@@ -174,7 +174,8 @@ def tokenise(text: str) -> str:
 
 
 def strip_marks(text: str, commas: re.Pattern[str] = _COMMAS_IN_NUMBER, periods: re.Pattern[str] = _LONE_PERIOD) -> str:
-    """Every mark becomes a space, or nothing where it is used beside a blank; then lone periods go.
+    """Replaces every punctuation mark by a space, or removes it where it is used beside a blank; then removes lone
+    periods.
 
     `commas` in a number make all marks vanish without a space; `periods` are the lone ones.
     """

@@ -107,7 +107,7 @@ class VQAv2(Benchmark):
 
     @property
     def paper(self) -> float | None:
-        """As published, on test-dev."""
+        """Published score, on test-dev."""
         return 78.5 if self.split == "test-dev" else None
 
     def load(self, data: Path) -> list[Question]:

@@ -48,7 +48,7 @@ class Prompt:
         return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
     def describe(self) -> dict[str, str | None]:
-        """Which prompt this is, for the record of a run."""
+        """Identity of the prompt, for the record of a run."""
         return {"origin": self.origin, "sha256": self.sha256, "official": self.version}
 
     def fill(self, fields: Mapping[str, str], again: bool = False) -> list[dict[str, str]]:

@@ -210,7 +210,7 @@ async def _ask(pending: Sequence[Grading], client: Client, bar: Any) -> None:
 
 
 def _outcomes(gradings: Sequence[Grading], runs: int) -> dict[str, list[Outcome]]:
-    """By key of the candidate the outcomes of all runs; one that lacks a grade in a run is left out."""
+    """Outcomes of all runs by key of the candidate; one that lacks a grade in a run is left out."""
     found: dict[str, list[Outcome]] = {}
     for grading in gradings:  # run by run
         outcome = grading.outcome

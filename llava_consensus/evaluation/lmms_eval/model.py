@@ -46,7 +46,7 @@ class AnswerCounts(TokenCounts):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; lmms-eval writes them beside the answer."""
+        """The result as JSON values; lmms-eval writes them beside the answer."""
         return {**super().to_dict(), **self.reduction, "notes": list(self.notes)}
 
 

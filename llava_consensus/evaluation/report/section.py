@@ -74,7 +74,7 @@ class Grid(ABC):
     @property
     @abstractmethod
     def unjudged(self) -> list[str]:
-        """Those of `papers` that have no score."""
+        """The names in `papers` that have no score."""
 
     @abstractmethod
     def reference(self, line: Line, name: str) -> Row | None:

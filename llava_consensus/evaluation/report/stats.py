@@ -289,7 +289,7 @@ class Comparison:
 
     @cached_property
     def _steps(self) -> np.ndarray | None:
-        """By how much each picture's sum differs, where the scores are means over the same numbers of questions."""
+        """Difference of each picture's sum, where the scores are means over the same numbers of questions."""
         alike = self.first.score is _mean and self.second.score is _mean
         return self.first.sums[:, 0] - self.second.sums[:, 0] if alike else None
 

@@ -138,7 +138,7 @@ class RunPlan(RunConfig):
 
     @cached_property
     def _files(self) -> dict[tuple[str, ...], tuple[Path, ...]]:
-        """By their names: most pictures have several questions, and making a path takes as long as reading one."""
+        """Paths by file name: most pictures have several questions, and making a path takes as long as reading one."""
         return {}
 
     @cached_property

@@ -81,7 +81,7 @@ def run(
 
 
 def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
-    """As `run`, for a configuration that is checked already."""
+    """Like `run`, for a configuration that is checked already."""
     _check(plan, execution)
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
         for repair in folder.repairs:

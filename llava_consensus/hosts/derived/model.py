@@ -92,7 +92,7 @@ class DerivedTower:
         return 1.0
 
     def taps(self, needs: frozenset[Need], features: int, attention: int) -> list[Any]:
-        """None: the model's own encoder is recorded."""
+        """No taps: the model's own encoder is recorded."""
         return []
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -353,7 +353,7 @@ class DerivedModel(HfModel):
         return tuple(name for name in self.encoder_names("image") if not name.startswith(deriving.PIXELS))
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Which rows are tokens of pictures, and the grids of these."""
+        """Mask of the rows that are tokens of pictures, and the grids of these."""
         taken = inspect.signature(type(self.module).forward).parameters
         visual = (ids == self.placeholder("image")).long()
         return {**{name: visual for name in TYPES if name in taken}, **inputs}

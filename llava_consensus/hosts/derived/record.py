@@ -320,7 +320,7 @@ def encode(base: Any, modality: str, arguments: dict[str, Any], modules: list[nn
 def _differentiable(
     base: Any, modality: str, arguments: dict[str, Any], module: nn.Module
 ) -> tuple[Any, list[KernelCall], list[Tensor]]:
-    """As `encode`, the features being a function of the module's attention outputs alone."""
+    """Like `encode`, with features that depend on the module's attention outputs alone."""
     states: list[Tensor] = []
     # An inference tensor cannot be differentiated through: outside of inference mode its copy can.
     arguments = {

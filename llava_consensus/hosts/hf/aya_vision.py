@@ -41,7 +41,7 @@ class AyaVision(InternVL):
         return tower
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """With positions interpolated."""
+        """Runs the tower with interpolated position embeddings."""
         layer = getattr(self.module.config, "vision_feature_layer", None)
         more = {} if layer is None else {"output_hidden_states": True}
         output = self.inner.vision_tower(pixels, interpolate_pos_encoding=True, **more)

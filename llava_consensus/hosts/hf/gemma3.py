@@ -28,8 +28,8 @@ class GemmaDecoder(LlamaDecoder):
         return cos, sin
 
     def blocks(self, given: Mapping[str, Any]) -> Tensor | None:
-        """Which block of rows that attend in both directions every row belongs to, from 1, else 0: [R, S], given the
-        arguments of the model. Every run of rows of pictures is one.
+        """Number of the bidirectional block that every row belongs to, from 1, else 0: [R, S], given the arguments of
+        the model. Every run of rows of pictures is one block.
         """
         types = given.get("token_type_ids")
         if types is None:
@@ -39,7 +39,7 @@ class GemmaDecoder(LlamaDecoder):
 
 
 class Gemma3(Shuffled):
-    """Every run of placeholders is a picture, or a crop of one."""
+    """Adapter for Gemma 3. Every run of placeholders is a picture, or a crop of one."""
 
     offer = Offer(PATCHES, inside=ShuffledTower.inside)
     around = (1, 1)
@@ -56,7 +56,7 @@ class Gemma3(Shuffled):
         return ShuffledTower(blocks, members, 0, "self_attn", ("q_proj", "k_proj"))
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """With positions interpolated."""
+        """Runs the tower with interpolated position embeddings."""
         states: Tensor = self.inner.vision_tower(pixels, interpolate_pos_encoding=True).last_hidden_state
         return states
 
@@ -67,7 +67,7 @@ class Gemma3(Shuffled):
         return (normed @ projector.mm_input_projection_weight).type_as(squares)
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Which rows are tokens of pictures: they attend in both directions."""
+        """Mask of the rows that are tokens of pictures: they attend in both directions."""
         return {"token_type_ids": (ids == self.placeholder("image")).long()}
 
     @cached_property

@@ -63,5 +63,5 @@ class Glm4v(QwenVL):
         return super().placeholder("image")
 
     def types(self, inputs: dict[str, Any], ids: Tensor) -> Tensor:
-        """Which rows are tokens of pictures (1) or of videos (2): [R, S]."""
+        """Type of every row: token of a picture (1) or of a video (2): [R, S]."""
         return (ids == self.placeholder("image")).int() * (2 if inputs.get("video_grid_thw") is not None else 1)

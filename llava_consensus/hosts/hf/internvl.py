@@ -103,7 +103,7 @@ class InternVL(Shuffled):
 
     @property
     def most_tiles(self) -> int:
-        """Those of the largest grid its processor makes, and the whole view."""
+        """Number of tiles of the largest grid its processor makes, and the whole view."""
         processor = self.image_processor
         return 1 + int(MOST_PATCHES if processor is None else processor.max_patches)
 

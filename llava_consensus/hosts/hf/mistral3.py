@@ -104,7 +104,7 @@ class PixtralTower:
 
 
 class Mistral3(HfModel):
-    """Every picture is one tile."""
+    """Adapter for Mistral 3. Every picture is one tile."""
 
     offer = Offer(PATCHES, inside=MERGER)
     around = (0, 1)  # the end; breaks stand within
@@ -192,7 +192,7 @@ class Pixtral(Mistral3):
     def encode(
         self, attachment: Attachment, modality: str, inputs: dict[str, Any], pictures: list[PictureRows]
     ) -> Features:
-        """As Mistral 3; pictures that are merged go through tower and projector one by one."""
+        """Encodes as Mistral 3 does; pictures that are merged go through tower and projector one by one."""
         if attachment.method.place is not Place.TOWER:
             return super().encode(attachment, modality, inputs, pictures)
         sizes, tiles = torch.as_tensor(inputs["image_sizes"]).tolist(), []

@@ -49,7 +49,7 @@ class Ovis2(InternVL):
             )
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """By the parts of the tower, whose own embeddings take whole tiles alone."""
+        """Runs the parts of the tower, whose own embeddings take whole tiles alone."""
         transformer, patch = self.inner.vision_tower.transformer, self.module.config.vision_config.patch_size
         front, weight = transformer.embeddings, transformer.embeddings.position_embedding.weight
         rows, columns = (size // patch for size in pixels.shape[-2:])
@@ -66,14 +66,14 @@ class Ovis2(InternVL):
         return tokens
 
     def words(self, ids: Tensor) -> Tensor:
-        """With those of the rows around tiles."""
+        """Embeddings of the ids, with those of the rows around tiles."""
         embeds = super().words(ids)
         for indicator, row in zip(self.module.config.visual_indicator_token_ids, self._indicators(), strict=True):
             embeds = torch.where((ids == indicator)[..., None], row.to(embeds), embeds)
         return embeds
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
-        """With the embeddings of the rows around tiles, which the model puts in itself."""
+        """Encoder output with the embeddings of the rows around tiles, which the model puts in itself."""
         from transformers.models.ovis2.modeling_ovis2 import BaseModelOutputWithVisualIndicatorFeatures
 
         return BaseModelOutputWithVisualIndicatorFeatures(

@@ -186,7 +186,7 @@ class QwenVL(HfModel):
         return coordinates
 
     def types(self, inputs: dict[str, Any], ids: Tensor) -> Tensor:
-        """Which rows are tokens of pictures (1) or of videos (2): [R, S]."""
+        """Type of every row: token of a picture (1) or of a video (2): [R, S]."""
         return (ids == self.placeholder("image")).int() + 2 * (ids == self.placeholder("video")).int()
 
     def row_inputs(self, ids: Tensor, real: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class QwenVL(HfModel):
         return {"position_ids": torch.cat((text[None], positions.permute(2, 0, 1)))}
 
     def output(self, tokens: Any, planes: list[list[Tensor]], like: Any) -> Any:
-        """With DeepStack's features where the model has them."""
+        """Encoder output with DeepStack's features if the model has them."""
         output = super().output(tokens, planes, like)
         if not planes:
             return output

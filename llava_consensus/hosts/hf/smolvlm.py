@@ -50,7 +50,7 @@ class SmolVLM(Shuffled):
 
     @property
     def most_tiles(self) -> int:
-        """Those of the largest grid its processor makes, and the whole view."""
+        """Number of tiles of the largest grid its processor makes, and the whole view."""
         processor = self.image_processor
         if processor is None:
             return MOST_TILES

@@ -203,8 +203,8 @@ class LlavaOnevision(_WithVideos):
         return {"vision_aspect_ratio": inputs.get("vision_aspect_ratio") or self.module.config.vision_aspect_ratio}
 
     def pack(self, modality: str, inputs: dict[str, Any], projected: list[Tensor]) -> list[Tensor]:
-        """As the model packs them, but where it resizes the map of a large picture, which would mix the tokens that a
-        method has left, each place has the token of the patch in its middle.
+        """Packs tiles as the model does. But where it resizes the map of a large picture, which would mix the tokens
+        that a method has left, each place gets the token of the patch in its middle.
         """
         inputs = {**inputs, "image_sizes": inputs["image_sizes"].cpu()}
         packed = super().pack(modality, inputs, projected)

@@ -27,7 +27,7 @@ class VideoLlava(Llava):
 
     @cached_property
     def tower(self) -> Any:
-        """Both towers."""
+        """Both towers, one of clips and one of pictures."""
         clips, pictures = (LlavaTower(self.inner, tower) for tower in (self.inner.video_tower, self.inner.image_tower))
         clips.projects_class = True
         return TwoTowers(clips, pictures, self.class_tokens == "candidates")
@@ -52,7 +52,7 @@ class VideoLlava(Llava):
             )
 
     def encoder_inputs(self, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """As of any model; pixels of pictures given as `pixel_values_images` are there as `pixel_values` too."""
+        """Encoder inputs as of any model; `pixel_values_images` of pictures are added as `pixel_values`."""
         by_modality = super().encoder_inputs(inputs)
         if "pixel_values_images" in by_modality.get("image", {}):
             image_inputs = by_modality["image"]

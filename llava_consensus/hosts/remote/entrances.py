@@ -194,7 +194,7 @@ def word_channels(inputs: dict[str, Any], pad: int) -> dict[str, Channel]:
 
 
 def answer_rows(inputs: dict[str, Any]) -> Tensor | None:
-    """Which rows have a label, on the CPU."""
+    """Mask of the rows with a label, on the CPU."""
     labels = inputs.get("labels")
     return None if labels is None else (labels != IGNORE).cpu()
 
@@ -221,6 +221,6 @@ def rows_with(rows: Tensor, values: Tensor, embeds: Tensor) -> Tensor:
 
 
 def real_rows(inputs: dict[str, Any]) -> Tensor:
-    """Which rows of prompts [R, S] are no padding."""
+    """Mask of the rows of prompts [R, S] that are no padding."""
     mask = inputs.get("attention_mask")
     return torch.ones_like(inputs["input_ids"], dtype=torch.bool) if mask is None else mask.bool()

@@ -116,7 +116,9 @@ def prepare(
     older = getattr(type(attachment.here.module), PREPARE)
 
     def official(model: Any, *given: Any) -> tuple[Any, ...]:
-        """In the form of the later function, with positions and sizes of pictures: seven arguments, six results."""
+        """Adapts the older function to the form of the later one, with positions and sizes of pictures: seven
+        arguments, six results.
+        """
         ids, _, mask, cache, labels, images, _ = given
         ids, mask, cache, embeds, labels = older(model, ids, mask, cache, labels, images)
         return ids, None, mask, cache, embeds, labels

@@ -194,11 +194,11 @@ class ClosedFrom(InDecoder):
 
     @property
     def calibrates(self) -> bool:
-        """As asked."""
+        """True if the option `calibrate` is set."""
         return self.calibrate
 
     def closes_gaps(self, layer: int) -> bool:
-        """From `closed_from` on."""
+        """True from layer `closed_from` on."""
         return self.closed_from is not None and layer >= self.closed_from
 
     def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
