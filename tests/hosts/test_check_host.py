@@ -164,7 +164,7 @@ def broken_detach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sharing, "of_picture", lambda self, tiles, available, video=False: [Budget(available - 1)])
+    monkeypatch.setattr(Sharing, "of_picture", lambda self, sizes, video=False: [Budget(sum(sizes) - 1)])
 
 
 def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_new_positions_are_refused_and_a_default_is_said(family: str) -> None:
 
 def test_the_list_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--hosts"]) == 0
-    said = "positions are kept, as they have three axes, on qwen2.5-vl, qwen2-vl, qwen3-vl, glm-4v;"
+    said = "positions are kept, as they have three axes, on qwen2.5-vl, qwen2-vl, qwen3-vl, glm-4v"
     assert said in capsys.readouterr().out
 
 

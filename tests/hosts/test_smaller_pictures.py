@@ -192,7 +192,7 @@ def test_onevision_packs_the_tokens_that_are_left_and_no_mixture_of_them(number:
     model = case.build()
     twin = copy.deepcopy(model).model
     inputs = prompts([1, 5, case.picture(number), 7, 8])
-    with attach(model, "downsample", tokens=40) as attached:
+    with attach(model, "downsample", tokens=4 * len(inputs["pixel_values"][0])) as attached:  # 4 of each tile
         reduced = reduce(model, **inputs)
     small = torch.stack([resized(tile, 28, 28) for tile in inputs["pixel_values"][0]])
     states = twin.vision_tower(small, interpolate_pos_encoding=True, output_hidden_states=True).hidden_states[-1]

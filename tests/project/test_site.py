@@ -87,7 +87,7 @@ def test_every_method_host_and_benchmark_has_its_place(site: dict[Path, Page]) -
     assert {name.replace("+", "-plus") for name in METHODS} <= names["methods.html"]
     assert [name for name in HOSTS if f"<code>{name}</code>" not in text["hosts.html"]] == []
     assert [name for name in BENCHMARKS if f"<code>{name}</code>" not in text["benchmarks.html"]] == []
-    assert "llava_consensus.attach" in names["api.html"] and "temperatures, above 0" in text["methods.html"]
+    assert "llava_consensus.attach" in names["api.html"] and "softmax temperature of the vision" in text["methods.html"]
 
 
 def test_the_notebook_says_what_it_said() -> None:

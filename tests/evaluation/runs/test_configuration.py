@@ -98,7 +98,7 @@ def test_a_raised_version_of_answers_is_another_run(
         monkeypatch.setattr(configuration, "REDUCTION", 2)
     elif raised == "host":
         for name, entry in HOSTS.items():
-            monkeypatch.setitem(HOSTS, name, entry._replace(answer_version=2))
+            monkeypatch.setitem(HOSTS, name, entry._replace(answer_version=entry.answer_version + 1))
     else:
         monkeypatch.setattr(type(getattr(asked, raised)), "answer_version", 2)
     assert run_name(prepare(asked).description) != before
