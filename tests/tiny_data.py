@@ -132,6 +132,14 @@ def make_seed(data: Path) -> Path:
     return data
 
 
+def make_refcoco(data: Path) -> Path:
+    """Three boxes in two pictures."""
+    boxes = [("1.jpg", "a dog", [10, 10, 60, 40]), ("1.jpg", "a cat", [0, 0, 20, 50]), ("2.jpg", "a mug", [5, 5, 9, 9])]
+    rows = [{"image": i, "sent": sent, "bbox": box, "width": 100, "height": 50} for i, sent, box in boxes]
+    write_lines(data / "eval/refcoco/refcoco_val.jsonl", rows)
+    return data
+
+
 def make_mmbench(data: Path, chinese: bool = False) -> Path:
     """Two questions in every rotation (three options, two options), each with its own red or blue picture."""
     import base64
@@ -187,6 +195,7 @@ MADE = {
     "mmbench": make_mmbench,
     "mme": make_mme,
     "pope": make_pope,
+    "refcoco": make_refcoco,
     "seed": make_seed,
     "sqa": make_sqa,
     "textvqa": make_textvqa,

@@ -1,4 +1,4 @@
-"""Write twins of GQA, POPE, TextVQA, VQAv2, MMBench and SEED-Bench about photographs, in their official files.
+"""Write twins of GQA, POPE, TextVQA, VQAv2, MMBench, SEED-Bench and RefCOCO about photographs, in their own files.
 
     python -m playground.photo.build [--out playground/photo]
     python -m playground.photo.build --split unseen --out playground/photo-unseen   # gqa and pope
@@ -36,10 +36,10 @@ from playground.photo.catalogue import CATEGORY, SIGNS, plural
 from playground.photo.parts import fetch_photographs
 from playground.photo.paths import PHOTO
 from playground.photo.questions import NUMBERS, PhotoView, a, write
-from playground.photo.scenes import QUADRANTS, render, scene, shown_in
+from playground.photo.scenes import PIXELS, QUADRANTS, SCALE, render, scene, shown_in
 
 PICTURES = 400
-FIRST = {"gqa": 0, "pope": 1000, "textvqa": 2000, "vqav2": 3000, "mmbench": 4000, "seed_bench": 5000}
+FIRST = {"gqa": 0, "pope": 1000, "textvqa": 2000, "vqav2": 3000, "mmbench": 4000, "seed_bench": 5000, "refcoco": 6000}
 SEMANTIC = {"place": "rel", "choose": "obj", "comparison": "attr"}  # GQA's words for kinds the mini one does not have
 GQA_KINDS = ("existence", "category", "place", "count", "relation")
 VQA_KINDS = ("existence", "category", "place", "count", "choose")
@@ -209,8 +209,24 @@ def build_seed(folder: Path, split: str) -> None:
     write_lines(folder / "llava-seed-bench.jsonl", [asked(entry, image) for entry, image in rows])
 
 
+def build_refcoco(folder: Path, split: str) -> None:
+    """RefCOCO: `refcoco_val.jsonl` in the form of Qwen-VL's evaluation with the model's own words, `train2014`."""
+    rows = []
+    for index, view in views("refcoco", split):
+        image, rng = f"COCO_train2014_{index:012d}.jpg", random.Random(index)
+        found = {qa.question: qa for qa in (write(view, "grounding", rng) for _ in range(4)) if qa}
+        for qa in found.values():
+            item = view.items[qa.named[0]]
+            box = [round(side * SCALE) for side in (item.x, item.y, item.x + item.width, item.y + item.height)]
+            rows.append({"image": image, "sent": item.name, "bbox": box, "width": PIXELS, "height": PIXELS,
+                         "text": f"{qa.question}\n{SHORT}"})  # fmt: skip
+        if found:
+            picture(folder / "train2014" / image, view)
+    write_lines(folder / "refcoco_val.jsonl", rows)
+
+
 BUILDERS = {"gqa": build_gqa, "pope": build_pope, "textvqa": build_textvqa, "vqav2": build_vqav2,
-            "mmbench": build_mmbench, "seed_bench": build_seed}  # fmt: skip
+            "mmbench": build_mmbench, "seed_bench": build_seed, "refcoco": build_refcoco}  # fmt: skip
 
 
 def fingerprint(split: str) -> str:

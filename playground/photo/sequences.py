@@ -20,8 +20,8 @@ from playground.photo.questions import QA, SHORT, PhotoView, write
 from playground.photo.scenes import QUADRANTS, scene
 
 FRONT, ASKED, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
-MIX = {"existence": 0.30, "category": 0.27, "place": 0.18, "count": 0.09, "choose": 0.07, "description": 0.07,
-       "relation": 0.02}  # fmt: skip
+MIX = {"existence": 0.28, "category": 0.24, "place": 0.17, "count": 0.10, "choose": 0.06, "description": 0.03,
+       "relation": 0.02, "comparison": 0.01, "grounding": 0.05, "reading": 0.04}  # fmt: skip
 WITH_SUFFIX = 0.15  # of the questions are asked with LLaVA's words for a short answer
 
 

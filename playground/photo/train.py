@@ -30,7 +30,7 @@ from playground.photo.sequences import Batch, Encoder, draw, one_of_each, pack, 
 
 RANK, GAIN = 12, 2.0
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-KINDS = ("existence", "category", "place", "count", "choose", "relation")
+KINDS = ("existence", "category", "place", "count", "choose", "relation", "grounding", "reading")
 STATE = "state.pt"
 
 

@@ -377,7 +377,7 @@ def files_of(benchmark: Benchmark) -> Iterator[Path]:
             yield EVAL / benchmark.folder / benchmark.images / name
 
 
-@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+@pytest.mark.parametrize("name", sorted(set(BENCHMARKS) - {"refcoco"}))  # whose twin shows photographs
 def test_every_mini_loads_and_scores_through_its_benchmark(name: str) -> None:
     benchmark = make(name)
     questions = benchmark.load(MINI)

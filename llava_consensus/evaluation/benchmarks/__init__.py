@@ -30,6 +30,7 @@ BENCHMARKS = Registry(
         "mmbench_cn": "mmbench:MMBenchCN",
         "mmvet": "mmvet:MMVet",
         "seed": "seed:SEED",
+        "refcoco": "refcoco:RefCOCO",
         "tgif": "video_qa:TGIF",
         "msvd": "video_qa:MSVD",
         "msrvtt": "video_qa:MSRVTT",

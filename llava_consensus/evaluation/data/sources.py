@@ -78,6 +78,14 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             "seed_bench",
         ),
     ),
+    "refcoco": (
+        Source(
+            "refcoco_val.jsonl",
+            "https://ofasys-wlcb.oss-cn-wulanchabu.aliyuncs.com/Qwen-VL/evaluation/refcoco/refcoco_val.jsonl",
+            "refcoco",
+        ),
+        Source("train2014.zip", f"{COCO}train2014.zip", "refcoco", "13 GB"),
+    ),
     "tgif": (Source("TGIF_Zero_Shot_QA.zip", DRIVE.format("1so6L9rg_gdC8Segur7rKML-ffd4Ix_I6"), "GPT_Zero_Shot_QA"),),
     "msvd": (Source("MSVD_Zero_Shot_QA.zip", DRIVE.format("1_q4eiSdb7i8P3Hmh4lCfgY1uBGyzU_7X"), "GPT_Zero_Shot_QA"),),
     "msrvtt": (
