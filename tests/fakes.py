@@ -18,7 +18,7 @@ from PIL import Image
 
 from llava_consensus.evaluation.benchmarks.base import Benchmark, DataFile
 from llava_consensus.evaluation.models import Loading
-from llava_consensus.evaluation.models.base import Answer, Host, Prefill
+from llava_consensus.evaluation.models.base import Answer, Prefill, Runner
 from llava_consensus.evaluation.runs.configuration import RunConfig
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.methods import make
@@ -88,7 +88,7 @@ class FakeHost:
     """Answers with a function of picture, question and tokens; writes down what it was asked."""
 
     visual_tokens = 576
-    ask: Any = Host.ask
+    ask: Any = Runner.ask
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.tokens = self.visual_tokens

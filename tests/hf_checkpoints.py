@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import view_of
 
 SPECIAL = {
@@ -197,6 +197,6 @@ def host_of(name: str, folder: Path) -> Any:
         return models.load(str(checkpoint(name, folder)), models.Loading("cpu", "float32"))
     model = hf_models.CASES[name].build()
     model.generation_config.eos_token_id = None
-    host = HfHost(view_of(model), PROCESSORS[name]())
+    host = HfRunner(view_of(model), PROCESSORS[name]())
     host.check_prompts()
     return host

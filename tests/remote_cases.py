@@ -89,8 +89,8 @@ def host_of(case: Double) -> Any:
     from llava_consensus.hosts import view_of
 
     if case.name != "internvl_chat":
-        return remote.host_of(view_of(case.model), tokenizer())
-    return internvl_chat.InternVLChatHost(case.model, tokenizer(), case.model.get_vision_tower().image_processor)
+        return remote.runner_of(view_of(case.model), tokenizer())
+    return internvl_chat.InternVLChatRunner(case.model, tokenizer(), case.model.get_vision_tower().image_processor)
 
 
 def without(row: list[Any]) -> list[int]:

@@ -18,7 +18,7 @@ API = {  # sections of the page, and what is shown in each
     "Load and ask": (
         "evaluation.models.load",
         "evaluation.models.loading.Loading",
-        "evaluation.models.base.Host",
+        "evaluation.models.base.Runner",
         "evaluation.models.base.Prompt",
         "evaluation.models.base.Answer",
     ),

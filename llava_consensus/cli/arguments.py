@@ -17,7 +17,7 @@ from llava_consensus.evaluation.runs.execution import Execution
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.benchmarks import Benchmark
-    from llava_consensus.evaluation.models import Host, Loading
+    from llava_consensus.evaluation.models import Loading, Runner
     from llava_consensus.evaluation.runs.configuration import RunConfig
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
@@ -239,7 +239,7 @@ def loading(given: argparse.Namespace) -> "Loading":
     return Loading(*told)
 
 
-def load(given: argparse.Namespace) -> "Host":
+def load(given: argparse.Namespace) -> "Runner":
     """The model that was given, once it is known that it can be loaded as it was said."""
     from llava_consensus.evaluation import models
 

@@ -26,7 +26,7 @@ from llava_consensus.evaluation.runs import DATA, DRAWINGS, knows_drawings_alone
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.evaluation.models import Answer, Encoded, Host
+    from llava_consensus.evaluation.models import Answer, Encoding, Runner
     from llava_consensus.evaluation.models.base import Clip
 
 URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -69,17 +69,17 @@ def ask(given: argparse.Namespace) -> Iterator[str]:
     prompt = models.Prompt(given.question + (SHORT if given.short else ""), conversation)
     if given.max_new_tokens:
         prompt = replace(prompt, max_new_tokens=given.max_new_tokens)
-    host = models.load(given.model, loading, host_options)
-    with host.attach(method, budget):
-        encoded, answer = host.ask(shown, prompt)
+    runner = models.load(given.model, loading, host_options)
+    with runner.attach(method, budget):
+        encoded, answer = runner.ask(shown, prompt)
     sides = [(method, budget), (make("full"), budget)]
-    reduced, full = first_token(host, shown, prompt, sides, given.repeats)
+    reduced, full = first_token(runner, shown, prompt, sides, given.repeats)
     times = f"time to first token: {reduced:.1f} ms, with all tokens {full:.1f} ms"
     notes = list(answer.notes)
     if knows_drawings_alone(given.model) and not Path(given.picture).resolve().is_relative_to(Path(DATA).resolve()):
         notes.append(DRAWINGS)
     if given.overlay:
-        write_out(given.overlay, _drawn(host, shown, encoded, answer, given, times))
+        write_out(given.overlay, _drawn(runner, shown, encoded, answer, given, times))
     if given.json:
         tokens = {"before": answer.before, "after": answer.after, "structural": answer.structural}
         first = {"reduced": reduced, "full": full}
@@ -107,9 +107,9 @@ def _opened(given: argparse.Namespace, video: bool, clips: bool) -> "list[Image 
 
 
 def _drawn(
-    host: "Host",
+    runner: "Runner",
     shown: "Sequence[Image | Clip]",
-    encoded: "Sequence[Encoded]",
+    encoded: "Sequence[Encoding]",
     answer: "Answer",
     given: argparse.Namespace,
     times: str,
@@ -119,7 +119,7 @@ def _drawn(
 
     from llava_consensus.demo.seen import card, counted, seen_by
 
-    seen = seen_by(host, shown, encoded, answer)
+    seen = seen_by(runner, shown, encoded, answer)
     truth = f"    truth: {given.truth}" if given.truth else ""
     tokens = "" if given.method == "full" else f" at {given.tokens} tokens"
     lines = (f"answer: {answer.text}{truth}", f"{given.method}{tokens}; {counted(seen)}", times)
@@ -171,11 +171,11 @@ def demo(given: argparse.Namespace) -> Iterator[str]:
         raise OptionError(f"max-upload={given.max_upload} must be above 0")
     if find_spec("gradio") is None:
         raise missing_extra("the page (gradio)", "demo")
-    host = arguments.load(given)
+    runner = arguments.load(given)
     from llava_consensus.demo import app
     from llava_consensus.demo.desk import samples
 
-    blocks = app.build(host, given.model, samples(given.data), given.max_upload)
+    blocks = app.build(runner, given.model, samples(given.data), given.max_upload)
     try:
         yield f"open {app.launch(blocks, given.address, given.port, given.max_upload)} (Ctrl-C ends it)"
         if given.address != LOCAL:

@@ -24,7 +24,7 @@ from llava_consensus.evaluation.runs import DATA, OUT
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.evaluation.models import Host, Loading
+    from llava_consensus.evaluation.models import Loading, Runner
     from llava_consensus.reduction.budget import Budget, Share
     from llava_consensus.reduction.method import Method
 
@@ -83,15 +83,15 @@ def bench(given: argparse.Namespace) -> Iterator[str]:
     if given.serve:
         yield from _serving(given, made, budgets, pictures)
         return
-    host = _host(given, loading)
+    runner = _runner(given, loading)
     prompt = Prompt(QUESTION)
-    shape = efficiency.prompt_shape(host, prompt, pictures[0])
-    cases, left_out = efficiency.cases_of(host, names, budgets, shape, given.match, made.__getitem__)
-    described = {**_description(given, loading, host), "left_out": left_out}
+    shape = efficiency.prompt_shape(runner, prompt, pictures[0])
+    cases, left_out = efficiency.cases_of(runner, names, budgets, shape, given.match, made.__getitem__)
+    described = {**_description(given, loading, runner), "left_out": left_out}
     if given.again:
         given.out.unlink(missing_ok=True)
     tell = logging.getLogger(__name__).info
-    measured = efficiency.Bench(host, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
+    measured = efficiency.Bench(runner, pictures, prompt, shape, cases, protocol).measure(described, given.out, tell)
     yield from terminal.written(given.format, tables.bench_tables(measured), tables.csv_rows(measured))
 
 
@@ -123,7 +123,7 @@ def _pictures(given: argparse.Namespace) -> "list[Image]":
     return [Image.frombytes("RGB", (SIDE, SIDE), noise.randbytes(3 * SIDE * SIDE)) for _ in range(given.pictures)]
 
 
-def _host(given: argparse.Namespace, loading: "Loading") -> "Host":
+def _runner(given: argparse.Namespace, loading: "Loading") -> "Runner":
     """The checkpoint, or random weights where they fit."""
     if given.shape is None:
         return arguments.load(given)
@@ -132,21 +132,21 @@ def _host(given: argparse.Namespace, loading: "Loading") -> "Host":
 
     planned = random_weights.plan(given.shape, loading, arguments.host_options(given))
     refuse_too_large(given.shape, planned.weight_bytes, planned.cache_bytes, planned.device)
-    return planned.host()
+    return planned.runner()
 
 
-def _description(given: argparse.Namespace, loading: "Loading", host: "Host") -> dict[str, Any]:
+def _description(given: argparse.Namespace, loading: "Loading", runner: "Runner") -> dict[str, Any]:
     """Model, machine and versions."""
     import torch
 
     from llava_consensus.evaluation.runs.configuration import versions
 
-    device = host.model.device
+    device = runner.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     return {
         "model": given.shape or given.model,
         "weights": "random weights" if given.shape else "checkpoint",
-        "loading": {**asdict(loading), "dtype": str(host.model.dtype).removeprefix("torch.")},
+        "loading": {**asdict(loading), "dtype": str(runner.model.dtype).removeprefix("torch.")},
         "host_options": arguments.host_options(given),
         "match": given.match,
         "pictures": given.pictures,
@@ -184,20 +184,20 @@ def _serving(
     loads += [serving.Load(given.requests, rate=float(word)) for word in given.rates.split()]
     records = []
     with tempfile.TemporaryDirectory() as folder:
-        host: Any = _host(given, arguments.loading(given))
-        described = _description(given, arguments.loading(given), host)
+        runner: Any = _runner(given, arguments.loading(given))
+        described = _description(given, arguments.loading(given), runner)
         model = given.model
         if given.shape:
-            host.model.save_pretrained(folder)
-            host.processor.save_pretrained(folder)
+            runner.model.save_pretrained(folder)
+            runner.processor.save_pretrained(folder)
             model = folder
-        on_cpu, dtype = host.model.device.type == "cpu", described["loading"]["dtype"]
+        on_cpu, dtype = runner.model.device.type == "cpu", described["loading"]["dtype"]
         cases, sizes = [serving.ServedCase("plain")], most_first(set(budgets))
         for name, method in made.items():
             own = [amount(size) for size in (sizes if method.reduces else sizes[:1])]
-            overrides = setting_of(method, sizes[0]).overrides(host.model.config)
+            overrides = setting_of(method, sizes[0]).overrides(runner.model.config)
             cases += [serving.ServedCase(name, overrides, size if method.reduces else None) for size in own]
-        del host
+        del runner
         asked = serving.Asked(QUESTION, pictures, given.length)
         further = f"--dtype {dtype} --max-model-len 1024{' --enforce-eager' * on_cpu}"
         for record in serving.measure(model, cases, loads, asked, given.repeats, further):

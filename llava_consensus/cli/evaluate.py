@@ -22,7 +22,7 @@ from llava_consensus.errors import ConsensusError, DataError, missing_extra, unk
 
 if TYPE_CHECKING:
     from llava_consensus.evaluation.report.table import Table
-    from llava_consensus.evaluation.runs.loop import HostLoader, RunResult
+    from llava_consensus.evaluation.runs.loop import RunnerLoader, RunResult
     from llava_consensus.evaluation.runs.sweep import Cell
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def sweep(given: argparse.Namespace) -> Iterator[Any]:
 
 
 def carry_out(
-    grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "HostLoader | None" = None
+    grid: "Sequence[Cell]", given: argparse.Namespace, out: Path | None = None, load: "RunnerLoader | None" = None
 ) -> "Iterator[tuple[str, Cell]]":
     """Runs every cell; yields a line about it, and the cell with its result or error.
 
@@ -152,7 +152,7 @@ def carry_out(
         yield f"[{number}/{len(grid)}] {cell.name}: {became}", cell
 
 
-def loaded_once(given: argparse.Namespace) -> "HostLoader | None":
+def loaded_once(given: argparse.Namespace) -> "RunnerLoader | None":
     """A loader for several grids in a row that loads the model once; None where workers load it themselves."""
     from llava_consensus.evaluation import models
     from llava_consensus.evaluation.runs.sweep import LoadedOnce

@@ -25,9 +25,9 @@ from llava_consensus.evaluation.runs import knows_drawings_alone
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from llava_consensus.evaluation.models import Host
+    from llava_consensus.evaluation.models import Runner
     from llava_consensus.evaluation.report.table import Table
-    from llava_consensus.evaluation.runs.loop import HostLoader
+    from llava_consensus.evaluation.runs.loop import RunnerLoader
     from llava_consensus.evaluation.runs.sweep import Cell
     from llava_consensus.paper.examples import KeptPatches
     from llava_consensus.paper.ledger import Cost
@@ -173,7 +173,7 @@ def _unfit(preset: "Preset", given: argparse.Namespace) -> str:
     return f"{needs} (--model {given.model} is of host {name})" if preset.hosts and name not in preset.hosts else ""
 
 
-def _measured(preset: "Preset", given: argparse.Namespace, load: "HostLoader | None" = None) -> Iterator[str]:
+def _measured(preset: "Preset", given: argparse.Namespace, load: "RunnerLoader | None" = None) -> Iterator[str]:
     """Runs a preset and writes its tables; runs that fail are blank there, and the first error is raised at the end."""
     from llava_consensus.evaluation.report.rows import read_row
     from llava_consensus.evaluation.report.table import write
@@ -352,7 +352,7 @@ def study(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _all_run(
-    groups: "Iterable[tuple[Sequence[Cell], Path]]", given: argparse.Namespace, load: "HostLoader | None"
+    groups: "Iterable[tuple[Sequence[Cell], Path]]", given: argparse.Namespace, load: "RunnerLoader | None"
 ) -> Generator[str, None, list[Path]]:
     """Runs groups of cells, each into a folder of its own; a line for each, and their folders at the end."""
     done = []
@@ -533,12 +533,12 @@ def examples(given: argparse.Namespace) -> Iterator[str]:
     plan = prepare(arguments.config(given, arguments.benchmark(given.benchmark, given), make("full")))
     if plan.benchmark.frames:
         raise OptionError(f"--benchmark {given.benchmark}: asks about videos, and examples are drawn of pictures")
-    host = models.load(plan.model, plan.loading, plan.host_options)
-    questions = search.search(plan, host, given.by, given.count, given.tokens)
+    runner = models.load(plan.model, plan.loading, plan.host_options)
+    questions = search.search(plan, runner, given.by, given.count, given.tokens)
     if not questions:
         yield f"{plan.benchmark.name}: no such question among the first {len(plan.questions)}"
         return
-    found = search.examples(plan, host, questions, budgets)
+    found = search.examples(plan, runner, questions, budgets)
     name = f"{given.benchmark}-{given.tokens}-{given.by}"
     with style.sheet():
         style.save_all(drawings.rows(found, given.tokens), folder, name)
@@ -587,18 +587,18 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
         methods[Row(config, None, 0, Path(), titles).label.split(" (alpha")[0]] = method
     with style.sheet():
         folder = _made(given.to)
-    host = arguments.load(given)
+    runner = arguments.load(given)
     caution = CAUTION if knows_drawings_alone(given.model) else f"Looked at by {given.model}."
     unread = []
     for path in paths:
         try:
-            image, chosen = _look(host, path, methods, budget, given.question)
+            image, chosen = _look(runner, path, methods, budget, given.question)
         except ImageError as error:
             unread.append(str(error))
             continue
         name = f"{path.stem}-{path.suffix[1:]}"  # a.jpg and a.png have a sheet each
         with style.sheet():
-            side, words = round(host.visual_tokens**0.5), f"Asked: {given.question} {caution}"
+            side, words = round(runner.visual_tokens**0.5), f"Asked: {given.question} {caution}"
             style.save_all(drawings.methods(image, side, chosen, words), folder, name)
         yield f"{path.name}: {folder / name}.png"
     if unread:
@@ -606,7 +606,7 @@ def gallery(given: argparse.Namespace) -> Iterator[str]:
 
 
 def _look(
-    host: "Host", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
+    runner: "Runner", path: Path, methods: "dict[str, Method]", budget: "Budget", question: str
 ) -> "tuple[Image, dict[str, KeptPatches]]":
     """One photograph, and what each method, by its title, keeps of it."""
     from llava_consensus.evaluation.media import open_image
@@ -614,12 +614,12 @@ def _look(
     from llava_consensus.paper.example_search import selection
 
     image = open_image(path, upright=True)
-    if host.grid_columns(image.size):
+    if runner.grid_columns(image.size):
         raise OptionError("gallery: a picture in tiles is drawn by `llava-consensus ask --overlay`")
     prompt = replace(Prompt(question), max_new_tokens=1)
     chosen = {}
     for title, method in methods.items():
-        with host.attach(method, budget):
-            _, answer = host.ask([image], prompt)
-        chosen[title] = replace(selection(host, answer, budget.tokens), answer="")
+        with runner.attach(method, budget):
+            _, answer = runner.ask([image], prompt)
+        chosen[title] = replace(selection(runner, answer, budget.tokens), answer="")
     return image, chosen

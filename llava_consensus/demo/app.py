@@ -22,7 +22,7 @@ from llava_consensus.demo import desk, markup
 from llava_consensus.demo.desk import DemoPicture, Desk, Form, Told, offered
 from llava_consensus.errors import ConsensusError, OptionError, missing_extra
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Host
+from llava_consensus.evaluation.models import Runner
 from llava_consensus.evaluation.runs import DRAWINGS, knows_drawings_alone
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ its anchor, a ring one outside the picture</span>
 </p>"""
 
 
-def build(host: Host, model: str, samples: Sequence[DemoPicture], megabytes: float = MEGABYTES) -> "Blocks":
+def build(runner: Runner, model: str, samples: Sequence[DemoPicture], megabytes: float = MEGABYTES) -> "Blocks":
     """The page about one model, ready to be launched.
 
     Args:
-        host: of the model.
+        runner: of the model.
         model: its name, for the heading.
         samples: pictures to try.
         megabytes: of an upload at most.
@@ -63,9 +63,9 @@ def build(host: Host, model: str, samples: Sequence[DemoPicture], megabytes: flo
     gradio = _gradio()
     with gradio.Blocks(title="ConsensusDrop", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
         gradio.Markdown("# ConsensusDrop: fewer visual tokens, the same answer?")
-        gradio.HTML(INTRO + f"<p>The model: {escape(model)}, {host.visual_tokens} visual tokens a picture.</p>")
+        gradio.HTML(INTRO + f"<p>The model: {escape(model)}, {runner.visual_tokens} visual tokens a picture.</p>")
         note = DRAWINGS if knows_drawings_alone(model) else ""
-        _Page(gradio, host, samples, megabytes, note).wire(blocks)
+        _Page(gradio, runner, samples, megabytes, note).wire(blocks)
     return blocks
 
 
@@ -149,11 +149,11 @@ class Guard:
         """True if a request names this machine by a number or a name of its own, and comes from no other page."""
         hosts, origins = ([value for name, value in headers if name == kind] for kind in (b"host", b"origin"))
         try:
-            (host,) = (one.decode() for one in hosts)
-            name = urlsplit(f"//{host}").hostname or ""
+            (runner,) = (one.decode() for one in hosts)
+            name = urlsplit(f"//{runner}").hostname or ""
             if name not in self.names:
                 ip_address(name)
-            return all(urlsplit(one.decode()).netloc == host for one in origins)
+            return all(urlsplit(one.decode()).netloc == runner for one in origins)
         except ValueError:  # no host or several, or a name that others may give to this machine
             return False
 
@@ -162,16 +162,16 @@ class _Page:
     """The widgets, and what happens when they are used."""
 
     def __init__(
-        self, gradio: ModuleType, host: Host, samples: Sequence[DemoPicture], megabytes: float, note: str = ""
+        self, gradio: ModuleType, runner: Runner, samples: Sequence[DemoPicture], megabytes: float, note: str = ""
     ) -> None:
-        self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(host)
+        self.gradio, self.samples, self.megabytes, self.desk = gradio, samples, megabytes, Desk(runner)
         self.note = note  # about pictures that are none of the samples
         self.picture, self.told = gradio.State(None), gradio.State(())
         with gradio.Row():
             with gradio.Column(scale=2, min_width=280):
                 self._pictures()
             with gradio.Column(scale=3, min_width=300):
-                self._questions(desk.choices(offered(host)), host.visual_tokens)
+                self._questions(desk.choices(offered(runner)), runner.visual_tokens)
         self.message = gradio.HTML(elem_id="message")
         self.results = gradio.HTML(elem_id="results")
         self.view = gradio.Radio(

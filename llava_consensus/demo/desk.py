@@ -23,7 +23,7 @@ from llava_consensus.evaluation.benchmarks import make as make_benchmark
 from llava_consensus.evaluation.benchmarks.base import SHORT
 from llava_consensus.evaluation.files import misread
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Answer, Host, Prompt
+from llava_consensus.evaluation.models import Answer, Prompt, Runner
 from llava_consensus.methods import METHODS, known_methods, make, method_class
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import Method
@@ -219,12 +219,12 @@ class Told:
     error: str = ""  # why there is nothing else
 
 
-def offered(host: Host) -> list[str]:
+def offered(runner: Runner) -> list[str]:
     """Methods that can be attached to a model."""
     found = []
     for name in known_methods():
         try:
-            host.attach(make(name), Budget(1)).detach()
+            runner.attach(make(name), Budget(1)).detach()
         except OptionError:
             continue
         found.append(name)
@@ -235,12 +235,12 @@ class Desk:
     """One model, asked by one visitor at a time.
 
     Args:
-        host: of the model.
+        runner: of the model.
         seconds: of measuring for each request, after which no further round begins.
     """
 
-    def __init__(self, host: Host, seconds: float = SECONDS) -> None:
-        self.host, self.seconds = host, seconds
+    def __init__(self, runner: Runner, seconds: float = SECONDS) -> None:
+        self.runner, self.seconds = runner, seconds
         self._busy = threading.Lock()
         self._last: tuple[Inquiry, tuple[Told, ...]] | None = None
 
@@ -278,10 +278,10 @@ class Desk:
         self, image: Image, method: Method, budget: Budget, question: str, short: bool
     ) -> tuple[Answer, Seen | None]:
         prompt = Prompt(question + (SHORT if short else ""), max_new_tokens=LONGEST[short])
-        with self.host.attach(method, budget):
-            encoded, answer = self.host.ask([image], prompt)
+        with self.runner.attach(method, budget):
+            encoded, answer = self.runner.ask([image], prompt)
         try:
-            (seen,) = seen_by(self.host, [image], encoded, answer)
+            (seen,) = seen_by(self.runner, [image], encoded, answer)
         except OptionError:  # an answer without a drawing is an answer all the same
             return answer, None
         return answer, seen
@@ -295,7 +295,7 @@ class Desk:
         while len(samples[0]) < ROUNDS and (not samples[0] or time.perf_counter() < end):
             for place, (method, question) in enumerate(zip(methods, questions, strict=True)):
                 prompt = Prompt(question + (SHORT if short else ""), max_new_tokens=1)
-                samples[place].append(answer_once(self.host, image, prompt, (method, budget)).ttft_ms)
+                samples[place].append(answer_once(self.runner, image, prompt, (method, budget)).ttft_ms)
         full, *rest = (statistics.median(one) for one in samples)
         times = iter(rest)
         return [

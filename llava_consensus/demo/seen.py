@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from PIL.Image import Image, Resampling
 
 from llava_consensus.errors import OptionError
-from llava_consensus.evaluation.models import Answer, Encoded, Host
+from llava_consensus.evaluation.models import Answer, Encoding, Runner
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.report import overlay
 from llava_consensus.evaluation.report.overlay import MARGIN, PANEL, SIDE, Fates, View, contact_sheet, fates, view
@@ -50,18 +50,18 @@ class Seen:
         return len(self.patches.kept), merged, self.before - sum(slot >= 0 for slot in self.patches.owner)
 
 
-def seen_by(host: Host, shown: Sequence[Image | Clip], encoded: Sequence[Encoded], answer: Answer) -> list[Seen]:
+def seen_by(runner: Runner, shown: Sequence[Image | Clip], encoded: Sequence[Encoding], answer: Answer) -> list[Seen]:
     """Each picture of an answer.
 
     Raises:
         OptionError: for tokens that lie on no grid that is known.
     """
-    return [_seen(host, *one) for one in zip(shown, encoded, answer.outcomes, strict=True)]
+    return [_seen(runner, *one) for one in zip(shown, encoded, answer.outcomes, strict=True)]
 
 
-def _seen(host: Host, shown: Image | Clip, encoded: Encoded, outcome: PictureOutcome) -> Seen:
+def _seen(runner: Runner, shown: Image | Clip, encoded: Encoding, outcome: PictureOutcome) -> Seen:
     assert outcome.origin is not None
-    side = round(host.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
+    side = round(runner.visual_tokens**0.5) if encoded.tiles.side is None else encoded.tiles.side
     if not side or encoded.tiles.class_is_token:
         raise OptionError("drawing: the visual tokens of this model form no grid over the picture")
     counts = outcome.before, outcome.after, outcome.structural
@@ -70,14 +70,14 @@ def _seen(host: Host, shown: Image | Clip, encoded: Encoded, outcome: PictureOut
         found = patches(outcome, side, 0, rows)
         frames = [shown.frames[place * len(shown.frames) // tiles] for place in range(tiles)]
         bounds = (max(64, 960 // tiles), SIDE[1])
-        views = [_view(host, one, (rows, side), number * rows * side, bounds) for number, one in enumerate(frames)]
+        views = [_view(runner, one, (rows, side), number * rows * side, bounds) for number, one in enumerate(frames)]
         return Seen(tuple(views), tuple(f"frame {1 + number}" for number in range(tiles)), found, *counts)
-    columns = host.grid_columns(shown.size) if tiles > 1 else 0
+    columns = runner.grid_columns(shown.size) if tiles > 1 else 0
     if tiles > 1 and not columns:
         raise OptionError(NOT_DRAWN)
     found = patches(outcome, side, columns, rows)
     if not columns:
-        return Seen((_view(host, shown, (rows, side), 0, SIDE),), (), found, *counts)
+        return Seen((_view(runner, shown, (rows, side), 0, SIDE),), (), found, *counts)
     lines = (len(found.owner) // side**2 - 1) // columns
     base = view(_stretched(shown, (1, 1)), (side, side))
     grid = view(shown, (lines * side, columns * side), side**2)
@@ -85,9 +85,9 @@ def _seen(host: Host, shown: Image | Clip, encoded: Encoded, outcome: PictureOut
     return Seen((base, grid), titles, found, *counts)
 
 
-def _view(host: Host, image: Image, grid: tuple[int, int], first: int, side: tuple[int, int]) -> View:
+def _view(runner: Runner, image: Image, grid: tuple[int, int], first: int, side: tuple[int, int]) -> View:
     """The grid over a picture as the model's processor fits the picture to it."""
-    fit = _fit(host)
+    fit = _fit(runner)
     if fit == "crop":
         edge = min(image.size)
         left, top = ((length - edge) // 2 for length in image.size)
@@ -102,12 +102,12 @@ def _stretched(image: Image, grid: tuple[int, int]) -> Image:
     return image.resize((max(1, size[0]), max(1, size[1])), Resampling.LANCZOS)
 
 
-def _fit(host: Host) -> str:
+def _fit(runner: Runner) -> str:
     """Mode by which the model's processor fits a picture to its tower: `pad`, `crop` or `stretch`."""
-    if getattr(getattr(host.model, "config", None), "image_aspect_ratio", None) == "pad":
+    if getattr(getattr(runner.model, "config", None), "image_aspect_ratio", None) == "pad":
         return "pad"
-    own = getattr(host, "image_processor", None)
-    processor = getattr(getattr(host, "processor", None), "image_processor", own)
+    own = getattr(runner, "image_processor", None)
+    processor = getattr(getattr(runner, "processor", None), "image_processor", own)
     if getattr(processor, "do_pad", False):
         return "pad"
     return "crop" if getattr(processor, "do_center_crop", False) else "stretch"

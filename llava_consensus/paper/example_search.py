@@ -1,6 +1,6 @@
 """Questions worth looking at: where the two signals disagree, and where both together gain or lose what one has.
 
-Reads what `host.answer` reports of each picture; nothing is stored. `survey` asks many questions for one token each,
+Reads what `runner.answer` reports of each picture; nothing is stored. `survey` asks many questions for one token each,
 which is enough to know what is kept; `ask` gives the whole answers to a few.
 """
 
@@ -15,7 +15,7 @@ from llava_consensus.errors import ImageError, OptionError
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.benchmarks.base import LETTER, SHORT
 from llava_consensus.evaluation.media import open_image
-from llava_consensus.evaluation.models import Answer, Host
+from llava_consensus.evaluation.models import Answer, Runner
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.pictures import EncodingCache, reader
@@ -42,7 +42,12 @@ class Surveyed:
 
 
 def answers(
-    plan: RunPlan, host: Host, method: Method, budget: Budget, questions: Sequence[Question], longest: int | None = None
+    plan: RunPlan,
+    runner: Runner,
+    method: Method,
+    budget: Budget,
+    questions: Sequence[Question],
+    longest: int | None = None,
 ) -> Iterator[tuple[Question, Answer]]:
     """Each question with its answer; one whose picture cannot be read is left out.
 
@@ -50,17 +55,17 @@ def answers(
         longest: bound on an answer's length in tokens; None is the plan's own.
     """
     files = [plan.pictures(question) for question in questions]
-    cache = EncodingCache(host, files, reader(plan))
-    with host.attach(method, budget):
+    cache = EncodingCache(runner, files, reader(plan))
+    with runner.attach(method, budget):
         for question, paths in zip(questions, files, strict=True):
             (encoded,) = cache.fetch([paths])
             if not isinstance(encoded, ImageError):
                 prompt = plan.prompt(question)
                 prompt = replace(prompt, max_new_tokens=longest) if longest else prompt
-                yield question, host.answer([encoded], [prompt])[0]
+                yield question, runner.answer([encoded], [prompt])[0]
 
 
-def survey(plan: RunPlan, host: Host, method: Method, budget: Budget, progress: bool = True) -> list[Surveyed]:
+def survey(plan: RunPlan, runner: Runner, method: Method, budget: Budget, progress: bool = True) -> list[Surveyed]:
     """Every question about one picture, with how much its two signals disagree.
 
     Raises:
@@ -68,7 +73,7 @@ def survey(plan: RunPlan, host: Host, method: Method, budget: Budget, progress: 
     """
     questions = [question for question in plan.questions if len(question.images) == 1]
     found = []
-    asked = answers(plan, host, method, budget, questions, longest=1)
+    asked = answers(plan, runner, method, budget, questions, longest=1)
     for question, answer in counted(asked, total=len(questions), unit="q", desc="looking", shown=progress):
         reduction = reduction_of(answer)
         found.append(Surveyed(question, disagreement(reduction), frozenset(reduction.kept[0].tolist())))
@@ -142,30 +147,30 @@ def plain(values: Tensor | None) -> list[float] | None:
     return None if values is None else values[0].detach().to("cpu", torch.float64).tolist()
 
 
-def search(plan: RunPlan, host: Host, by: str, count: int, tokens: int) -> list[Question]:
+def search(plan: RunPlan, runner: Runner, by: str, count: int, tokens: int) -> list[Question]:
     """The questions worth looking at, by one of WAYS; of `questions` two about one picture, else up to `count`."""
     if by in ("gained", "lost"):
         asked = [question for question in plan.questions if len(question.images) == 1]
-        *single, both = (_right(plan, dict(answers(plan, host, one, Budget(tokens), asked))) for one in _trio())
+        *single, both = (_right(plan, dict(answers(plan, runner, one, Budget(tokens), asked))) for one in _trio())
         by_index = {question.index: question for question in plan.questions}
         return [by_index[index] for index in changed(single, both, gained=by == "gained")[:count]]
-    found = survey(plan, host, make("consensusdrop"), Budget(tokens))
+    found = survey(plan, runner, make("consensusdrop"), Budget(tokens))
     return most_different_pair(found) if by == "questions" else most_disagreeing(found, count)
 
 
-def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: Sequence[int]) -> list[Example]:
+def examples(plan: RunPlan, runner: Runner, questions: Sequence[Question], budgets: Sequence[int]) -> list[Example]:
     """Each question with all tokens, and with vision alone, the question alone and both at every budget."""
-    full = dict(answers(plan, host, make("full"), Budget(host.visual_tokens), questions))
+    full = dict(answers(plan, runner, make("full"), Budget(runner.visual_tokens), questions))
     truths = plan.benchmark.references(plan.data)
     chosen: dict[Question, dict[str, list[KeptPatches]]] = {question: {} for question in questions}
     both: dict[Question, Answer] = {}
     for label, method in zip((*SIDES, BOTH), _trio(), strict=True):
         for tokens in budgets:
-            answered = dict(answers(plan, host, method, Budget(tokens), questions))
+            answered = dict(answers(plan, runner, method, Budget(tokens), questions))
             right = _right(plan, answered)
             for question, answer in answered.items():
                 credit = right.get(question.index)
-                one = selection(host, answer, tokens, None if credit is None else credit >= HALF)
+                one = selection(runner, answer, tokens, None if credit is None else credit >= HALF)
                 chosen[question].setdefault(label, []).append(one)
             both |= answered if label == BOTH else {}
     found = []
@@ -175,7 +180,7 @@ def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: 
         found.append(
             Example(
                 open_image(path, content=plan.content(path) if plan.content else None),
-                side=round(host.visual_tokens**0.5),
+                side=round(runner.visual_tokens**0.5),
                 question=" ".join(question.text.removesuffix(SHORT).removesuffix(LETTER).split()),
                 truth=truths.get(question.index, ""),
                 full=full[question].text,
@@ -189,9 +194,9 @@ def examples(plan: RunPlan, host: Host, questions: Sequence[Question], budgets: 
     return found
 
 
-def selection(host: Host, answer: Answer, tokens: int, right: bool | None = None) -> KeptPatches:
+def selection(runner: Runner, answer: Answer, tokens: int, right: bool | None = None) -> KeptPatches:
     """Patches kept and merged for an answer about one square picture."""
-    found = patches(answer.outcomes[0], round(host.visual_tokens**0.5), 0)
+    found = patches(answer.outcomes[0], round(runner.visual_tokens**0.5), 0)
     kept = set(found.kept)
     merged = [place for place, slot in enumerate(found.owner) if slot >= 0 and place not in kept]
     return KeptPatches(tokens, found.kept, merged, answer.text, right)

@@ -14,7 +14,7 @@ from llava_consensus.errors import DataError, OptionError
 from llava_consensus.evaluation import models
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading
-from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.training.plan import IMAGE, LORA, MODEL, PROJECTOR, Conversations, TrainingPlan
 from llava_consensus.training.trainer import LABELS, UNLABELLED, ReducingTrainer, settings
 
@@ -54,14 +54,14 @@ def run(plan: TrainingPlan, data: Conversations, folder: Path, states: Path) -> 
     """
     device = "cpu" if plan.device == "cpu" else "auto"
     dtype = "float32" if plan.precision == "float16" else plan.precision
-    host = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
-    assert isinstance(host, HfHost)  # `run.py` has refused others
-    padding = host.tokenizer.pad_token_id or 0
+    runner = models.load(plan.model, Loading(device, dtype, attention=plan.attention))
+    assert isinstance(runner, HfRunner)  # `run.py` has refused others
+    padding = runner.tokenizer.pad_token_id or 0
     trainer = ReducedTrainer(
         plan,
-        model=tuned(host.model, plan),
+        model=tuned(runner.model, plan),
         args=transformers.TrainingArguments(**settings(plan, states), remove_unused_columns=False),
-        train_dataset=Examples(data, plan.images, host),
+        train_dataset=Examples(data, plan.images, runner),
         data_collator=lambda rows: collated(rows, padding),
     )
     trainer.train()
@@ -105,11 +105,11 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
     Args:
         data: the conversations.
         images: folder of their pictures.
-        host: whose processor reads them.
+        runner: whose processor reads them.
     """
 
-    def __init__(self, data: Conversations, images: Path, host: HfHost) -> None:
-        self.data, self.images, self.host = data, images, host
+    def __init__(self, data: Conversations, images: Path, runner: HfRunner) -> None:
+        self.data, self.images, self.runner = data, images, runner
 
     def __len__(self) -> int:
         return len(self.data.entries)
@@ -119,7 +119,7 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         pictures: list[tuple[str, str]] = []
         inputs: dict[str, Any] = {}
         if "image" in entry:
-            processed = self.host.processed(open_image(self.images / entry["image"]))
+            processed = self.runner.processed(open_image(self.images / entry["image"]))
             pictures, inputs = [(processed.modality, processed.text)], processed.inputs
         ids, labels = self._rows(entry, pictures)
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and name not in ROWS}
@@ -148,8 +148,8 @@ class Examples(torch.utils.data.Dataset[dict[str, Tensor]]):
         return ids, labels
 
     def _ids(self, messages: list[dict[str, Any]], asks: bool, pictures: list[tuple[str, str]]) -> Tensor:
-        text = self.host.processor.apply_chat_template(messages, add_generation_prompt=asks)
-        ids: Tensor = self.host.ids_of(text, pictures)
+        text = self.runner.processor.apply_chat_template(messages, add_generation_prompt=asks)
+        ids: Tensor = self.runner.ids_of(text, pictures)
         return ids
 
 

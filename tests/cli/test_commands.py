@@ -223,7 +223,7 @@ def test_an_option_of_asking_makes_another_run_and_one_of_scoring_another_score(
 
     def of(**choices: str) -> Any:
         asked = config(data, model, benchmark=make("vqav2", **choices))
-        return run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
+        return run(asked, tmp_path / "out", Execution(progress=False), runner_loader=lambda *_: FakeHost())
 
     first, older, back, whole = of(), of(rules="2017"), of(), of(split="test")
     assert first.path == older.path == back.path != whole.path and (older.asked, whole.asked) == (0, 4)

@@ -23,8 +23,8 @@ from llava_consensus.demo.desk import DemoPicture, Desk, Form, Side, Told, offer
 from llava_consensus.demo.seen import Seen, card, counted, seen_by
 from llava_consensus.errors import ConsensusError, MissingDependency, OptionError, QuestionError
 from llava_consensus.evaluation.models import Loading, load
-from llava_consensus.evaluation.models.base import Clip, Encoded
-from llava_consensus.evaluation.models.llava import LlavaHost
+from llava_consensus.evaluation.models.base import Clip, Encoding
+from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.report.overlay import view
 from llava_consensus.hosts.base import PictureOutcome, Tiles
 from llava_consensus.hosts.patches import Patches
@@ -272,8 +272,8 @@ def outcome(count: int, kept: list[int], tile: torch.Tensor, token: torch.Tensor
     return PictureOutcome(0, count, len(kept), 0, ((0, reduced(count, kept)),), origin=(tile, token))
 
 
-def encoded(side: int | None, size: tuple[int, int]) -> Encoded:
-    return Encoded(Tiles(torch.zeros(1, 1, 1), {}, side), False, size, make("random"), Budget(2))
+def encoded(side: int | None, size: tuple[int, int]) -> Encoding:
+    return Encoding(Tiles(torch.zeros(1, 1, 1), {}, side), False, size, make("random"), Budget(2))
 
 
 def test_a_picture_of_any_shape_is_one_grid() -> None:
@@ -315,7 +315,7 @@ def test_tokens_without_a_grid_are_refused() -> None:
 
 
 def test_a_method_that_a_model_refuses_is_not_offered(tower_folder: Path) -> None:
-    host = LlavaHost(tiny_llava(tower_folder))
+    host = LlavaRunner(tiny_llava(tower_folder))
     assert {"consensusdrop", "full", "random"} <= set(offered(host))
 
 

@@ -22,7 +22,7 @@ from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.media import open_image
 from llava_consensus.evaluation.models import Loading, Prompt
 from llava_consensus.evaluation.models.base import Prefill, prefills, shape_of
-from llava_consensus.evaluation.models.llava import LlavaHost
+from llava_consensus.evaluation.models.llava import LlavaRunner
 from llava_consensus.evaluation.runs.configuration import prepare
 from llava_consensus.evaluation.runs.metrics import AnswerCosts, budget_of, match_budget, run_costs
 from llava_consensus.hosts.base import PictureOutcome
@@ -99,7 +99,7 @@ def counted(model: Any, rows: int) -> int:
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_language_model_flops(tower_folder: Path, family: str) -> None:
     model = tiny_llava(tower_folder, family)
-    shape = LlavaHost(model).shape(text=20)
+    shape = LlavaRunner(model).shape(text=20)
     head = 2 * shape.width * shape.vocabulary
     for tokens in (1, 16, 300):
         ours = account.llm_flops(shape, [tokens] * shape.layers) - head
@@ -110,7 +110,7 @@ def test_vision_flops_with_projector(host: Any, tower_folder: Path) -> None:
     tiny = tiny_llava(tower_folder)
     for model in (host.model, tiny):
         images = torch.randn(1, 3, *[model.get_vision_tower().config.image_size] * 2)
-        shape = LlavaHost(model).shape()
+        shape = LlavaRunner(model).shape()
         with torch.inference_mode(), counter() as flops:
             model.encode_images(images)
         ours = account.vision_flops(shape, [shape.patches] * shape.blocks)

@@ -176,8 +176,8 @@ def test_answers_come_one_by_one_in_the_order_of_the_requests(model: Any) -> Non
 
 
 def test_a_picture_goes_through_the_tower_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, seen = model.host.encode, []
-    monkeypatch.setattr(model.host, "encode", lambda images: (seen.append(len(images)), encode(images))[1])
+    encode, seen = model.runner.encode, []
+    monkeypatch.setattr(model.runner, "encode", lambda images: (seen.append(len(images)), encode(images))[1])
     one = [{"type": "image", "url": Image.new("RGB", (50, 20), (7, 7, 7))}]
     requests = [request("", content=[*one, {"type": "text", "text": f"Question {n}?"}]) for n in range(5)]
     assert len(list(asked(model, *requests))) == 5 and seen == [1]
@@ -186,7 +186,7 @@ def test_a_picture_goes_through_the_tower_once(model: Any, monkeypatch: pytest.M
 def test_few_pictures_are_kept_and_each_of_a_batch_is_there(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llava_consensus.evaluation.lmms_eval.encodings.CAPACITY", 1)
     pictures = [(Image.new("RGB", (9, 9), (shade, 0, 0)),) for shade in (200, 210, 200)]
-    encodings = Encodings(model.host)
+    encodings = Encodings(model.runner)
     (first,), (second,), (third,) = encodings.fetch(pictures)
     assert first is third and first is not second
     assert encodings.fetch([pictures[1]])[0][0] is second and encodings.fetch([pictures[0]])[0][0] is not first
@@ -202,7 +202,7 @@ def test_the_same_command_has_the_same_place_in_the_cache(model: Any) -> None:
 
 def test_the_model_is_let_go_when_everything_is_answered() -> None:
     model = made(f"pretrained={MINI},method=random")
-    llava, generate = model.host.model, type(model.host.model).generate
+    llava, generate = model.runner.model, type(model.runner.model).generate
     model.clean()
     assert not hasattr(model, "host") and llava.generate.__func__ is generate, "the method is detached"
 

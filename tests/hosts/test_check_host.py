@@ -17,7 +17,7 @@ from llava_consensus.evaluation.models import remote as remote_host
 from llava_consensus.evaluation.models.check_host import CHECKS, Finding, findings
 from llava_consensus.evaluation.models.convert import convert
 from llava_consensus.evaluation.models.loading import Loading
-from llava_consensus.evaluation.models.remote import CogVLMHost
+from llava_consensus.evaluation.models.remote import CogVLMRunner
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.remote import cogvlm, entrances
 from llava_consensus.hosts.sequence import Sharing
@@ -168,8 +168,8 @@ def broken_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = CogVLMHost.pixels
-    monkeypatch.setattr(CogVLMHost, "pixels", lambda self, *given: original(self, *given).flip(-1))
+    original = CogVLMRunner.pixels
+    monkeypatch.setattr(CogVLMRunner, "pixels", lambda self, *given: original(self, *given).flip(-1))
 
 
 def broken_padding(monkeypatch: pytest.MonkeyPatch) -> None:

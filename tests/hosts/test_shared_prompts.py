@@ -12,8 +12,8 @@ import torch
 import transformers
 from models import IMAGE, tiny_llava
 
-from llava_consensus.evaluation.models.base import Answer, Encoded, Prompt
-from llava_consensus.evaluation.models.llava import LlavaHost, padded_after
+from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt
+from llava_consensus.evaluation.models.llava import LlavaRunner, padded_after
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -28,7 +28,7 @@ QUESTIONS = [[9, 10, 11], [12, 13, 14, 15, 16], [9, 17], [18, 19, 20, 21], [22, 
 BUDGET = Budget(6)
 
 
-class NumberHost(LlavaHost):
+class NumberHost(LlavaRunner):
     """A host whose prompts are ids, written as numbers, and so are its answers."""
 
     padding = 0
@@ -46,12 +46,12 @@ def host(tower_folder: Path) -> Iterator[NumberHost]:
     yield NumberHost(tiny_llava(tower_folder).double())
 
 
-def encoded(attachment: Attachment, count: int) -> list[Encoded]:
+def encoded(attachment: Attachment, count: int) -> list[Encoding]:
     """Pictures of noise after the tower."""
     pixels = torch.randn(count, 3, IMAGE, IMAGE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode(), attachment.call():
         tiles = attachment.encode(pixels, [1] * count)
-    return [Encoded(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
+    return [Encoding(one, False, (IMAGE, IMAGE), attachment.method, attachment.budget) for one in tiles]
 
 
 @pytest.mark.parametrize(

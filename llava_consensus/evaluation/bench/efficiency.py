@@ -26,7 +26,7 @@ from PIL.Image import Image
 from llava_consensus.errors import ConsensusError, DataError, OptionError
 from llava_consensus.evaluation.bench.timing import Setting, one_round, peak_meaning
 from llava_consensus.evaluation.files import Record, read_json, write_json
-from llava_consensus.evaluation.models.base import Answer, Host, Prompt
+from llava_consensus.evaluation.models.base import Answer, Prompt, Runner
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget, Share
 from llava_consensus.reduction.costs import account, kv_bytes, match, paper_flops
@@ -56,25 +56,25 @@ class Protocol:
                 raise OptionError(f"{name}={getattr(self, name)} must be at least {least}")
 
 
-def prompt_shape(host: Host, prompt: Prompt, picture: Image) -> Shape:
+def prompt_shape(runner: Runner, prompt: Prompt, picture: Image) -> Shape:
     """Sizes of the model with this prompt about this picture, as a first answer tells them. It reads one visual token
-    where the host allows that: all of a large model's take minutes on a small machine.
+    where the runner allows that: all of a large model's take minutes on a small machine.
     """
     try:
-        answer = _first_answer(host, prompt, picture, make("random"), Budget(1))
+        answer = _first_answer(runner, prompt, picture, make("random"), Budget(1))
     except ConsensusError:  # one is not enough, of several tiles for example
-        answer = _first_answer(host, prompt, picture, make("full"), Budget(1))
+        answer = _first_answer(runner, prompt, picture, make("full"), Budget(1))
     if answer.prefill is None:
-        text, question = host.rows(prompt)
+        text, question = runner.rows(prompt)
     else:
         text, question = answer.prefill.text, answer.prefill.question
-    shape = host.shape(text)._replace(question=question)
+    shape = runner.shape(text)._replace(question=question)
     return shape if shape.available == answer.before else shape._replace(patches=answer.before, tiles=1)
 
 
-def _first_answer(host: Host, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
-    with host.attach(method, budget):
-        (answer,) = host.answer([host.encode([picture])], [replace(prompt, max_new_tokens=1)])
+def _first_answer(runner: Runner, prompt: Prompt, picture: Image, method: Method, budget: Budget) -> Answer:
+    with runner.attach(method, budget):
+        (answer,) = runner.answer([runner.encode([picture])], [replace(prompt, max_new_tokens=1)])
     return answer
 
 
@@ -94,7 +94,7 @@ class Case:
 
 
 def cases_of(
-    host: Host,
+    runner: Runner,
     names: Sequence[str],
     budgets: Sequence[Budget | Share],
     shape: Shape,
@@ -116,7 +116,7 @@ def cases_of(
                 method = make_method(name)
                 given = match(method, budget, shape, by)
                 account(method, given, shape)
-                host.attach(method, given).detach()
+                runner.attach(method, given).detach()
             except ConsensusError as error:
                 left_out.append({"method": name, "tokens": budget.tokens, "reason": str(error)})
                 continue
@@ -134,7 +134,7 @@ class Bench:
         cases: the full model first.
     """
 
-    host: Host
+    runner: Runner
     pictures: Sequence[Image]
     prompt: Prompt
     shape: Shape
@@ -156,11 +156,11 @@ class Bench:
         content = {**description, "protocol": how, "memory": peak_meaning(), "shape": self.shape._asdict()}
         content["order"] = [f"{case.name} {case.tokens}" for case in self.cases]
         samples, loads = _before(out, content)
-        tower_known = self.shape.available == self.host.shape().available
+        tower_known = self.shape.available == self.runner.shape().available
         prompt = replace(self.prompt, max_new_tokens=protocol.length)
         warmup = protocol.warmup if len(loads) < protocol.repeats else 0
         for number in range(len(loads) - warmup, protocol.repeats):
-            timings = one_round(self.host, self.pictures, prompt, [case.setting for case in self.cases])
+            timings = one_round(self.runner, self.pictures, prompt, [case.setting for case in self.cases])
             if number < len(loads):
                 continue  # warm-up
             for known, new in zip(samples, timings, strict=True):

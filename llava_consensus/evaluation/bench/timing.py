@@ -20,7 +20,7 @@ from PIL.Image import Image
 
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.models.base import Clip, Host, Prompt
+from llava_consensus.evaluation.models.base import Clip, Prompt, Runner
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.timing import now
 from llava_consensus.reduction.budget import Budget, Share
@@ -42,7 +42,7 @@ class Timing(NamedTuple):
     generation_ms: float  # picture to the whole answer
     tower_ms: float  # preprocessing, vision tower and projector
     stages_ms: dict[str, float]  # of the reduction; empty for the full model
-    kv_bytes: int | None  # cache after the prefill; None where the host does not tell
+    kv_bytes: int | None  # cache after the prefill; None where the runner does not tell
     peak_bytes: int | None  # see `peak_bytes`
 
     def record(self) -> Record:
@@ -60,19 +60,19 @@ class Timing(NamedTuple):
         return self.ttft_ms - self.tower_ms - self.reduction_ms
 
 
-def answer_once(host: Host, picture: Shown, prompt: Prompt, setting: Setting) -> Timing:
+def answer_once(runner: Runner, picture: Shown, prompt: Prompt, setting: Setting) -> Timing:
     """Answers with exactly `prompt.max_new_tokens` tokens, method attached; attaching is not timed."""
     shown = picture if isinstance(picture, list) else [picture]
     prompt = replace(prompt, min_new_tokens=prompt.max_new_tokens)
-    with host.attach(*setting) as attached:
+    with runner.attach(*setting) as attached:
         model = attached.model.module
         watch = Stopwatch(model.device)
         reset_peak()
         with _token_ends(attached) as ends:
             start = now(model.device)
             with watch.time("tower"):
-                encoded = host.encode(shown)
-            (answer,) = host.answer([encoded], [prompt])
+                encoded = runner.encode(shown)
+            (answer,) = runner.answer([encoded], [prompt])
             end = now(model.device)
         stages = attached.milliseconds()
     further = len(ends) - 1
@@ -87,21 +87,23 @@ def answer_once(host: Host, picture: Shown, prompt: Prompt, setting: Setting) ->
     )
 
 
-def one_round(host: Host, pictures: Sequence[Shown], prompt: Prompt, settings: Sequence[Setting]) -> list[list[Timing]]:
+def one_round(
+    runner: Runner, pictures: Sequence[Shown], prompt: Prompt, settings: Sequence[Setting]
+) -> list[list[Timing]]:
     """Times every setting on every picture in turn, so that a busy moment hits all of them."""
     timings: list[list[Timing]] = [[] for _ in settings]
     for picture in pictures:
         for place, setting in enumerate(settings):
-            timings[place].append(answer_once(host, picture, prompt, setting))
+            timings[place].append(answer_once(runner, picture, prompt, setting))
     return timings
 
 
 def first_token(
-    host: Host, picture: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
+    runner: Runner, picture: Shown, prompt: Prompt, settings: Sequence[Setting], repeats: int = 5
 ) -> list[float]:
     """Median milliseconds from a picture to the first token, for each setting, after one round that does not count."""
     prompt = replace(prompt, max_new_tokens=1)
-    rounds = [one_round(host, [picture], prompt, settings) for _ in range(repeats + 1)][1:]
+    rounds = [one_round(runner, [picture], prompt, settings) for _ in range(repeats + 1)][1:]
     return [statistics.median(one[place][0].ttft_ms for one in rounds) for place in range(len(settings))]
 
 

@@ -17,7 +17,7 @@ NAMED = 5  # missing pictures that are named
 SCORING, EXPORT, ANSWERING = USES = ("scoring", "export", "answering")
 
 
-class Finding(NamedTuple):
+class DataFinding(NamedTuple):
     """One line of a check."""
 
     state: str  # one or two words
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     blocks: tuple[str, ...] = ()  # the uses it has to be mended for
 
 
-def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
+def check(benchmark: Benchmark, data: Path) -> Iterator[DataFinding]:
     """Checks files, number of questions, right answers and pictures, as far as the files at hand allow."""
     folder, data = benchmark.place(data), Path(data)
     for file in benchmark.files:
@@ -43,13 +43,13 @@ def check(benchmark: Benchmark, data: Path) -> Iterator[Finding]:
     except DataError as error:
         wrong[str(error)] = (*wrong.get(str(error), ()), EXPORT, ANSWERING)
     present = all(file.optional or (folder / file.path).is_file() for file in benchmark.files)
-    yield from (Finding("wrong" if present else "missing", text, blocks) for text, blocks in wrong.items())
+    yield from (DataFinding("wrong" if present else "missing", text, blocks) for text, blocks in wrong.items())
     if questions is not None:
         yield _count(benchmark, questions)
         yield from _pictures(benchmark, folder, questions)
 
 
-def uses(benchmark: Benchmark, data: Path, findings: Sequence[Finding]) -> dict[str, str]:
+def uses(benchmark: Benchmark, data: Path, findings: Sequence[DataFinding]) -> dict[str, str]:
     """State of the data for each use: `ready`, `not ready`, or who does it instead."""
     blocked = {use for finding in findings for use in finding.blocks}
     states = {use: "not ready" if use in blocked else "ready" for use in USES}
@@ -61,40 +61,40 @@ def uses(benchmark: Benchmark, data: Path, findings: Sequence[Finding]) -> dict[
     return states
 
 
-def _file(path: Path, file: DataFile) -> Finding:
+def _file(path: Path, file: DataFile) -> DataFinding:
     if not path.exists():
         state = "absent" if file.optional else "missing"
         text = f"{path}{' (optional)' if file.optional else ''}\n  from {file.source}"
-        return Finding(state, text, (EXPORT,) if file.exported else ())
+        return DataFinding(state, text, (EXPORT,) if file.exported else ())
     size = "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes"
     if not file.sha256:
-        return Finding("there", f"{path} ({size})")
+        return DataFinding("there", f"{path} ({size})")
     if digest(path) == file.sha256:
-        return Finding("there", f"{path} ({size}, the known version)")
-    return Finding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
+        return DataFinding("there", f"{path} ({size}, the known version)")
+    return DataFinding("other", f"{path}: its content is not that of the known version\n  from {file.source}")
 
 
-def _count(benchmark: Benchmark, questions: list[Question]) -> Finding:
+def _count(benchmark: Benchmark, questions: list[Question]) -> DataFinding:
     text = f"{len(questions):,} questions"
     if benchmark.count is None:
-        return Finding("there", text)
+        return DataFinding("there", text)
     if len(questions) == benchmark.count:
-        return Finding("there", f"{text}, as the official set has")
-    return Finding("other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
+        return DataFinding("there", f"{text}, as the official set has")
+    return DataFinding("other", f"{text}, but the official set has {benchmark.count:,}: a part, or another version")
 
 
-def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[Finding]:
+def _pictures(benchmark: Benchmark, folder: Path, questions: list[Question]) -> Iterator[DataFinding]:
     names = list(dict.fromkeys(name for question in questions for name in question.images))
     media = "videos" if benchmark.frames else "pictures"
     if benchmark.picture is not None:
-        yield Finding("there", f"{len(names):,} {media}, inside {benchmark.question_file}")
+        yield DataFinding("there", f"{len(names):,} {media}, inside {benchmark.question_file}")
         return
     place = folder / benchmark.images
     absent = [name for name in names if not (place / name).exists()]
     if absent:
         named = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED:,} more" if len(absent) > NAMED else "")
         text = f"{len(absent):,} of {len(names):,} {media} in {place}: {named}"
-        yield Finding("missing", text, (ANSWERING,))
+        yield DataFinding("missing", text, (ANSWERING,))
     elif names:
         size = sum((place / name).stat().st_size for name in names)
-        yield Finding("there", f"{len(names):,} {media} in {place} ({size:,} bytes)")
+        yield DataFinding("there", f"{len(names):,} {media} in {place} ({size:,} bytes)")

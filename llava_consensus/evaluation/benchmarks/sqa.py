@@ -35,7 +35,7 @@ FAILED = "FAILED"
 _STATED = re.compile(r"The answer is ([A-Z]).")
 
 
-class Answer(NamedTuple):
+class ChoiceAnswer(NamedTuple):
     """One answer and whether its prompt showed a picture."""
 
     text: str
@@ -106,7 +106,7 @@ class ScienceQA(Benchmark):
         problems, split = _gold(folder, questions)
         joined = base.join(records, questions)
         answers = {
-            str(questions[index].question_id): Answer(record["text"], bool(questions[index].images))
+            str(questions[index].question_id): ChoiceAnswer(record["text"], bool(questions[index].images))
             for index, record in joined.answers.items()
         }
         numbers = _evaluate(folder, problems, [key for key in split if key in answers], answers)
@@ -175,7 +175,7 @@ def _gold(folder: Path, questions: Sequence[Question]) -> tuple[dict[str, Any], 
 
 
 def _evaluate(
-    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, Answer]
+    folder: Path, problems: Mapping[str, Any], ids: Sequence[str], answers: Mapping[str, ChoiceAnswer]
 ) -> dict[str, Any]:
     try:
         return evaluate(problems, ids, answers)
@@ -203,7 +203,7 @@ def index_of(letter: str, choices: int) -> int:
 
 
 def evaluate(
-    problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], answers: Mapping[str, Answer]
+    problems: Mapping[str, Mapping[str, Any]], ids: Sequence[str], answers: Mapping[str, ChoiceAnswer]
 ) -> dict[str, Any]:
     """Percentages over `ids`, each once: all (`accuracy`) and those asked with a picture (`img_accuracy`).
 

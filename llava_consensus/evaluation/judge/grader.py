@@ -32,7 +32,7 @@ Messages = tuple[tuple[str, Pieces], ...]  # role and pieces
 
 
 @dataclass(frozen=True)
-class Prompt:
+class JudgePrompt:
     """Messages with slots: question, prediction, and answer or options."""
 
     messages: Messages
@@ -114,12 +114,12 @@ class Grader(ABC):
 
     reply_tokens: ClassVar[int]  # of a reply, for the estimate of the cost
     script: ClassVar[str]  # the official script that holds the prompt, and where it is
-    wording: ClassVar[Prompt]  # the prompt in this project's own words
+    wording: ClassVar[JudgePrompt]  # the prompt in this project's own words
     known: ClassVar[Mapping[str, str]]  # names of official versions of the prompt by their hash
 
     benchmark: Benchmark
 
-    def prompt(self, script: Path | None = None) -> Prompt:
+    def prompt(self, script: Path | None = None) -> JudgePrompt:
         """The official prompt out of the user's copy of the official script, or without one our own wording.
 
         Raises:
@@ -140,7 +140,7 @@ class Grader(ABC):
         return replace(found, version=self.known.get(found.sha256))
 
     @abstractmethod
-    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+    def official(self, tree: ast.Module, origin: str) -> JudgePrompt | None:
         """The prompt in the syntax tree of the official script, or None where it has none."""
 
     @abstractmethod

@@ -15,7 +15,16 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks.base import mean
 from llava_consensus.evaluation.benchmarks.mmbench import ROTATION, MMBench, read
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    JudgePrompt,
+    Outcome,
+    Outcomes,
+    Pieces,
+    Turn,
+)
 
 TRIES = 3  # replies of a judge that are read
 UNREAD = ""  # no letter: never right
@@ -46,7 +55,7 @@ _CHOOSE_CN = """\
 字母：Z
 
 """
-WORDING = Prompt(
+WORDING = JudgePrompt(
     (("user", (_CHOOSE + "Question: ", "question", " Options: ", "options", "Answer: ", "prediction", "\nLetter: ")),),
     chinese=(("user", (_CHOOSE_CN + "题目：", "question", " 选项：", "options", "回答：", "prediction", "\n字母：")),),
 )
@@ -65,7 +74,7 @@ class MMBenchGrader(Grader):
 
     benchmark: MMBench
 
-    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+    def official(self, tree: ast.Module, origin: str) -> JudgePrompt | None:
         """The templates in the functions `build_prompt` and `build_prompt_cn`: three empty slots each."""
         templates = {
             function.name: _template(function)
@@ -75,7 +84,7 @@ class MMBenchGrader(Grader):
         english, chinese = templates.get("build_prompt"), templates.get("build_prompt_cn")
         if not (english and chinese):
             return None
-        return Prompt((("user", english),), origin=origin, chinese=(("user", chinese),))
+        return JudgePrompt((("user", english),), origin=origin, chinese=(("user", chinese),))
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """Every answered row in file order; settled are those the rules read, and all of a question they find wrong."""

@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.mmvet import MMVet, key_of, tables
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Prompt, Reply, Turn
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    JudgePrompt,
+    Outcome,
+    Outcomes,
+    Reply,
+    Turn,
+)
 
 NO_NUMBER = "(NaN: no number)"  # what the dialogue hears in its place
 TRIES = 5  # replies that are read; the one after them is not
@@ -38,7 +47,7 @@ What time is it on the clock? | 3:15 <OR> a quarter past three | shortly after t
 Why is the boy laughing? | The dog beside him wears his hat and looks very serious. | There is a dog near him. | 0.3
 Why is the boy laughing? | The dog beside him wears his hat and looks very serious. | His dog has got his hat on. | 0.8
 """
-WORDING = Prompt(
+WORDING = JudgePrompt(
     (("user", (_TABLE + "\n", "question", " | ", "answer", " | ", "prediction", " | ")),),
     "\nThe grade, as a number from 0.0 to 1.0: ",
 )
@@ -57,7 +66,7 @@ class MMVetGrader(Grader):
 
     benchmark: MMVet
 
-    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+    def official(self, tree: ast.Module, origin: str) -> JudgePrompt | None:
         """The constant named `prompt`, and the text added after the joined cells after an unreadable reply."""
         tables = [
             node.value.value
@@ -76,7 +85,7 @@ class MMVetGrader(Grader):
         if not tables or not reminders:
             return None
         pieces = (tables[-1] + "\n", "question", " | ", "answer", " | ", "prediction", " | ")
-        return Prompt((("user", pieces),), reminders[0], origin)
+        return JudgePrompt((("user", pieces),), reminders[0], origin)
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:
         """The answered questions, in file order."""

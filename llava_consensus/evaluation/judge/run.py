@@ -31,7 +31,7 @@ from llava_consensus.evaluation.judge.client import (
     key_of,
     spent,
 )
-from llava_consensus.evaluation.judge.grader import Candidate, Grader, Outcome, Prompt, Reply
+from llava_consensus.evaluation.judge.grader import Candidate, Grader, JudgePrompt, Outcome, Reply
 from llava_consensus.evaluation.progress import counted
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,9 @@ class Judged:
 class Grading:
     """The dialogue about one answer in one run: what to ask next, and the outcome once there is one."""
 
-    def __init__(self, grader: Grader, prompt: Prompt, candidate: Candidate, run: int, config: JudgeConfig) -> None:
+    def __init__(
+        self, grader: Grader, prompt: JudgePrompt, candidate: Candidate, run: int, config: JudgeConfig
+    ) -> None:
         self.candidate, self.run = candidate, run
         self.heard: dict[str, Reply] = {}  # by the hash of their request
         self.outcome: Outcome | None = candidate.settled
@@ -232,7 +234,7 @@ def _odd(gradings: Sequence[Grading], used: Sequence[Reply]) -> dict[str, int]:
     }
 
 
-def _describe(config: JudgeConfig, prompt: Prompt) -> dict[str, Any]:
+def _describe(config: JudgeConfig, prompt: JudgePrompt) -> dict[str, Any]:
     """All that can change a grade, except the answers."""
     return {
         "asked": config.model,
@@ -243,7 +245,7 @@ def _describe(config: JudgeConfig, prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _open(config: JudgeConfig, prompt: Prompt) -> Path:
+def _open(config: JudgeConfig, prompt: JudgePrompt) -> Path:
     """The folder of this run, with its config.json; another run's never has the same name."""
     content = hashlib.sha256(config.answers.read_bytes()).hexdigest()
     description = {"benchmark": config.benchmark, "answers": content, "judge": _describe(config, prompt)}

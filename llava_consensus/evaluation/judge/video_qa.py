@@ -13,7 +13,16 @@ from typing import Any, ClassVar
 from llava_consensus.evaluation.benchmarks import base
 from llava_consensus.evaluation.benchmarks.video_qa import Unreadable, VideoQA, evaluate, parse, understand
 from llava_consensus.evaluation.files import Record
-from llava_consensus.evaluation.judge.grader import Candidate, Dialogue, Grader, Outcome, Outcomes, Pieces, Prompt, Turn
+from llava_consensus.evaluation.judge.grader import (
+    Candidate,
+    Dialogue,
+    Grader,
+    JudgePrompt,
+    Outcome,
+    Outcomes,
+    Pieces,
+    Turn,
+)
 
 NEITHER = "neither"  # group of answers that the accuracy leaves out
 READINGS = 5  # replies to one question that are read before it is given up; the official script never does
@@ -32,7 +41,7 @@ _ASK = """
 Reply with a Python dictionary and nothing else, no explanation and no code fence. Its key 'pred' holds 'yes' if the \
 answers match and 'no' if they do not; its key 'score' holds an integer from 0 (nothing in common) to 5 (the same \
 meaning). For example: {'pred': 'no', 'score': 1}"""
-WORDING = Prompt(
+WORDING = JudgePrompt(
     (
         ("system", (_SYSTEM,)),
         (
@@ -56,7 +65,7 @@ class VideoQAGrader(Grader):
 
     benchmark: VideoQA
 
-    def official(self, tree: ast.Module, origin: str) -> Prompt | None:
+    def official(self, tree: ast.Module, origin: str) -> JudgePrompt | None:
         """The first list of messages that has a slot for each field."""
         for node in ast.walk(tree):
             if not isinstance(node, ast.List):
@@ -64,7 +73,7 @@ class VideoQAGrader(Grader):
             messages = tuple(_messages(node))
             slots = {piece for _, pieces in messages for piece in pieces[1::2]}
             if slots == set(SLOTS.values()) and any(VERDICT in text for _, pieces in messages for text in pieces[::2]):
-                return Prompt(messages, origin=origin)
+                return JudgePrompt(messages, origin=origin)
         return None
 
     def candidates(self, records: Sequence[Record], data: Path) -> tuple[list[Candidate], dict[str, int]]:

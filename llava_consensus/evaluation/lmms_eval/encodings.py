@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from PIL.Image import Image
 
-from llava_consensus.evaluation.models import Encoded, Host
+from llava_consensus.evaluation.models import Encoding, Runner
 
 CAPACITY = 64  # pictures that are kept encoded
 
@@ -17,15 +17,15 @@ CAPACITY = 64  # pictures that are kept encoded
 class TimedEncoding(NamedTuple):
     """One picture after the vision tower, and its share of the time that took."""
 
-    encoded: Encoded
+    encoded: Encoding
     seconds: float
 
 
 class Encodings:
-    """The last encodings of a host by what is in the picture: lmms-eval hands over pictures, not files."""
+    """The last encodings of a runner by what is in the picture: lmms-eval hands over pictures, not files."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, runner: Runner) -> None:
+        self._host = runner
         self._held: OrderedDict[str, TimedEncoding] = OrderedDict()
 
     def fetch(self, pictures: Sequence[Sequence[Image]]) -> list[list[TimedEncoding]]:

@@ -1,4 +1,4 @@
-"""A host with a method attached, as lmms-eval's evaluator asks it.
+"""A runner with a method attached, as lmms-eval's evaluator asks it.
 
     lmms-eval --model consensusdrop --model_args pretrained=checkpoints/llava-mini,method=visionzip,tokens=64 --tasks T
 
@@ -28,7 +28,7 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.files import Record
 from llava_consensus.evaluation.lmms_eval import questions
 from llava_consensus.evaluation.lmms_eval.encodings import Encodings
-from llava_consensus.evaluation.models import Answer, Host, Loading
+from llava_consensus.evaluation.models import Answer, Loading, Runner
 from llava_consensus.evaluation.runs.metrics import AnswerCosts
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import budget
@@ -90,15 +90,15 @@ class ReducedModel(lmms):
         chosen, tokens_given = make(method, **options), budget(tokens, merged)
         models.check(pretrained, conversation, loading, host_options=host_options)
         os.environ.setdefault(RUN_ID, run_id(sys.argv[1:]))
-        self.host = models.load(pretrained, _on_own_device(loading), host_options)
-        self.attachment = self.host.attach(chosen, tokens_given)
-        self._encodings = Encodings(self.host)
-        self._costs = AnswerCosts(chosen, tokens_given, self.host.shape())
+        self.runner = models.load(pretrained, _on_own_device(loading), host_options)
+        self.attachment = self.runner.attach(chosen, tokens_given)
+        self._encodings = Encodings(self.runner)
+        self._costs = AnswerCosts(chosen, tokens_given, self.runner.shape())
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        return self.host.model.device
+        return self.runner.model.device
 
     def generate_until(self, requests: Sequence[Any]) -> Iterator[GenerationResult] | list[GenerationResult]:
         """Answers in the order of the requests.
@@ -128,8 +128,8 @@ class ReducedModel(lmms):
         asked = [questions.read(request, self.task_dict, self.conversation) for request in requests]
         encodings = self._encodings.fetch([question.pictures for question in asked])
         tower_seconds = sum({id(one): one.seconds for own in encodings for one in own}.values())
-        with _first_logits(self.host) as first:
-            answers = self.host.answer(
+        with _first_logits(self.runner) as first:
+            answers = self.runner.answer(
                 [[one.encoded for one in own] for own in encodings], [question.prompt for question in asked]
             )
         first_ms = 1e3 * (tower_seconds + first[0]) if first else None
@@ -138,7 +138,7 @@ class ReducedModel(lmms):
             text = question.cut(answer.text)
             told = answer.prefill, len(question.pictures), (), answer.outcomes
             account = self._costs.of(*told).get("account", {})
-            output_tokens = len(self.host.tokenizer(text, add_special_tokens=False).input_ids)
+            output_tokens = len(self.runner.tokenizer(text, add_special_tokens=False).input_ids)
             results.append(GenerationResult(text, _counts(answer, account, output_tokens, first_ms)))
         return results
 
@@ -153,12 +153,12 @@ class ReducedModel(lmms):
     def clean(self) -> None:
         """Lets go of the model when everything is answered, so that a local judge has its memory."""
         self.attachment.detach()
-        del self.host, self.attachment, self._encodings
+        del self.runner, self.attachment, self._encodings
         super().clean()
 
 
 @contextmanager
-def _first_logits(host: Host) -> Iterator[list[float]]:
+def _first_logits(runner: Runner) -> Iterator[list[float]]:
     """Seconds from here to the first output of the model's head, once it is there; nothing before. The device is waited
     for there and nowhere else.
     """
@@ -171,7 +171,7 @@ def _first_logits(host: Host) -> Iterator[list[float]]:
                 torch.cuda.synchronize(logits.device)
             seconds.append(time.perf_counter() - start)
 
-    hook = host.model.get_output_embeddings().register_forward_hook(note)
+    hook = runner.model.get_output_embeddings().register_forward_hook(note)
     try:
         yield seconds
     finally:
@@ -182,8 +182,8 @@ def _counts(answer: Answer, account: Record, output_tokens: int, first_token_ms:
     """The counts of one answer.
 
     Args:
-        answer: of a host.
-        account: what it cost as `runs/metrics.py` counts it; empty where the host does not tell what it read.
+        answer: of a runner.
+        account: what it cost as `runs/metrics.py` counts it; empty where the runner does not tell what it read.
         output_tokens: of its text.
         first_token_ms: milliseconds from the pictures in memory to the first token of its batch, vision tower included.
     """

@@ -1,4 +1,4 @@
-"""Requests of lmms-eval as questions a host can be asked, or a clear word on why not."""
+"""Requests of lmms-eval as questions a runner can be asked, or a clear word on why not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MAX_NEW_TOKENS = 1024  # where a task sets no bound, as in lmms-eval's own model
 
 
 @dataclass(frozen=True)
-class Question:
+class LmmsQuestion:
     """One prompt, its pictures, and the texts an answer ends before."""
 
     prompt: Prompt
@@ -48,7 +48,7 @@ def check_generation(requests: Sequence[Any]) -> None:
             )
 
 
-def read(request: Any, documents: Mapping[str, Any], conversation: str | None) -> Question:
+def read(request: Any, documents: Mapping[str, Any], conversation: str | None) -> LmmsQuestion:
     """The question of a request.
 
     Args:
@@ -71,7 +71,7 @@ def read(request: Any, documents: Mapping[str, Any], conversation: str | None) -
         raise OptionError(f"task {task}: asks with {', '.join(kinds)}; a host is asked with pictures, then one text")
     prompt = Prompt(content[-1]["text"], conversation, _max_new_tokens(generation))
     until = generation.get("until") or ()
-    return Question(
+    return LmmsQuestion(
         prompt, tuple(_picture(part["url"]) for part in content[:-1]), (until,) if isinstance(until, str) else (*until,)
     )
 

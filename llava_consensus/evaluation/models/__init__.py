@@ -2,7 +2,7 @@
 model), held against what they compute themselves (`check_host.py`), and written in another layout (`convert.py`).
 """
 
-from llava_consensus.evaluation.models.base import Answer, Clip, Encoded, Host, Prompt
+from llava_consensus.evaluation.models.base import Answer, Clip, Encoding, Prompt, Runner
 from llava_consensus.evaluation.models.loading import CLIPS, Checkpoint, Loading, check, find, load, name_of, pinned
 
 __all__ = [
@@ -10,10 +10,10 @@ __all__ = [
     "Answer",
     "Checkpoint",
     "Clip",
-    "Encoded",
-    "Host",
+    "Encoding",
     "Loading",
     "Prompt",
+    "Runner",
     "check",
     "find",
     "load",

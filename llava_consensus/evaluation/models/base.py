@@ -1,4 +1,4 @@
-"""A model that can be asked: pictures in, answers out, with a method attached or not (`Host`), and what goes in and
+"""A model that can be asked: pictures in, answers out, with a method attached or not (`Runner`), and what goes in and
 comes out. Each kind of model is a file beside this one; `loading.py` chooses among them.
 """
 
@@ -46,7 +46,7 @@ class Clip(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question: its text without image tokens, the conversation template (None is the host's own), and the bounds
+    """One question: its text without image tokens, the conversation template (None is the model's own), and the bounds
     on the answer's length in tokens (the lower one for timing alone).
     """
 
@@ -57,7 +57,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class Encoding:
     """One picture after the vision tower, ready for any number of questions."""
 
     tiles: Tiles
@@ -88,7 +88,7 @@ class Answer(NamedTuple):
     prefill: Prefill | None = None
 
 
-class Host:
+class Runner:
     """A model with its tokenizer, for any number of callers at once.
 
     Args:
@@ -128,7 +128,7 @@ class Host:
         """Tiles in a row of the grid after the base view of a picture of this width and height; 0 without a grid."""
         return 0
 
-    def encode(self, pictures: "list[Image | Clip]") -> list[Encoded]:
+    def encode(self, pictures: "list[Image | Clip]") -> list[Encoding]:
         """Pictures, and of hosts that take them clips, through the vision tower, for the method that is attached."""
         raise NotImplementedError
 
@@ -155,12 +155,12 @@ class Host:
         return self.prompt_ids(prompt, len(pictures))
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together."""
         raise NotImplementedError
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all with pictures, and all without."""
         seeing = [row for row, pictures in enumerate(encoded) if pictures]
         bare = [row for row, pictures in enumerate(encoded) if not pictures]
@@ -186,7 +186,7 @@ class Host:
                     attachment.detach()
 
     @torch.inference_mode()
-    def answer(self, encoded: list[list[Encoded]], prompts: list[Prompt]) -> list[Answer]:
+    def answer(self, encoded: list[list[Encoding]], prompts: list[Prompt]) -> list[Answer]:
         """Greedy answers to one prompt about each list of encoded pictures (none for a question about text alone,
         several for a video), in left-padded batches.
 
@@ -220,7 +220,7 @@ class Host:
                 answers.update(zip(rows, group_answers, strict=True))
         return [answers[row] for row in range(len(prompts))]
 
-    def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoded], Answer]:
+    def ask(self, pictures: "list[Image | Clip]", prompt: Prompt) -> tuple[list[Encoding], Answer]:
         """Encodes pictures and answers one prompt about them, for commands that ask once. Runs of a benchmark take the
         two steps themselves and keep whatever is raised beside its question.
 
@@ -289,7 +289,7 @@ def last_row_alone(head: nn.Module, call: Call) -> Iterator[None]:
         handle.remove()
 
 
-def _check_batch(attachment: Attachment, encoded: list[list[Encoded]], prompts: list[Prompt]) -> None:
+def _check_batch(attachment: Attachment, encoded: list[list[Encoding]], prompts: list[Prompt]) -> None:
     """Raises ValueError when the prompts differ in the length of answer they allow, or a picture was encoded for
     another method than the one that is attached: what this one reads was not collected.
     """

@@ -1,5 +1,5 @@
 """A host held against its model: whether what methods are handed, and what the model answers with a method attached, is
-what the model itself computes. `findings(host, method)` takes a minute on real weights.
+what the model itself computes. `findings(runner, method)` takes a minute on real weights.
 
 Each check gives the largest difference from what the model itself computes, relative to the largest value, and the
 bound it must stay within. What the model computes is read off its own softmax while it runs (`watching`): nothing of
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from llava_consensus.errors import ConsensusError, DataError
-from llava_consensus.evaluation.models.base import FULL, Answer, Host, Prompt
+from llava_consensus.evaluation.models.base import FULL, Answer, Prompt, Runner
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.method import AfterTower, Method
 from llava_consensus.reduction.saliency import class_saliency, text_attention
@@ -76,20 +76,20 @@ class Trial:
     """A host under trial.
 
     Args:
-        host: with tokenizer and preprocessing.
+        runner: with tokenizer and preprocessing.
         method: the one to try.
         folder: for pictures of models that read files.
     """
 
-    def __init__(self, host: Host, method: Method, folder: Path) -> None:
-        self.host, self.method, self.module = host, method, host.model
+    def __init__(self, runner: Runner, method: Method, folder: Path) -> None:
+        self.runner, self.method, self.module = runner, method, runner.model
         self.pictures = [_picture(size, seed) for seed, size in enumerate(SIZES)]
         self.prompts = [Prompt(text, max_new_tokens=NEW, min_new_tokens=NEW) for text in TEXTS]
-        with host.attach(*FULL) as attached:
+        with runner.attach(*FULL) as attached:
             self.view = attached.model
         assert self.view.tower is not None  # a model that pictures can be shown to
         self.tower = self.view.tower
-        self.inputs = host.own_inputs(self.prompts[0], self.pictures[0], folder)
+        self.inputs = runner.own_inputs(self.prompts[0], self.pictures[0], folder)
         try:
             self.plain, _ = self.generate(self.inputs)
         except ConsensusError:
@@ -99,7 +99,7 @@ class Trial:
                 f"the model's own generate fails, with no method attached: {type(error).__name__}: {error}. Take the "
                 "version of transformers for which its code was written"
             ) from error
-        with host.attach(self.witness(), Budget(1)) as attached:
+        with runner.attach(self.witness(), Budget(1)) as attached:
             self.generate(self.inputs, 1)
             self.available = attached.outcomes[0].before
         self.budget = Budget(max(self.available // 2, 1))
@@ -111,14 +111,14 @@ class Trial:
     @torch.no_grad()
     def generate(self, inputs: dict[str, Any], new: int = NEW) -> tuple[list[Tensor], Tensor]:
         """Greedy, by the model's own `generate`: the last row's logits [R, V] of every forward, and the new ids."""
-        options = {"do_sample": False, "use_cache": True, "pad_token_id": self.host.padding}
+        options = {"do_sample": False, "use_cache": True, "pad_token_id": self.runner.padding}
         with self.logits() as found:
             ids = self.module.generate(**inputs, max_new_tokens=new, min_new_tokens=new, **options)
         return found, ids[:, -new:]
 
     def attached(self, method: Method, budget: Budget) -> tuple[list[Tensor], Tensor]:
         """Generates for the first prompt with a method attached."""
-        with self.host.attach(method, budget) as attached, attached.asking([self.prompts[0].text]):
+        with self.runner.attach(method, budget) as attached, attached.asking([self.prompts[0].text]):
             return self.generate(self.inputs)
 
     @contextmanager
@@ -152,19 +152,19 @@ def _picture(size: tuple[int, int], seed: int) -> Image.Image:
     return Image.fromarray(values).resize(size, Image.Resampling.BICUBIC)
 
 
-def findings(host: Host, method: Method) -> list[Finding]:
+def findings(runner: Runner, method: Method) -> list[Finding]:
     """Tries a host with its model.
 
     Args:
-        host: with tokenizer and preprocessing, as `models.load` gives it.
+        runner: with tokenizer and preprocessing, as `models.load` gives it.
         method: the one that is attached where selection matters.
     Raises:
         OptionError: for a method that cannot be attached to this model.
         DataError: for a model that answers nothing without a method either.
     """
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(host, method, Path(folder))
-        with host.attach(method, trial.budget):
+        trial = Trial(runner, method, Path(folder))
+        with runner.attach(method, trial.budget):
             pass
         return [_finding(trial, name, *check) for name, check in CHECKS.items()]
 
@@ -228,14 +228,14 @@ def text_probe(trial: Trial) -> float:
 
 def batch(trial: Trial) -> float:
     """Two prompts about two pictures are answered together as one by one."""
-    with trial.host.attach(trial.method, trial.budget):
-        encoded = [trial.host.encode([picture]) for picture in trial.pictures]
+    with trial.runner.attach(trial.method, trial.budget):
+        encoded = [trial.runner.encode([picture]) for picture in trial.pictures]
         with trial.logits() as together:
-            answers = trial.host.answer(encoded, trial.prompts)
+            answers = trial.runner.answer(encoded, trial.prompts)
         apart, singles = [], []
         for pictures, prompt in zip(encoded, trial.prompts, strict=True):
             with trial.logits() as alone:
-                singles += trial.host.answer([pictures], [prompt])
+                singles += trial.runner.answer([pictures], [prompt])
             apart.append(alone[0])
     if len(together[0]) == 1:  # the host asks prompt by prompt
         return float(_texts(answers) != _texts(singles))
@@ -245,14 +245,14 @@ def batch(trial: Trial) -> float:
 def encoded_before(trial: Trial) -> float:
     """A picture that went through the tower before the question is answered as the model's own `generate` does."""
     own, _ = trial.attached(trial.method, trial.budget)
-    with trial.host.attach(trial.method, trial.budget), trial.logits() as found:
-        trial.host.answer([trial.host.encode([trial.pictures[0]])], trial.prompts[:1])
+    with trial.runner.attach(trial.method, trial.budget), trial.logits() as found:
+        trial.runner.answer([trial.runner.encode([trial.pictures[0]])], trial.prompts[:1])
     return largest(found[:1], own[:1])
 
 
 def decoding(trial: Trial) -> float:
     """Logits of generated tokens are those of one forward over the reduced prompt followed by these tokens."""
-    with trial.host.attach(trial.witness(), trial.budget):
+    with trial.runner.attach(trial.witness(), trial.budget):
         steps, ids = trial.generate(trial.inputs)
         whole = [trial.generate(trial.extended(ids[:, :count]), 1)[0][0] for count in range(1, len(steps))]
     return largest(steps[1:], whole)

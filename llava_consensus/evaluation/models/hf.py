@@ -28,9 +28,9 @@ from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
     Clip,
-    Encoded,
-    Host,
+    Encoding,
     Prompt,
+    Runner,
     answers_of,
     shape_of,
     text_rows,
@@ -49,7 +49,7 @@ PATIENCE = 10.0  # seconds for one prompt by a chat template
 
 
 @dataclass(frozen=True, eq=False)
-class HfEncoded(Encoded):
+class HfEncoded(Encoding):
     """One picture or clip with what the model itself needs of it."""
 
     modality: str  # image | video
@@ -68,7 +68,7 @@ class Processed(NamedTuple):
     inputs: dict[str, Any]  # pixels, and what the model needs to know of them
 
 
-class HfHost(Host):
+class HfRunner(Runner):
     """A model with its processor.
 
     Args:
@@ -110,7 +110,7 @@ class HfHost(Host):
         )
 
     @torch.inference_mode()
-    def encode(self, pictures: list[Image | Clip]) -> list[Encoded]:
+    def encode(self, pictures: list[Image | Clip]) -> list[Encoding]:
         """Pictures and clips through the processor, tower and projector, in one batch where they have one shape."""
         processed = [self.processed(picture) for picture in pictures]
         with self.attachment() as attachment, attachment.call():
@@ -167,7 +167,7 @@ class HfHost(Host):
         return {name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()}
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together, in one left-padded batch."""
         padded, mask = self.pad(ids)
@@ -344,7 +344,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return {"conversation": CHAT_TEMPLATE}
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfHost:
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> HfRunner:
     """A checkpoint of transformers with its processor.
 
     Args:
@@ -376,8 +376,8 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     if loading.device_map is None and loading.bits is None:  # else it stands where it should
         model.to(loading.device)
     try:
-        host = HfHost(load_place(view)(model.eval(), options), processor)
-        host.check_prompts()
+        runner = HfRunner(load_place(view)(model.eval(), options), processor)
+        runner.check_prompts()
     except ConsensusError:
         raise
     except Exception as error:  # a damaged processor breaks foreign code in any way
@@ -385,7 +385,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
             f"model={path!r}: its processor cannot read a picture ({type(error).__name__}: {error}). Fetch its "
             "preprocessor_config.json, processor_config.json and tokenizer again"
         ) from error
-    return host
+    return runner
 
 
 def processor_of(path: str, code: dict[str, Any]) -> transformers.ProcessorMixin:

@@ -11,14 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from llava_consensus.errors import MissingDependency, OptionError
-from llava_consensus.evaluation.models.base import Encoded, Prompt
-from llava_consensus.evaluation.models.llava import CONVERSATION, LlavaHost, chosen_conversation, quietly_loaded
+from llava_consensus.evaluation.models.base import Encoding, Prompt
+from llava_consensus.evaluation.models.llava import CONVERSATION, LlavaRunner, chosen_conversation, quietly_loaded
 from llava_consensus.evaluation.models.loading import Loading, incomplete_refused, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.remote.internvl_chat import InternVLChat
 
 
-class InternVLChatHost(LlavaHost):
+class InternVLChatRunner(LlavaRunner):
     """An InternVL-Chat model with its tokenizer and image processor. Its code makes mask and positions from the length
     of the cache and answers no padded batch, so prompts are asked one by one, and `generate` gives the prompt back in
     front of the answer.
@@ -33,11 +33,11 @@ class InternVLChatHost(LlavaHost):
         del inputs["image_sizes"]
         return inputs
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
         """Each prompt alone."""
         return [[row] for row in range(len(ids))]
 
-    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+    def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the model's own `generate`."""
         ids, mask = self.pad(rows)
         images = self.blank(pictures) if pictures else None
@@ -52,7 +52,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return {"conversation": chosen_conversation(conversation, CONVERSATION)}
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> InternVLChatHost:
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> InternVLChatRunner:
     """An InternVL-Chat checkpoint with its tokenizer and image processor, by the loader of its authors' package.
 
     Args:
@@ -91,4 +91,4 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         )
     loading.cast(model)
     refuse_not_finite(path, model)
-    return InternVLChatHost(model.eval(), tokenizer, processor)
+    return InternVLChatRunner(model.eval(), tokenizer, processor)

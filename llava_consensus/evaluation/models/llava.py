@@ -29,9 +29,9 @@ from llava_consensus.evaluation.files import Record, read_json
 from llava_consensus.evaluation.media import shrink_to_pad
 from llava_consensus.evaluation.models.base import (
     Answer,
-    Encoded,
-    Host,
+    Encoding,
     Prompt,
+    Runner,
     answers_of,
     last_row_alone,
     shape_of,
@@ -71,7 +71,7 @@ NAMED = 4  # names in a message
 REPEATS = hasattr(transformers.DynamicCache, "batch_repeat_interleave")  # whether a cache can go to several rows
 
 
-class LlavaHost(Host):
+class LlavaRunner(Runner):
     """A LLaVA model with its tokenizer and image processor.
 
     Args:
@@ -125,7 +125,7 @@ class LlavaHost(Host):
         return to_ids(prompt, pictures, self.tokenizer, getattr(self.model.config, "mm_use_im_start_end", False))
 
     @torch.inference_mode()
-    def encode(self, images: list[Any]) -> list[Encoded]:
+    def encode(self, images: list[Any]) -> list[Encoding]:
         """Pictures through preprocessing, vision tower and projector, in one batch where they have one shape."""
         from llava.mm_utils import process_images
 
@@ -137,7 +137,7 @@ class LlavaHost(Host):
             encoded = attachment.encode(batch, [len(picture) for picture in tiles])
         attached = attachment.method, attachment.budget
         return [
-            Encoded(part, picture.ndim == 4, image.size, *attached)
+            Encoding(part, picture.ndim == 4, image.size, *attached)
             for image, picture, part in zip(images, pixels, encoded, strict=True)
         ]
 
@@ -156,7 +156,7 @@ class LlavaHost(Host):
             "image_sizes": [image.size],
         }
 
-    def groups(self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor]) -> list[list[int]]:
+    def groups(self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor]) -> list[list[int]]:
         """Rows that are answered together: all without pictures, and those with pictures that begin alike."""
         by_front: dict[Any, list[int]] = {}
         for row in range(len(ids)):
@@ -165,7 +165,7 @@ class LlavaHost(Host):
         return list(by_front.values())
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together; what they begin with alike is read once."""
         places, shown = self._places(attachment, encoded)
@@ -184,7 +184,7 @@ class LlavaHost(Host):
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return answers_of(call, texts, [text_rows(row, [IMAGE_ID]) for row in ids], limit, places)
 
-    def _places(self, attachment: Attachment, encoded: list[list[Encoded]]) -> tuple[list[int], list[list[Encoded]]]:
+    def _places(self, attachment: Attachment, encoded: list[list[Encoding]]) -> tuple[list[int], list[list[Encoding]]]:
         """For each prompt which list of pictures it shows, and these lists: each once where that saves something, else
         one for each prompt.
         """
@@ -196,7 +196,7 @@ class LlavaHost(Host):
             return list(range(len(encoded))), encoded
         return places, [encoded[places.index(number)] for number in range(len(distinct))]
 
-    def _ask(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+    def _ask(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts by the official `generate`, in one left-padded batch; the call has the pictures' features."""
         ids, mask = self.pad(rows)
         output = self.model.generate(
@@ -208,7 +208,7 @@ class LlavaHost(Host):
         )
         return self.decode(output)
 
-    def _ask_after_words(self, pictures: list[Encoded], rows: list[Tensor], prompt: Prompt) -> list[str]:
+    def _ask_after_words(self, pictures: list[Encoding], rows: list[Tensor], prompt: Prompt) -> list[str]:
         """Texts of prompts [L] each that begin with the same words; their pictures are put in for each of them.
 
         Args:
@@ -223,7 +223,7 @@ class LlavaHost(Host):
         return self.decode(output)
 
     def _ask_after_pictures(
-        self, pictures: list[list[Encoded]], owners: list[int], rows: list[Tensor], prompt: Prompt
+        self, pictures: list[list[Encoding]], owners: list[int], rows: list[Tensor], prompt: Prompt
     ) -> list[str]:
         """Texts of prompts whose pictures are read once, whatever is asked about them.
 
@@ -256,7 +256,7 @@ class LlavaHost(Host):
         output: Tensor = transformers.GenerationMixin.generate(self.model, *ids, **inputs, **self.generation(prompt))
         return output
 
-    def _assembled(self, rows: list[Tensor], pictures: list[Encoded]) -> tuple[Tensor, Tensor, int]:
+    def _assembled(self, rows: list[Tensor], pictures: list[Encoding]) -> tuple[Tensor, Tensor, int]:
         """Sequences [R, S, D] of prompts that begin with the same words, with their pictures and with padding after
         those words; which rows [R, S] are no padding; and how many rows stand in front of the first picture.
         """
@@ -279,7 +279,7 @@ class LlavaHost(Host):
         inputs = {"inputs_embeds": embeds, "attention_mask": mask, "position_ids": positions}
         return inner(**inputs, past_key_values=cache, use_cache=True).past_key_values
 
-    def blank(self, encoded: list[Encoded]) -> list[Tensor] | Tensor:
+    def blank(self, encoded: list[Encoding]) -> list[Tensor] | Tensor:
         """Pictures without pixels, of the shape the official function looks at."""
         device, dtype = self.model.device, self.model.dtype
         blank = [torch.empty(len(picture.tiles.projected), 3, 0, 0, device=device, dtype=dtype) for picture in encoded]
@@ -427,9 +427,9 @@ def check_sizes(path: str) -> None:
         )
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaHost:
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> LlavaRunner:
     """The host of a checkpoint, see `load_official`, with all options of the host."""
-    return LlavaHost(*load_official(path, loading), options=options)
+    return LlavaRunner(*load_official(path, loading), options=options)
 
 
 def load_official(path: str, loading: Loading) -> tuple[Any, Any, Any]:

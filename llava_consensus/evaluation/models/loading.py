@@ -31,7 +31,7 @@ from llava_consensus.methods import truth
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
-    from llava_consensus.evaluation.models.base import Host
+    from llava_consensus.evaluation.models.base import Runner
     from llava_consensus.reduction.method import Method
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -204,7 +204,7 @@ class Loading:
         return self
 
 
-def load(model: str, loading: Loading | None = None, host_options: Mapping[str, str] | None = None) -> "Host":
+def load(model: str, loading: Loading | None = None, host_options: Mapping[str, str] | None = None) -> "Runner":
     """Loads a checkpoint folder or hub name with the official loader of its package.
 
     Args:
@@ -223,8 +223,8 @@ def load(model: str, loading: Loading | None = None, host_options: Mapping[str, 
     checkpoint.files()
     keep_freed_memory()
     with _nobody_is_asked():
-        host: Host = _of_kind(entry, loading, "load")(str(checkpoint.folder), loading, entry.view, options)
-    return host
+        runner: Runner = _of_kind(entry, loading, "load")(str(checkpoint.folder), loading, entry.view, options)
+    return runner
 
 
 @contextmanager

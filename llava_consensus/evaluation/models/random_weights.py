@@ -1,6 +1,6 @@
 """Models of a published size with random weights: what times, memory and FLOPs are measured on without a checkpoint.
 
-    plan("llava-1.5-7b", Loading(dtype="float16")).host()
+    plan("llava-1.5-7b", Loading(dtype="float16")).runner()
 
 A plan knows what its weights take before any of them is allocated. They are drawn by the model's own initialisation,
 straight in the type and on the device that are measured.
@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from llava_consensus.errors import OptionError, missing_extra, unknown_name
-from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts import view_of
 from llava_consensus.hosts.environment import check_version
@@ -124,8 +124,8 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A model of a size, on the device "meta" until `host` is called."""
+class RandomModel:
+    """A model of a size, on the device "meta" until `runner` is called."""
 
     size: Size
     model: transformers.PreTrainedModel
@@ -145,7 +145,7 @@ class Plan:
         numbers = 2 * text.num_hidden_layers * text.num_key_value_heads * width
         return numbers * (BEFORE + self.size.tokens + AFTER) * self.model.dtype.itemsize
 
-    def host(self) -> HfHost:
+    def runner(self) -> HfRunner:
         """Allocates the weights and draws them, always the same ones.
 
         Raises:
@@ -155,10 +155,10 @@ class Plan:
         torch.manual_seed(0)
         model = self.model.to_empty(device=self.device)
         model.init_weights()
-        return HfHost(view_of(model.eval(), self.host_options), processor)
+        return HfRunner(view_of(model.eval(), self.host_options), processor)
 
 
-def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> Plan:
+def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = None) -> RandomModel:
     """A model of a size that is not allocated yet.
 
     Args:
@@ -184,4 +184,4 @@ def plan(name: str, loading: Loading, host_options: Mapping[str, str] | None = N
         model = getattr(transformers, f"{size.family}ForConditionalGeneration")._from_config(
             config, dtype=dtype, **kernel
         )
-    return Plan(size, model, device, host_options or {})
+    return RandomModel(size, model, device, host_options or {})

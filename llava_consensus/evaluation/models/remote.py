@@ -16,7 +16,7 @@ from torch import Tensor
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import DataError, OptionError, unknown_name
 from llava_consensus.evaluation.files import read_json
-from llava_consensus.evaluation.models.base import Answer, Encoded, Host, Prompt, answers_of
+from llava_consensus.evaluation.models.base import Answer, Encoding, Prompt, Runner, answers_of
 from llava_consensus.evaluation.models.loading import Loading, refuse_incomplete, refuse_not_finite
 from llava_consensus.hosts.attachment import Attachment
 from llava_consensus.hosts.pretrained import load_pretrained
@@ -32,7 +32,7 @@ COGVLM_TEMPLATES = ("base", "chat", "chat_old", "vqa")  # of CogVLM's `build_con
 ANSWER = " Answer:"  # after every question in Qwen-VL's own evaluation
 
 
-class RemoteHost(Host):
+class RemoteRunner(Runner):
     """A model that carries its own code, with its tokenizer."""
 
     @property
@@ -54,13 +54,13 @@ class RemoteHost(Host):
         return {}
 
     @torch.inference_mode()
-    def encode(self, images: list[Any]) -> list[Encoded]:
+    def encode(self, images: list[Any]) -> list[Encoding]:
         """Pictures through the model's own preprocessing, tower and projector, in one batch."""
         pixels = torch.stack([self.pixels(image) for image in images])
         with self.attachment() as attachment, attachment.call():
             tiles = attachment.encode(pixels.to(self.model.device, self.model.dtype), [1] * len(images))
         attached = attachment.method, attachment.budget
-        return [Encoded(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
+        return [Encoding(part, False, image.size, *attached) for image, part in zip(images, tiles, strict=True)]
 
     def rows(self, prompt: Prompt, pictures: int = 1) -> tuple[int, int]:
         """Rows of a prompt that are no pictures, and how many of them follow the last picture."""
@@ -78,7 +78,7 @@ class RemoteHost(Host):
         return self.words(prompt, pictures)["input_ids"]
 
     def answer_group(
-        self, attachment: Attachment, encoded: list[list[Encoded]], ids: list[Tensor], prompts: list[Prompt]
+        self, attachment: Attachment, encoded: list[list[Encoding]], ids: list[Tensor], prompts: list[Prompt]
     ) -> list[Answer]:
         """Answers of prompts that are asked together, in one left-padded batch."""
         counts = [len(pictures) for pictures in encoded]
@@ -100,7 +100,7 @@ def _padded(rows: list[Tensor]) -> Tensor:
     return torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
 
 
-class QwenVLHost(RemoteHost):
+class QwenVLRunner(RemoteRunner):
     """Qwen-VL, which reads pictures from files that its prompts name."""
 
     reserved = ("<img>", "</img>", "<imgpad>")
@@ -163,7 +163,7 @@ class QwenVLHost(RemoteHost):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-class CogVLMHost(RemoteHost):
+class CogVLMRunner(RemoteRunner):
     """CogVLM, which reads at most one picture in a prompt."""
 
     def shape(self, text: int = 0) -> Shape:
@@ -223,10 +223,12 @@ class CogVLMHost(RemoteHost):
         return built
 
 
-def host_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteHost:
-    """The host of a view of Qwen-VL or CogVLM."""
-    host_class = next(host for kind, host in ((QwenVLChat, QwenVLHost), (CogVLM, CogVLMHost)) if isinstance(view, kind))
-    return host_class(view, tokenizer)
+def runner_of(view: QwenVLChat | CogVLM, tokenizer: "PreTrainedTokenizerBase | None" = None) -> RemoteRunner:
+    """The runner of a view of Qwen-VL or CogVLM."""
+    runner_class = next(
+        runner for kind, runner in ((QwenVLChat, QwenVLRunner), (CogVLM, CogVLMRunner)) if isinstance(view, kind)
+    )
+    return runner_class(view, tokenizer)
 
 
 def check(model: str, conversation: str | None, videos: bool, options: Mapping[str, str]) -> dict[str, Any]:
@@ -246,7 +248,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return {"conversation": conversation}
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> RemoteHost:
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> RemoteRunner:
     """A checkpoint that carries its own code, which the user trusts (checked before), with its tokenizer.
 
     Args:
@@ -274,4 +276,4 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
     if loading.device_map is None and loading.bits is None:
         model.to(loading.device)
     refuse_not_finite(path, model)
-    return host_of(load_place(view)(model.eval(), options), tokenizer)
+    return runner_of(load_place(view)(model.eval(), options), tokenizer)

@@ -14,7 +14,7 @@ from torch import Tensor
 from llava_consensus.entry_points import load_place
 from llava_consensus.errors import OptionError
 from llava_consensus.evaluation.models.base import Answer, Clip, Prompt
-from llava_consensus.evaluation.models.hf import HfHost, processor_of
+from llava_consensus.evaluation.models.hf import HfRunner, processor_of
 from llava_consensus.evaluation.models.hf import check as check_hf
 from llava_consensus.evaluation.models.loading import Loading
 from llava_consensus.hosts.base import PictureOutcome
@@ -43,7 +43,7 @@ def check(model: str, conversation: str | None, videos: bool, options: Mapping[s
     return check_hf(model, conversation, videos, options)
 
 
-def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "VllmHost":
+def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> "VllmRunner":
     """A checkpoint of transformers; its weights are loaded by vLLM when a method is attached.
 
     Args:
@@ -62,7 +62,7 @@ def load(path: str, loading: Loading, view: str, options: Mapping[str, str]) -> 
         own = made(model.eval(), options)
     if own.preprocessing:
         raise OptionError(f"engine='vllm' lays pictures out as the checkpoint says: leave {dict(options)} out")
-    return VllmHost(own, processor_of(path, {}), path, loading)
+    return VllmRunner(own, processor_of(path, {}), path, loading)
 
 
 class Shown(NamedTuple):
@@ -95,7 +95,7 @@ class Served:
         self.active = False
 
 
-class VllmHost(HfHost):
+class VllmRunner(HfRunner):
     """A model in vLLM, started anew for another method or budget.
 
     Args:

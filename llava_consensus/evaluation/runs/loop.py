@@ -2,7 +2,7 @@
 
 `run(RunConfig(make("gqa"), make("consensusdrop"), Budget(64)), Path("results"))` is what `llava-consensus eval gqa
 --tokens 64` does. Everything cheap is checked before weights load (`configuration.py`). The vision tower runs once per
-picture, however many questions there are about it (`pictures.py`). An `Asker` asks the host in batches: pictures in,
+picture, however many questions there are about it (`pictures.py`). An `Asker` asks the runner in batches: pictures in,
 records out. With several workers each has an `Asker` of its own for its shards (`WorkerFactory`, `workers.py`), and
 the run ends with the same files. Stopped at any moment, the same call resumes, with any
 number of workers, asks nothing twice and ends with the metrics of an undisturbed run (`store.py`).
@@ -23,7 +23,7 @@ from llava_consensus.evaluation import models
 from llava_consensus.evaluation.benchmarks import Question
 from llava_consensus.evaluation.checksums import changed_pictures, picture_checksums
 from llava_consensus.evaluation.files import ANSWERS, CONFIG, METRICS, SCORES, Record, check_shape
-from llava_consensus.evaluation.models import CLIPS, Answer, Encoded, Host, Loading
+from llava_consensus.evaluation.models import CLIPS, Answer, Encoding, Loading, Runner
 from llava_consensus.evaluation.progress import counted
 from llava_consensus.evaluation.runs import metrics
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 BATCHES = 4  # in a shard
 DECIMALS = 6  # of measures
 
-HostLoader = Callable[[str, Loading, Mapping[str, str]], Host]  # model, loading, options of the host
+RunnerLoader = Callable[[str, Loading, Mapping[str, str]], Runner]  # model, loading, options of the host
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RunResult:
 
 
 def run(
-    config: RunConfig, out: Path, execution: Execution | None = None, host_loader: HostLoader | None = None
+    config: RunConfig, out: Path, execution: Execution | None = None, runner_loader: RunnerLoader | None = None
 ) -> RunResult:
     """Evaluates one configuration, resumes it, or reads its complete result.
 
@@ -70,17 +70,17 @@ def run(
         config: what is measured.
         out: folder of all runs; this one gets a folder of its own in it.
         execution: how it is carried out.
-        host_loader: instead of `models.load`; importable from other processes, for several workers and to isolate a
+        runner_loader: instead of `models.load`; importable from other processes, for several workers and to isolate a
             question that kills its process.
     Raises:
         ConsensusError: everything the user can mend, see `errors.py`; Interrupted on Ctrl-C.
     """
     execution = execution or Execution()
     execution.check()
-    return evaluate(prepare(config), out, execution, host_loader or models.load)
+    return evaluate(prepare(config), out, execution, runner_loader or models.load)
 
 
-def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLoader) -> RunResult:
+def evaluate(plan: RunPlan, out: Path, execution: Execution, runner_loader: RunnerLoader) -> RunResult:
     """Like `run`, for a configuration that is checked already."""
     _check(plan, execution)
     with open_run(out, plan.description, {question.index for question in plan.questions}) as folder:
@@ -100,7 +100,7 @@ def evaluate(plan: RunPlan, out: Path, execution: Execution, host_loader: HostLo
                 log.info("%s: going on after %d of %d questions", folder.path, len(done), len(plan.questions))
             _tell_missing(plan, pending)
             try:
-                seconds = _ask(plan, folder, pending, again, execution, host_loader)
+                seconds = _ask(plan, folder, pending, again, execution, runner_loader)
             except KeyboardInterrupt:
                 count = f"{len(folder.done)} of {len(plan.questions)}"
                 raise Interrupted(f"stopped after {count} questions. The same command resumes: {folder.path}") from None
@@ -198,7 +198,7 @@ def _complete(plan: RunPlan, folder: Run, stored: Record, execution: Execution) 
 
 
 def _ask(
-    plan: RunPlan, folder: Run, pending: list[Question], again: set[int], execution: Execution, load: HostLoader
+    plan: RunPlan, folder: Run, pending: list[Question], again: set[int], execution: Execution, load: RunnerLoader
 ) -> float:
     """Asks what is pending and stores it as it comes. Returns the seconds it took; loading is counted only where
     several workers load at different times.
@@ -224,9 +224,9 @@ def _ask(
     if apart:
         results = one_by_one(WorkerFactory(plan, 1, 1, load), apart)
         _store(plan, folder, _recorded(results, questions), again, execution)
-    host = load(plan.model, plan.loading, plan.host_options)
+    runner = load(plan.model, plan.loading, plan.host_options)
     start = time.perf_counter()
-    asker = Asker(plan, host, metrics.budget_of(plan, host))
+    asker = Asker(plan, runner, metrics.budget_of(plan, runner))
     rest = [index for index in questions if index not in {*alone, *apart}]
     for indexes, size in ((alone, 1), (rest, execution.batch)):
         left = [questions[index] for index in indexes]
@@ -268,23 +268,23 @@ def _recorded(outcomes: Iterable[tuple[Shard, Result | Died]], questions: Mappin
 
 @dataclass(frozen=True)
 class Asker:
-    """A run, the host that answers for it, and the budget its method is given there."""
+    """A run, the runner that answers for it, and the budget its method is given there."""
 
     plan: RunPlan
-    host: Host
+    runner: Runner
     budget: Budget | Share
 
     def batches(self, questions: Sequence[Question], size: int) -> Iterator[Result]:
         """Answers and errors of each `size` questions, in their order, with the run's method attached."""
         files = [self.plan.pictures(question) for question in questions]
         capacity = CAPACITY // max(1, self.plan.benchmark.frames)
-        cache = EncodingCache(self.host, files, reader(self.plan), capacity)
-        with self.host.attach(self.plan.method, self.budget):
+        cache = EncodingCache(self.runner, files, reader(self.plan), capacity)
+        with self.runner.attach(self.plan.method, self.budget):
             for first in range(0, len(questions), size):
                 group = questions[first : first + size]
                 yield self._results(group, cache.fetch(files[first : first + size]))
 
-    def _results(self, questions: Sequence[Question], encodings: Sequence[list[Encoded] | ImageError]) -> Result:
+    def _results(self, questions: Sequence[Question], encodings: Sequence[list[Encoding] | ImageError]) -> Result:
         """Answers, and a record of each question that cannot be asked or that the model fails at."""
         errors, asked = [], []
         for question, own in zip(questions, encodings, strict=True):
@@ -305,7 +305,7 @@ class Asker:
             log.info("a batch of %d questions failed; each is asked alone", len(asked))
         return _joined([Result([], errors), *(self._one(question, own) for question, own in asked)])
 
-    def _one(self, question: Question, own: list[Encoded]) -> Result:
+    def _one(self, question: Question, own: list[Encoding]) -> Result:
         """The answer to one question, or the record of why there is none."""
         try:
             return Result(self._answer([(question, own)]), [])
@@ -317,11 +317,11 @@ class Asker:
             raise_if_device_failed(error, f"question {question.index}")
             return Result([], [error_record(question, describe(error), "model")])
 
-    def _answer(self, asked: Sequence[tuple[Question, list[Encoded]]]) -> list[Record]:
+    def _answer(self, asked: Sequence[tuple[Question, list[Encoding]]]) -> list[Record]:
         if not asked:
             return []
         prompts = [self.plan.prompt(question) for question, _ in asked]
-        answers = self.host.answer([encoded for _, encoded in asked], prompts)
+        answers = self.runner.answer([encoded for _, encoded in asked], prompts)
         return [self._record(question, answer) for (question, _), answer in zip(asked, answers, strict=True)]
 
     def _record(self, question: Question, answer: Answer) -> Record:
@@ -356,7 +356,7 @@ class Asker:
 
     @cached_property
     def _costs(self) -> AnswerCosts:
-        return AnswerCosts(self.plan.method, self.budget, shape_of(self.plan, self.host))
+        return AnswerCosts(self.plan.method, self.budget, shape_of(self.plan, self.runner))
 
 
 def _joined(results: Iterable[Result]) -> Result:
@@ -378,12 +378,12 @@ def _measures(answer: Answer) -> Record:
 
 @dataclass(frozen=True)
 class WorkerFactory:
-    """Makes what a worker does, in the worker's process: it loads a host of its own, then asks shards."""
+    """Makes what a worker does, in the worker's process: it loads a runner of its own, then asks shards."""
 
     plan: RunPlan
     batch: int
     workers: int
-    loader: HostLoader
+    loader: RunnerLoader
 
     def __call__(self, number: int) -> Callable[[Shard], Result]:
         """The function from a shard to its records. Workers share the GPUs, or the cores of the CPU."""
@@ -394,8 +394,8 @@ class WorkerFactory:
             device = f"cuda:{number % torch.cuda.device_count()}"
         if device == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.workers))
-        host = self.loader(plan.model, replace(plan.loading, device=device), plan.host_options)
-        asker = Asker(plan, host, budget_of(plan, host))
+        runner = self.loader(plan.model, replace(plan.loading, device=device), plan.host_options)
+        asker = Asker(plan, runner, budget_of(plan, runner))
         questions = {question.index: question for question in plan.questions}
 
         def work(shard: Shard) -> Result:

@@ -18,7 +18,7 @@ from typing import Any
 
 from llava_consensus.errors import DataError
 from llava_consensus.evaluation.files import MAYBE_NUMBER, NUMBER, Record, gc_paused, misread
-from llava_consensus.evaluation.models import Host, Prompt
+from llava_consensus.evaluation.models import Prompt, Runner
 from llava_consensus.evaluation.models.base import Prefill
 from llava_consensus.evaluation.runs.configuration import RunPlan, versions
 from llava_consensus.evaluation.runs.store import Run
@@ -43,13 +43,13 @@ SHAPE = {  # of metrics.json, as far as it is read again
 PARTS = ("llm", "vision", "method", "total")  # of FLOPs
 
 
-def budget_of(plan: RunPlan, host: Host) -> Budget | Share:
+def budget_of(plan: RunPlan, runner: Runner) -> Budget | Share:
     """The budget the plan's method is given on this model: all tokens of a picture where the method reduces nothing.
 
     Raises:
         OptionError: where no budget costs what the plan says.
     """
-    shape = shape_of(plan, host)
+    shape = shape_of(plan, runner)
     available = shape.available
     if plan.budget is None:
         return Budget(available)
@@ -62,17 +62,17 @@ def budget_of(plan: RunPlan, host: Host) -> Budget | Share:
             available,
         )
     asked = ((plan.prompt(question), plan.shown(question)) for question in plan.questions)
-    return match_budget(host, plan.method, plan.budget, plan.match, asked, shape)
+    return match_budget(runner, plan.method, plan.budget, plan.match, asked, shape)
 
 
-def shape_of(plan: RunPlan, host: Host) -> Shape:
+def shape_of(plan: RunPlan, runner: Runner) -> Shape:
     """Sizes of the model with a prompt of what a question shows: a picture of the most tiles, or a clip of frames."""
-    shape = host.shape()
+    shape = runner.shape()
     return shape._replace(tiles=plan.benchmark.frames) if plan.clips else shape
 
 
 def match_budget(
-    host: Host,
+    runner: Runner,
     method: Method,
     budget: Budget,
     by: str,
@@ -88,9 +88,9 @@ def match_budget(
     Raises:
         OptionError: where no budget does.
     """
-    shape = shape or host.shape()
+    shape = shape or runner.shape()
     if by == "flops":  # of the mean prompt of those of the first questions that have a picture
-        rows = [host.rows(prompt, pictures) for prompt, pictures in islice(asked, TYPICAL) if pictures] or [(0, 0)]
+        rows = [runner.rows(prompt, pictures) for prompt, pictures in islice(asked, TYPICAL) if pictures] or [(0, 0)]
         text, question = (round(sum(column) / len(rows)) for column in zip(*rows, strict=True))
         shape = shape._replace(text=text, question=question)
     given = match(method, budget, shape, by)
@@ -118,7 +118,7 @@ class AnswerCosts:
         tokens: Sequence[int] = (),
         outcomes: Sequence[PictureOutcome] = (),
     ) -> Record:
-        """The entry `account` of an answer's metadata; nothing where the host does not tell what it read.
+        """The entry `account` of an answer's metadata; nothing where the runner does not tell what it read.
 
         Args:
             prefill: what was read.
@@ -209,7 +209,7 @@ def run_costs(answers: Sequence[Record], by: str) -> Record | None:
         by: what the budget was matched by.
     Returns:
         The entry `account` of metrics.json, in which a number is None where the method cannot tell it; None where the
-        host did not tell what it read.
+        runner did not tell what it read.
     """
     rows = [answer["metadata"]["account"] for answer in answers if "account" in answer["metadata"]]
     if not rows or len(rows) != len(answers):

@@ -8,7 +8,7 @@ from PIL import Image
 
 from llava_consensus.errors import ConsensusError, ImageError
 from llava_consensus.evaluation.media import open_image, read_clip, read_frames, reason
-from llava_consensus.evaluation.models import Encoded, Host
+from llava_consensus.evaluation.models import Encoding, Runner
 from llava_consensus.evaluation.models.base import Clip
 from llava_consensus.evaluation.runs.configuration import RunPlan
 from llava_consensus.evaluation.runs.execution import raise_if_device_failed
@@ -41,18 +41,18 @@ class EncodingCache:
     """Encodings by file: the vision tower runs once per picture, and an encoding is forgotten after its last question.
 
     Args:
-        host: encodes.
+        runner: encodes.
         asked: files of each question that will be asked, in order.
         read: opens a file, see `reader`.
         capacity: files that are kept at most.
     """
 
-    def __init__(self, host: Host, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
-        self._host, self._read, self._capacity = host, read, max(1, capacity)
+    def __init__(self, runner: Runner, asked: Iterable[Sequence[Path]], read: Reader, capacity: int = CAPACITY) -> None:
+        self._host, self._read, self._capacity = runner, read, max(1, capacity)
         self._ahead = Counter(path for paths in asked for path in paths)  # questions still to come about each file
-        self._held: OrderedDict[Path, list[Encoded] | ImageError] = OrderedDict()
+        self._held: OrderedDict[Path, list[Encoding] | ImageError] = OrderedDict()
 
-    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoded] | ImageError]:
+    def fetch(self, asked: Sequence[Sequence[Path]]) -> list[list[Encoding] | ImageError]:
         """For each question the encodings of its files, or the error of the first that is unreadable."""
         fresh: dict[Path, list[Image.Image | Clip]] = {}
         needed = list(dict.fromkeys(path for paths in asked for path in paths))
@@ -66,7 +66,7 @@ class EncodingCache:
                     self._held.update(self._encode(fresh))
                     fresh = {}
         self._held.update(self._encode(fresh))
-        found: list[list[Encoded] | ImageError] = []
+        found: list[list[Encoding] | ImageError] = []
         for paths in asked:
             held = [self._held[path] for path in paths]
             unreadable = next((one for one in held if isinstance(one, ImageError)), None)
@@ -80,7 +80,7 @@ class EncodingCache:
             self._held.popitem(last=False)
         return found
 
-    def _encode(self, fresh: dict[Path, list[Image.Image | Clip]]) -> dict[Path, list[Encoded] | ImageError]:
+    def _encode(self, fresh: dict[Path, list[Image.Image | Clip]]) -> dict[Path, list[Encoding] | ImageError]:
         """Encodings by file, all in one batch; file by file where that fails, so that one does not spoil the others."""
         if not fresh:
             return {}

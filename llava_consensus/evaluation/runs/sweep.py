@@ -11,10 +11,10 @@ from pathlib import Path
 
 from llava_consensus.errors import ConsensusError, Interrupted
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models import Host, Loading
+from llava_consensus.evaluation.models import Loading, Runner
 from llava_consensus.evaluation.runs.configuration import RunConfig, RunPlan, prepare
 from llava_consensus.evaluation.runs.execution import Execution
-from llava_consensus.evaluation.runs.loop import HostLoader, RunResult, evaluate
+from llava_consensus.evaluation.runs.loop import RunnerLoader, RunResult, evaluate
 from llava_consensus.evaluation.runs.store import ALL
 from llava_consensus.reduction.budget import Budget, Share, most_first
 from llava_consensus.reduction.method import Method
@@ -57,7 +57,7 @@ def cells(full: Sequence[RunConfig], methods: Sequence[Method], budgets: Sequenc
 
 
 def sweep(
-    grid: Sequence[Cell], out: Path, execution: Execution, host_loader: HostLoader | None = None
+    grid: Sequence[Cell], out: Path, execution: Execution, runner_loader: RunnerLoader | None = None
 ) -> Iterator[Cell]:
     """Runs every cell and yields it with its result; a failed one is yielded with its error, and the next is run.
 
@@ -65,12 +65,12 @@ def sweep(
         grid: as `cells` makes it.
         out: folder of all runs.
         execution: how they are carried out.
-        host_loader: instead of `models.load`.
+        runner_loader: instead of `models.load`.
     Raises:
         ConsensusError: for an impossible execution, before anything is loaded; Interrupted on Ctrl-C.
     """
     execution.check()
-    load = host_loader or models.load
+    load = runner_loader or models.load
     loader = load if execution.workers > 1 else LoadedOnce(load)
     for cell in grid:
         try:
@@ -82,18 +82,18 @@ def sweep(
 
 
 class LoadedOnce:
-    """A loader that loads a host once for all runs in a row that ask for the same one."""
+    """A loader that loads a runner once for all runs in a row that ask for the same one."""
 
-    def __init__(self, loader: HostLoader) -> None:
+    def __init__(self, loader: RunnerLoader) -> None:
         self._loader = loader
         self._key: tuple[str, Loading, Mapping[str, str]] | None = None
-        self._host: Host
+        self._host: Runner
 
-    def __reduce__(self) -> tuple[type, tuple[HostLoader]]:
-        """For another process, which loads a host of its own."""
+    def __reduce__(self) -> tuple[type, tuple[RunnerLoader]]:
+        """For another process, which loads a runner of its own."""
         return LoadedOnce, (self._loader,)
 
-    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Host:
+    def __call__(self, model: str, loading: Loading, host_options: Mapping[str, str]) -> Runner:
         key = model, loading, host_options
         if self._key != key:
             self._host, self._key = self._loader(*key), key

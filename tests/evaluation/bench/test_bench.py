@@ -31,7 +31,7 @@ from llava_consensus.evaluation.bench.timing import (
     refuse_too_large,
     reset_peak,
 )
-from llava_consensus.evaluation.models import Host, Loading, Prompt
+from llava_consensus.evaluation.models import Loading, Prompt, Runner
 from llava_consensus.reduction.budget import Budget
 from llava_consensus.reduction.costs import SHAPES, account
 from llava_consensus.reduction.method import Shape
@@ -45,7 +45,7 @@ hf = pytest.mark.skipif(VERSION < (5, 19), reason="models of transformers need >
 
 
 @pytest.fixture(scope="module")
-def mini() -> Host:
+def mini() -> Runner:
     return load(MINI, Loading("cpu"))
 
 
@@ -213,7 +213,7 @@ def test_a_protocol_that_cannot_be_followed_is_refused(change: dict[str, int]) -
         Protocol(**change)
 
 
-def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Host) -> None:
+def test_what_a_model_cannot_have_is_left_out_with_the_reason(mini: Runner) -> None:
     names, shape = ["random", "sparsevlm:version=1.0", "full"], prompt_shape(mini, PROMPT, PICTURE)
     cases, left_out = cases_of(mini, names, [Budget(64), Budget(65)], shape, "kept", one_word_method)
     assert [(row.title, row.tokens) for row in cases] == [
@@ -268,7 +268,7 @@ def test_random_weights_are_planned_before_they_are_allocated(tiny_size: None) -
 
     planned = plan("tiny", Loading("cpu", "bfloat16"))
     assert {weight.device.type for weight in planned.model.parameters()} == {"meta"}
-    host, again = planned.host(), plan("tiny", Loading("cpu", "bfloat16")).host()
+    host, again = planned.runner(), plan("tiny", Loading("cpu", "bfloat16")).runner()
     weights = dict(host.model.named_parameters())
     assert sum(weight.nbytes for weight in weights.values()) == planned.weight_bytes
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
@@ -313,10 +313,10 @@ def test_random_weights_refuse_what_only_a_checkpoint_can_have(tiny_size: None) 
 def test_a_size_that_does_not_fit_is_refused_before_it_is_allocated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from llava_consensus.evaluation.models.random_weights import Plan
+    from llava_consensus.evaluation.models.random_weights import RandomModel
 
     monkeypatch.setattr(timing, "free_bytes", lambda device: 8 << 30)
-    monkeypatch.setattr(Plan, "host", lambda self: pytest.fail("allocated"))
+    monkeypatch.setattr(RandomModel, "runner", lambda self: pytest.fail("allocated"))
     assert cli.main(["bench", "--shape", "llava-1.5-7b", "--device", "cpu", "--dtype", "float16"]) == 2
     error = capsys.readouterr().err
     assert "needs about 14.8 GiB (weights 13.2 GiB, cache 0.3 GiB), 8.0 GiB are free" in error

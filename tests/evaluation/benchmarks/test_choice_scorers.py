@@ -22,7 +22,7 @@ def test_sqa_golden_cases() -> None:
             return {"parsed": letter, "pred_idx": index, "correct": index == inputs["answer"]} == official
         try:
             rows = inputs.get("predictions") or list(map(json.loads, inputs.get("prediction_lines", "").splitlines()))
-            said = {one["question_id"]: sqa.Answer(one["text"] + "", "<image>" in one["prompt"]) for one in rows}
+            said = {one["question_id"]: sqa.ChoiceAnswer(one["text"] + "", "<image>" in one["prompt"]) for one in rows}
             ours = sqa.evaluate(inputs["problems"], inputs["pid_splits"][inputs["split"]], said)
         except (ValueError, KeyError, TypeError):
             return "raises" in official

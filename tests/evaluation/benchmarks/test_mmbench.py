@@ -60,7 +60,7 @@ def test_pictures_come_out_of_the_table_once_each(data: Path, tmp_path: Path) ->
     assert [one.images for one in questions] == [("5",)] * 3 + [("6",)] * 2
     host = FakeHost()
     asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
-    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: host)
+    result = run(asked, tmp_path / "out", Execution(progress=False), runner_loader=lambda *_: host)
     assert sorted(host.encoded) == [0, 255] and result.metrics["answered"] == 5
     assert "choices" not in json.loads((result.path / "config.json").read_text())
     recorded = json.loads((result.path / "answers.jsonl").read_text().splitlines()[0])
@@ -79,7 +79,7 @@ def test_a_damaged_picture_is_an_error_of_its_questions_only(data: Path, tmp_pat
         lines[number] = "\t".join(cells)
     table(data).write_text("\n".join(lines))
     asked = config(data, make_model(tmp_path / "model"), benchmark=make("mmbench"))
-    result = run(asked, tmp_path / "out", Execution(progress=False), host_loader=lambda *_: FakeHost())
+    result = run(asked, tmp_path / "out", Execution(progress=False), runner_loader=lambda *_: FakeHost())
     assert (result.metrics["answered"], result.metrics["errors"]) == (2, 3)
 
 

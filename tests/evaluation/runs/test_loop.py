@@ -100,14 +100,14 @@ def test_a_budget_meant_by_its_flops_is_another_run(
 
 def test_a_complete_run_is_read_without_loading_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
-    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
     assert again.metrics == first.metrics and again.asked == 0
 
 
 def test_lost_metrics_are_made_again_without_weights(data: Path, tmp_path: Path) -> None:
     first = go(data, tmp_path)
     (first.path / "metrics.json").unlink()
-    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
     assert steady(again.metrics) == steady(first.metrics)
 
 
@@ -119,7 +119,7 @@ def test_scores_lie_beside_metrics_and_are_made_again(data: Path, tmp_path: Path
     assert first.metrics["titles"]["benchmark"] == "Fake" and first.metrics["scale"] == 1.0
     assert first.metrics["chance"] == 0.0
     path.unlink()
-    again = loop.run(config(data, data / "model"), tmp_path, host_loader=no_load)
+    again = loop.run(config(data, data / "model"), tmp_path, runner_loader=no_load)
     assert again.metrics == first.metrics and read_lines(path, ()) == scores
 
 
@@ -348,7 +348,7 @@ def test_bad_input_stops_before_weights(
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(error, match=why):
-        loop.run(config(data, data / "model", **change), out, host_loader=no_load)
+        loop.run(config(data, data / "model", **change), out, runner_loader=no_load)
     assert not out.exists()
 
 

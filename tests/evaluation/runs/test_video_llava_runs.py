@@ -15,7 +15,7 @@ from PIL import Image
 from llava_consensus import cli
 from llava_consensus.errors import MissingDependency
 from llava_consensus.evaluation import models
-from llava_consensus.evaluation.models.hf import HfHost
+from llava_consensus.evaluation.models.hf import HfRunner
 from llava_consensus.hosts import view_of
 from llava_consensus.methods import make
 from llava_consensus.reduction.budget import Budget
@@ -59,9 +59,9 @@ def loadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor = hf_checkpoints.video_llava(224)
     processor.video_processor = FrameByFrame(processor.image_processor)
 
-    def load(path: str, loading: Any, options: Any) -> HfHost:
+    def load(path: str, loading: Any, options: Any) -> HfRunner:
         model = transformers.VideoLlavaForConditionalGeneration.from_pretrained(path).eval()
-        return HfHost(view_of(model, options), processor)
+        return HfRunner(view_of(model, options), processor)
 
     monkeypatch.setattr(models, "load", load)
 
@@ -117,7 +117,7 @@ def test_a_package_that_a_processor_needs_is_named_in_one_line_before_weights_lo
 def test_a_prompt_longer_than_the_positions_of_the_model_is_noted() -> None:
     model = hf_models.CASES["llava"].build()
     model.config.text_config.max_position_embeddings = 40
-    host = HfHost(view_of(model), hf_checkpoints.PROCESSORS["llava"]())
+    host = HfRunner(view_of(model), hf_checkpoints.PROCESSORS["llava"]())
     prompts = [models.Prompt(text, max_new_tokens=2) for text in ("What?", "What is on the table in front?")]
     with host.attach(make("consensusdrop"), Budget(8)):
         (picture,) = host.encode([Image.new("RGB", (56, 56))])
