@@ -165,6 +165,13 @@ gallery: $(DEV_READY)  ## what methods keep of your own photographs: make galler
 ledger: $(READY)  ## published results, every budget by one account: make ledger ARGS="--sort average"
 	$(CLI) paper ledger $(ARGS)
 
+ifeq ($(origin MODEL) $(origin DATA),file file)  # photographs, where their model and questions have been made
+ifneq ($(and $(wildcard $(PHOTO)/config.json),$(wildcard playground/photo/eval/.complete)),)
+demo gallery: MODEL := $(PHOTO)
+demo: DATA := playground/photo
+endif
+endif
+
 demo: data  ## a page to play with, in the browser: two methods or two questions side by side; make demo ARGS="--port 8000"
 	$(PYTHON) -c "import gradio" 2>/dev/null || $(PYTHON) -m pip install -e ".[demo]"
 	$(CLI) demo --model $(MODEL) --data $(DATA) $(ARGS)

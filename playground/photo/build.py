@@ -219,7 +219,7 @@ def build_refcoco(folder: Path, split: str) -> None:
             item = view.items[qa.named[0]]
             box = [round(side * SCALE) for side in (item.x, item.y, item.x + item.width, item.y + item.height)]
             rows.append({"image": image, "sent": item.name, "bbox": box, "width": PIXELS, "height": PIXELS,
-                         "text": f"{qa.question}\n{SHORT}"})  # fmt: skip
+                         "text": f"{qa.question}\n{SHORT}", "boxes": "tenths"})  # fmt: skip
         if found:
             picture(folder / "train2014" / image, view)
     write_lines(folder / "refcoco_val.jsonl", rows)

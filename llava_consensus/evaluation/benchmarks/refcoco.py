@@ -2,7 +2,7 @@
 
 Data: DATA/eval/refcoco; `refcoco_val.jsonl` in the form that Qwen-VL's and InternVL's evaluations read (`image`,
 `sent`, `bbox` as left, top, right, bottom in pixels, `width`, `height`), pictures from COCO train2014. A line may hold
-`text`, the whole prompt for a model that was trained on other words.
+`text`, the whole prompt for a model that was trained on other words, and `boxes`, the unit of that model's numbers.
 Asked as LLaVA-1.5 was trained: its sentence for a region, greedy, at most 128 new tokens.
 Scored by the intersection over the union of the two boxes: accuracy at 0.5, and the mean. The first four numbers of an
 answer are the box; `boxes` says in what they count.
@@ -23,6 +23,7 @@ FILES = (DataFile("refcoco_val.jsonl", "the grounding data of github.com/QwenLM/
 FIELDS = ("image", "sent", "bbox", "width", "height")
 ASKED = "Please provide the bounding box coordinate of the region this sentence describes: {}"
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+UNITS = ("padded", "unit", "tenths", "thousand", "pixels")
 RIGHT = 0.5  # intersection over union
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -43,9 +44,9 @@ class RefCOCO(Benchmark):
     licence = "Apache-2.0; COCO pictures"
 
     boxes: str = base.option(
-        "padded", "unit", "tenths", "thousand", "pixels",
-        line="unit of the numbers in an answer: shares of the picture padded to a square (LLaVA), of the picture, its "
-        "tenths, its thousandths (Qwen-VL, InternVL), pixels",
+        "auto", *UNITS,
+        line="unit of the numbers in an answer: auto (that of the line, else padded), shares of the picture padded to "
+        "a square (LLaVA), of the picture, its tenths, its thousandths (Qwen-VL, InternVL), pixels",
     )  # fmt: skip
 
     def load(self, data: Path) -> list[Question]:
@@ -82,6 +83,8 @@ class RefCOCO(Benchmark):
             numbers = [*row["bbox"], row["width"], row["height"]] if isinstance(row["bbox"], list) else []
             if len(numbers) != 6 or not all(isinstance(one, int | float) and 0 <= one < 1e6 for one in numbers):
                 raise DataError(f"{path}, line {number}: bbox must be left, top, right, bottom in pixels")
+            if row.get("boxes", "padded") not in UNITS:
+                raise DataError(f"{path}, line {number}: boxes must be one of {', '.join(UNITS)}")
         return rows
 
 
@@ -97,6 +100,8 @@ def parse(text: str) -> Box | None:
 def in_pixels(box: Box, row: Mapping[str, Any], boxes: str) -> Box:
     """A box of an answer in pixels of its picture. The last tenth that a box touches belongs to it."""
     width, height = row["width"], row["height"]
+    if boxes == "auto":
+        boxes = row.get("boxes", "padded")
     if boxes == "pixels":
         return box
     side, left, top = max(width, height), 0.0, 0.0

@@ -47,8 +47,8 @@ def test_overlaps_and_answers_that_are_no_box(tmp_path: Path) -> None:
 
 
 def test_tenths_hold_the_last_one_they_touch(tmp_path: Path) -> None:
-    data = ask(tmp_path, text="Give the box of the dog.", bbox=[120, 40, 240, 120])
-    benchmark = make("refcoco", boxes="tenths")
+    data = ask(tmp_path, text="Give the box of the dog.", boxes="tenths", bbox=[120, 40, 240, 120])
+    benchmark = make("refcoco")
     assert benchmark.load(data)[0].text == "Give the box of the dog."
     assert benchmark.score([{"question_id": 0, "text": "3 2 5 5"}], data)["mean_iou"] == pytest.approx(100)
 
@@ -56,3 +56,5 @@ def test_tenths_hold_the_last_one_they_touch(tmp_path: Path) -> None:
 def test_a_damaged_box_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 1: bbox must be"):
         make("refcoco").load(ask(tmp_path, bbox=[1, 2, "x", 4]))
+    with pytest.raises(DataError, match="line 1: boxes must be one of padded, unit"):
+        make("refcoco").load(ask(tmp_path, boxes="inches"))
