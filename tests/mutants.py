@@ -1,14 +1,14 @@
-"""How much of the maths and of the hosts the tests hold: mutants of them, made by cosmic-ray, one change each,
-and tried in turn by those tests of its place that run the changed line. `make mutate SAMPLE=100` prints those that
-survive and how many do not.
+"""Share of mutants that the tests kill: mutants of each of PLACES, made by cosmic-ray, one change each, and tried in
+turn by those tests of its place that run the changed line. `make mutate SAMPLE=40` prints those that survive, and how
+many of the 40 of each place do not.
 
-    python tests/mutants.py list 100 > mutants.json   # where cosmic-ray is installed
-    python tests/mutants.py try mutants.json          # where the tests run
+    python tests/mutants.py list 40 > mutants.json    # where cosmic-ray is installed
+    python tests/mutants.py try mutants.json [240]    # where the tests run; for so many seconds
 
 The process that tries imports what is slow to import once and forks for every mutant. A mutant stands in the child's
 memory alone, in place of what Python would have read of the file, so that no file is ever changed. Which test runs
-which line, and which mutants were killed, is kept in files beside `mutants.json`: after a stop the same command goes
-on, and after a new test it asks the survivors alone.
+which line, and the verdicts, are kept in files beside `mutants.json`: after a stop the same command goes on, and after
+a test has changed it asks the survivors of its place again.
 """
 
 import ast
@@ -20,6 +20,8 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache, partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -30,29 +32,30 @@ HOSTS = tuple(
     f"tests/hosts/test_{name}.py"
     for name in (
         *("layouts", "shares", "newlines", "hf_hosts", "loops", "decoder", "llava_host", "llava_loops", "kept_axes"),
-        *("attachment", "language_models", "ladder", "towers"),
+        *("attachment", "language_models", "ladder", "towers", "calls", "tile_budgets", "caches", "video_llava"),
     )
 )
-TESTS = {  # of the files in each place
-    "llava_consensus/reduction/*.py": MATHS,
-    "llava_consensus/methods/*.py": MATHS,
-    "llava_consensus/hosts/*.py": HOSTS,
-    "llava_consensus/hosts/hf/*.py": HOSTS,
-    "llava_consensus/evaluation/benchmarks/*.py": ("tests/evaluation/benchmarks",),
-    "llava_consensus/serving/setting.py": ("tests/serving/test_setting.py",),
-    "llava_consensus/serving/plan.py": ("tests/serving/test_setting.py", "tests/serving/test_video.py"),
+PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # files of each place, and the tests that hold them
+    "reduction": (("reduction/*.py",), MATHS),
+    "methods": (("methods/*.py",), MATHS),
+    "hosts": (("hosts/*.py", "hosts/hf/*.py"), HOSTS),
+    "benchmarks": (("evaluation/benchmarks/*.py",), ("tests/evaluation/benchmarks",)),
+    "serving": (
+        ("serving/setting.py", "serving/plan.py"),
+        ("tests/serving/test_setting.py", "tests/serving/test_video.py"),
+    ),
 }
 LEFT_OUT = ("RemoveDecorator", "ExceptionReplacer")  # which say nothing of what is computed
 
 
-def mutants(sample: int) -> list[dict[str, object]]:
-    """`sample` of all mutants, drawn once and for all, without those of annotations."""
+def mutants(place: str) -> Iterator[dict[str, object]]:
+    """All mutants of a place, without those of annotations."""
     from cosmic_ray.ast import ast_nodes, get_ast_from_path
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator, operator_names
 
-    found = []
-    for path, tests in [(path, tests) for glob, tests in TESTS.items() for path in sorted(ROOT.glob(glob))]:
+    globs, tests = PLACES[place]
+    for path in sorted(path for glob in globs for path in (ROOT / "llava_consensus").glob(glob)):
         nodes, code = list(ast_nodes(get_ast_from_path(path))), path.read_text("utf-8")
         types = [
             (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset)
@@ -63,22 +66,28 @@ def mutants(sample: int) -> list[dict[str, object]]:
         for name in operator_names():
             if get_operator(name).arguments() or any(word in name for word in LEFT_OUT):
                 continue
-            places = [place for node in nodes for place in get_operator(name)().mutation_positions(node)]
-            for number, (start, _) in enumerate(places):
+            positions = [position for node in nodes for position in get_operator(name)().mutation_positions(node)]
+            for number, (start, _) in enumerate(positions):
                 if not any(one[:2] <= tuple(start) < one[2:] for one in types):
-                    found.append((path, tests, name, number, start[0], code))
-    chosen = random.Random(SEED).sample(found, min(sample, len(found)))
-    return [
-        {
-            "file": str(path.relative_to(ROOT)),
-            "line": line,
-            "operator": name.partition("/")[2],
-            "tests": tests,
-            "of": len(found),
-            "code": mutate_code(code, get_operator(name)(), number),
-        }
-        for path, tests, name, number, line, code in sorted(chosen, key=lambda one: (str(one[0]), one[4]))
-    ]
+                    yield {
+                        "place": place,
+                        "file": str(path.relative_to(ROOT)),
+                        "line": start[0],
+                        "operator": name.partition("/")[2],
+                        "tests": tests,
+                        "code": partial(mutate_code, code, get_operator(name)(), number),
+                    }
+
+
+def sampled(count: int) -> list[dict[str, object]]:
+    """`count` mutants of each place, drawn with a fixed seed, in the order of their lines."""
+    drawn = []
+    for place in PLACES:
+        found = list(mutants(place))
+        chosen = random.Random(SEED).sample(found, min(count, len(found)))
+        chosen.sort(key=lambda one: (str(one["file"]), int(str(one["line"]))))
+        drawn += [{**one, "of": len(found), "code": one["code"]()} for one in chosen]  # type: ignore[operator]
+    return drawn
 
 
 def tried(asked: list[str], file: str = "", code: str = "", limit: float = 3600) -> tuple[int, float]:
@@ -138,14 +147,19 @@ def running(by: "dict[str, list[str]]", file: str, line: int) -> list[str]:
     around = [
         one for one in ast.walk(tree) if isinstance(one, ast.stmt) and one.lineno <= line <= (one.end_lineno or line)
     ]
+    if not around:  # a decorator of a class
+        return []
     inner = max(around, key=lambda one: one.lineno)
     last = inner.body[0].lineno - 1 if getattr(inner, "body", None) else inner.end_lineno or line
     of = {test for at in range(inner.lineno, max(line, last) + 1) for test in by.get(str(at), [])}
     return sorted(of) if "" not in of else []
 
 
-def try_all(path: str) -> int:
-    """Tries the mutants of a file and prints those that survive."""
+def try_all(path: str, seconds: float) -> int:
+    """Tries the mutants of a file that have no verdict yet, and prints those that survive. Stops after some seconds,
+    with exit code 3; the same command goes on.
+    """
+    begun = time.monotonic()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     import hypothesis  # noqa: F401
@@ -154,30 +168,38 @@ def try_all(path: str) -> int:
     from transformers import CLIPVisionModel, LlamaForCausalLM  # noqa: F401  to import them once for all children
 
     assert transformers and "llava_consensus" not in sys.modules
-    found, log = json.loads(Path(path).read_text("utf-8")), Path(path).with_name("killed.txt")
-    dead = set(log.read_text("utf-8").split()) if log.exists() else set()
-    killed, survived = Counter[str](), Counter[str]()
+    found, log = json.loads(Path(path).read_text("utf-8")), Path(path).with_name("verdicts.txt")
+    known = dict(line.split() for line in log.read_text("utf-8").splitlines()) if log.exists() else {}
+    counts: dict[str, Counter[str]] = {}
     for one in found:
         name = hashlib.sha256((one["file"] + one["code"]).encode()).hexdigest()[:16]
-        place = str(Path(one["file"]).parent)
-        by = lines_run(one["tests"], Path(path)).get(one["file"], {})
-        tests = running(by, one["file"], one["line"]) or one["tests"]
-        if name in dead or tried(tests, one["file"], one["code"], 600)[0]:
-            killed[place] += 1
-            if name not in dead:
-                with log.open("a", encoding="utf-8") as file:
-                    file.write(name + "\n")
-        else:
-            survived[place] += 1
+        verdict = known.get(name)
+        if verdict not in ("killed", state := contents(tuple(one["tests"]))):
+            if time.monotonic() - begun > seconds:
+                return 3
+            by = lines_run(one["tests"], Path(path)).get(one["file"], {})
+            tests = running(by, one["file"], one["line"]) or one["tests"]
+            verdict = "killed" if tried(tests, one["file"], one["code"], 120)[0] else state
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{name} {verdict}\n")
+        counts.setdefault(one["place"], Counter())["killed" if verdict == "killed" else "survived"] += 1
+        if verdict != "killed":
             print(f"survives: {one['file']}:{one['line']} {one['operator']}", flush=True)
-    for place in sorted(killed | survived):
-        print(f"{place}: {killed[place]} of {killed[place] + survived[place]} killed")
-    print(f"{killed.total()} of {len(found)} mutants killed, drawn from {found[0]['of']} with seed {SEED}")
+    sizes = {one["place"]: one["of"] for one in found}
+    for place, count in counts.items():
+        print(f"{place}: {count['killed']} of {count.total()} killed, drawn from {sizes[place]} with seed {SEED}")
     return 0
+
+
+@cache
+def contents(tests: tuple[str, ...]) -> str:
+    """Checksum of these test files: a survivor is tried again once they have changed."""
+    files = [file for one in tests for file in ([ROOT / one] if one.endswith(".py") else (ROOT / one).rglob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "list":
-        json.dump(mutants(int(sys.argv[2])), sys.stdout)
+        json.dump(sampled(int(sys.argv[2])), sys.stdout)
     else:
-        sys.exit(try_all(sys.argv[2]))
+        sys.exit(try_all(sys.argv[2], float(sys.argv[3]) if sys.argv[3:] else float("inf")))

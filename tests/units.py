@@ -212,7 +212,9 @@ def blank_view(shape: Shape, tokens: int, cut: Cut, visual: int, rows: int) -> D
     """One picture with `visual` tokens left at a cut of a model of this shape, `rows` text rows being asked."""
     inputs = blank(1, shape.patches, shape.width), blank(1, rows, shape.width)
     hidden, probe = blank(1, visual, shape.width), blank_probe(shape, rows, visual)
-    return DecoderView(tokens, cut, hidden, inputs[1], places(1, visual), probe, *inputs, lambda states: states)
+    return DecoderView(
+        tokens, cut, hidden, inputs[1], places(1, visual), probe, *inputs, lambda states: states, blank_unit(shape)
+    )
 
 
 def work(method: Any, shape: Shape, tokens: int) -> None:

@@ -57,6 +57,8 @@ class ImageState:
     first: bool  # of the beams of one prompt: the one that is reported
     entering: list[int]  # visual tokens entering each layer so far
     measures: dict[str, list[Tensor]] = field(default_factory=dict)  # what the method says of its choices, cut by cut
+    centres: Tensor | None = None  # [M] which of its n tokens those made at the last cut stand for
+    joined: Tensor | None = None  # [n] which of the M each of them went into, -1 for none; None where nobody says
 
 
 class BatchRows(NamedTuple):
@@ -66,6 +68,7 @@ class BatchRows(NamedTuple):
     origin: Tensor  # [R, W] place in the full sequence; a merged token's is that of the dropped token it stands for
     owner: Tensor  # [R, W] which seen picture a visual token belongs to, else -1
     place: Tensor  # [R, W] int64 place of `edit`: what orders them
+    weight: Tensor  # [R, W] float32 number of tokens each row was made of
     real: Tensor  # [R, W]
     lengths: tuple[int, ...]  # real rows of each sequence
     first: Tensor  # [R, 1] position id of each sequence's first real row, or [R, 1, A]
@@ -106,7 +109,8 @@ def full_rows(layout: Layout, seen: list[ImageState], positions: Tensor, beams: 
     size = real.shape[1]
     place = torch.arange(size, device=positions.device).expand_as(real)
     origin = torch.where(real, place, size)
-    return BatchRows(positions, origin, owner, place * ROW, real, lengths, rows_of(positions, start), size)
+    weight = torch.ones(real.shape, device=positions.device)
+    return BatchRows(positions, origin, owner, place * ROW, weight, real, lengths, rows_of(positions, start), size)
 
 
 def columns_of(rows: BatchRows, seen: list[ImageState], indices: list[int]) -> Tensor:
@@ -146,7 +150,7 @@ class CutGroup(NamedTuple):
 def shorten(
     rows: BatchRows, hidden: Tensor, seen: list[ImageState], groups: list[CutGroup], renumber: bool
 ) -> tuple[BatchRows, Tensor]:
-    """The sequences without the dropped tokens and with the merged ones after their pictures.
+    """The sequences without the dropped tokens and with the merged ones, at their centres or after their pictures.
 
     Args:
         hidden: [R, W, D] states that enter the layer.
@@ -171,8 +175,9 @@ def shorten(
             into += [row] * count
         ends = torch.tensor([[seen[index].end] for index in indices], device=device)
         after = ends * ROW + TAILS + cut.layer * PART + torch.arange(count, device=device)
-        values = {"hidden": chosen.merged, "positions": rows.positions[batch, centres], "place": after}
-        values |= {"origin": rows.origin[batch, centres]}
+        at = rows.place[batch, centres] if chosen.in_place else after.expand_as(centres)
+        values = {"hidden": chosen.merged, "positions": rows.positions[batch, centres], "place": at}
+        values |= {"origin": rows.origin[batch, centres], "weight": chosen.sizes()}
         values |= {"owner": torch.tensor(indices, device=device)[:, None].expand_as(centres)}
         for name, value in values.items():
             merged[name].append(value.flatten(0, 1))
@@ -183,17 +188,36 @@ def shorten(
         "origin": Channel(rows.origin, rows.size),
         "owner": Channel(rows.owner, -1),
         "place": Channel(place, NEVER),
+        "weight": Channel(rows.weight, 1.0),
     }
     together = {name: torch.cat(parts) for name, parts in merged.items()}
     new, real, unpadded = edit(channels, place, lengths, Inserts(into, together["place"], together) if into else None)
     if renumber:
         positions = rows.first + wide(torch.arange(real.shape[1], device=device)[None], rows.first)
         new["positions"] = positions.expand(new["positions"].shape)
-    others = {name: channels[name]._replace(values=new[name]) for name in ("origin", "owner", "place")}
+    others = {name: channels[name]._replace(values=new[name]) for name in ("origin", "owner", "place", "weight")}
     out = pad_left(Assembled(new["hidden"], real, new["positions"], others, unpadded))
-    origin, owner, place = (channel.values for channel in out.channels.values())
-    shorter = BatchRows(out.positions, origin, owner, place, out.real, tuple(lengths), rows.first, rows.size)
+    origin, owner, place, weight = (channel.values for channel in out.channels.values())
+    shorter = BatchRows(out.positions, origin, owner, place, weight, out.real, tuple(lengths), rows.first, rows.size)
     return shorter, out.embeds
+
+
+def note_choice(picture: ImageState, places: Tensor, chosen: Chosen, number: int) -> None:
+    """Stores what one cut left of a picture, the one of that number among those cut together.
+
+    Args:
+        places: [v] where its tokens stood in the full sequence.
+    """
+    picture.merged = 0 if chosen.merged is None else chosen.merged.shape[1]
+    picture.left = chosen.kept.shape[1] + picture.merged
+    if chosen.centres is None:
+        picture.centres = picture.joined = None
+        return
+    own = torch.searchsorted(picture.unit.places.to(places.device), places)  # [v] which of its n tokens
+    picture.centres = own[chosen.centres[number]]
+    if chosen.joined is not None:
+        none = torch.full((len(picture.unit.places),), -1, device=places.device)
+        picture.joined = none.scatter(0, own, chosen.joined[number])
 
 
 def note_measures(seen: list[ImageState], indices: list[int], measures: Mapping[str, Tensor]) -> None:
@@ -210,13 +234,19 @@ def outcome(layout: Layout, rows: BatchRows, hidden: Tensor, seen: list[ImageSta
     columns = columns_of(rows, seen, [index])
     places = rows.origin[seen_picture.row, columns[0]]
     source = torch.searchsorted(seen_picture.unit.places.to(places.device), places)[None]  # [1, v]
-    kept_count = seen_picture.left - seen_picture.merged
     slots = torch.arange(seen_picture.left, device=places.device)[None]
     owner = torch.full((1, len(seen_picture.unit.places)), -1, device=places.device).scatter(1, source, slots)
+    centres = source.new_empty(0) if seen_picture.centres is None else seen_picture.centres
+    made = torch.isin(source, centres)
+    if seen_picture.joined is not None:
+        owner = owner.where(seen_picture.joined < 0, owner[:, centres[seen_picture.joined]])
+    # how many were made is known, which they are only to the device: the sort lets nothing wait for it
+    parted = source.gather(1, made.to(torch.uint8).argsort(dim=1, stable=True))
+    kept, anchors = parted.split((seen_picture.left - seen_picture.merged, seen_picture.merged), 1)
     reduction = Reduction(
         hidden[seen_picture.row, columns[0]][None].detach(),
-        source[:, :kept_count].sort(1).values,
-        source[:, kept_count:],
+        kept.sort(1).values,
+        anchors,
         source,
         owner,
         measures={name: torch.stack(values)[None] for name, values in seen_picture.measures.items()},
@@ -350,10 +380,12 @@ class CutForward:
         return seen_logits(mask, self.sizes, far_logits(*view.rotary(hidden, rows.positions)), hidden.dtype)
 
     def _sizes(self, layer: int) -> Tensor:
-        """Number of tokens each row stands for, [R, W]: 1, and in the first layer for each visual token an equal part
-        of its picture, as in the code of RESTORE's authors.
+        """Number of tokens each row stands for, [R, W]: those it was made of, and in the first layer for each visual
+        token an equal part of its picture, as in the code of RESTORE's authors.
         """
-        parts = [len(one.unit.places) / one.left if layer == 0 else 1.0 for one in self.seen]
+        if layer:
+            return self.rows.weight
+        parts = [len(one.unit.places) / one.left for one in self.seen]
         return torch.tensor([*parts, 1.0], device=self.rows.owner.device)[self.rows.owner]  # no picture's is the last
 
     def _cached(self, layer: int) -> Columns:
@@ -387,11 +419,11 @@ class CutForward:
             with torch.autocast(hidden.device.type, enabled=False):
                 groups.append(CutGroup(indices, view.columns, cut, method.select(view, watch)))
         with watch.time("shorten"):
-            self.rows, hidden = shorten(self.rows, hidden, self.seen, groups, self._closes(layer))
-        for indices, _, _, chosen in groups:
-            for index in indices:
-                self.seen[index].merged = 0 if chosen.merged is None else chosen.merged.shape[1]
-                self.seen[index].left = chosen.kept.shape[1] + self.seen[index].merged
+            before = self.rows
+            self.rows, hidden = shorten(before, hidden, self.seen, groups, self._closes(layer))
+        for indices, columns, _, chosen in groups:
+            for number, index in enumerate(indices):
+                note_choice(self.seen[index], before.origin[self.seen[index].row, columns[number]], chosen, number)
             note_measures(self.seen, indices, chosen.measures)
         return hidden
 
@@ -418,7 +450,12 @@ class CutForward:
 
     @torch.no_grad()
     def _projected(self, layer: int, hidden: Tensor, asked_columns: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries [P, H, L, d] of the asked rows and keys [R, H_kv, W, d], of the layer the method looks at."""
+        """Queries [P, H, L, d] of the asked rows and keys [R, H_kv, W, d], of the layer the method looks at; without
+        heads where it looks at none.
+        """
+        if self.method.attention == "none":
+            sizes = (len(batch), 0, asked_columns.shape[1], 1), (len(hidden), 0, hidden.shape[1], 1)
+            return hidden.new_empty(sizes[0]), hidden.new_empty(sizes[1])
         if self.method.attention == "own":
             normed = self.decoder.normed(layer, hidden)
             return self.decoder.query(layer, normed[batch[:, None], asked_columns]), self.decoder.key(layer, normed)

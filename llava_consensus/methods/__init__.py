@@ -142,6 +142,7 @@ METHODS = Methods(
         "sparsevlm": "sparsevlm:SparseVLM",
         "pyramiddrop": "pyramiddrop:PyramidDrop",
         "dart": "dart:Dart",
+        "restore_calibrated": "restore:RestoreCalibrated",  # before the first of them
     },
 )
 

@@ -5,9 +5,10 @@ A selector keeps T / 2 tokens. Of the others, those are anchors that are represe
 token's cosines with the rest, times 1 less its largest cosine with a token of a smaller sum (as the code runs; its
 names speak of a larger one). Every other token joins the anchor it is most like, and a merged token is the plain mean.
 Kept tokens stand where they stood, a merged one at the lower median of its members; a picture of several tiles is one
-unit. What differs: the authors also calibrate the language model's attention by distance and size, which is a policy of
-positions here (`paper positions`), not a part of this method; and ties go to the lower index. Nothing depends on the
-depth of a model.
+unit. Both methods of this file choose and merge so. `restore` is the merging alone; `restore_calibrated` adds the
+authors' calibration of the language model's attention (`reduction/calibration.py`), for which it drops tokens before
+the first decoder layer instead of before the language model. What differs: ties go to the lower index. Nothing depends
+on the depth of a model.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from llava_consensus.errors import OptionError
 from llava_consensus.methods.divprune import DivPrune
 from llava_consensus.methods.holov import HoloV
 from llava_consensus.methods.vispruner import VisPruner
 from llava_consensus.reduction import merging
 from llava_consensus.reduction.budget import Budget
+from llava_consensus.reduction.decoder import Chosen, Cut, DecoderView, InDecoder
 from llava_consensus.reduction.method import Order, ReadsTower, Shape, Tiled
 from llava_consensus.reduction.selection import assemble, left_over, pick, top
-from llava_consensus.reduction.tokens import Need, Reduction, VisualTokens, ensure_finite
+from llava_consensus.reduction.tokens import Need, Reduction, Stopwatch, VisualTokens, ensure_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,67 @@ class Restore(ReadsTower):
             _, group = distinctive(direction @ direction.transpose(1, 2), merged)
             places, group = merging.medians(group, merged) if merged else (none, group)
         return assemble(tokens.projected, kept, self.order, merging.fold(tokens.projected, rest, places, group))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreCalibrated(InDecoder):
+    """RESTORE whole: its merging, kept positions, and attention calibrated by distance and by how many tokens each is.
+
+    Args:
+        selector: `vispruner` | `divprune` | `holov`, as the authors offer.
+        vision_layer: the block that is read, from 0, or from the end if negative; None is the one that feeds the
+            projector.
+    """
+
+    positions: Literal["keep"] = "keep"
+    selector: Literal["vispruner", "divprune", "holov"] = "vispruner"
+    vision_layer: int | None = None
+
+    title: ClassVar[str] = "RESTORE"
+    needs: ClassVar[frozenset[Need]] = Restore.needs
+    attention: ClassVar[str] = "none"
+
+    @property
+    def merging(self) -> Restore:
+        """The merging alone."""
+        return Restore(selector=self.selector, vision_layer=self.vision_layer)
+
+    @property
+    def calibrates(self) -> bool:
+        """True: this is what it adds to the merging."""
+        return True
+
+    @property
+    def reads_prompt(self) -> bool:
+        """False: the question chooses nothing."""
+        return False
+
+    def plan(self, tokens: int, available: int, layers: int) -> list[Cut]:
+        """One cut, before the first layer."""
+        return [Cut(0, *self.merging.counts(Budget(tokens), available))]
+
+    def flops(self, shape: Shape, budget: Budget) -> float:
+        """Those of the merging, and the decay of every pair of rows, for the first layer and for the others."""
+        if budget.tokens >= shape.available:
+            return 0.0
+        rows = budget.tokens + shape.text
+        return self.merging.flops(shape, budget) + 2 * 4.0 * rows * rows * shape.head_width
+
+    def select(self, view: DecoderView, watch: Stopwatch) -> Chosen:
+        """Kept and merged tokens.
+
+        Raises:
+            OptionError: for a host that does not say what its vision tower saw.
+        """
+        if view.tower is None:
+            raise OptionError("this host does not show methods between decoder layers what its vision tower saw")
+        with watch.time("selection"):
+            made = self.merging.reduce(view.tower, Budget(view.tokens))
+            anchors, owner = made.anchors, made.owner
+            slots = owner.gather(1, anchors)  # [P, M] of the merged tokens
+            number = torch.arange(slots.shape[1], device=slots.device).expand_as(slots)
+            joined = torch.full((len(slots), made.tokens.shape[1]), -1, device=slots.device).scatter(1, slots, number)
+            return Chosen(made.kept, pick(made.tokens, slots), anchors, joined=joined.gather(1, owner), in_place=True)
 
 
 def distinctive(cosine: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,16 @@ class Chosen(NamedTuple):
     merged: Tensor | None = None  # [P, M, D] hidden states of new tokens, in output order
     centres: Tensor | None = None  # [P, M] the dropped token each of them stands for
     measures: Mapping[str, Tensor] = MappingProxyType({})  # [P, ...] numbers about this choice, for the record
+    joined: Tensor | None = None  # [P, v] which of the M each token went into, -1 for none
+    in_place: bool = False  # whether new tokens stand where their centres stood; else after the picture
+
+    def sizes(self) -> Tensor:
+        """Number of tokens each new one was made of, float32 [P, M]; 1 where `joined` does not say."""
+        assert self.centres is not None
+        if self.joined is None:
+            return torch.ones_like(self.centres, dtype=torch.float32)
+        none = torch.zeros(len(self.joined), self.centres.shape[1] + 1, device=self.joined.device)
+        return none.scatter_add(1, self.joined + 1, torch.ones_like(self.joined, dtype=none.dtype))[:, 1:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +89,7 @@ class InDecoder(Method, ABC):
 
     place: ClassVar[Place] = Place.DECODER
     asks: ClassVar[str] = "last"  # whose queries `probe` has: last (row of the prompt) | text (rows after the picture)
-    attention: ClassVar[str] = "previous"  # whose queries and keys: previous | own (of the layer that is cut before)
+    attention: ClassVar[str] = "previous"  # which layer's `probe` has: previous | own (that is cut before) | none
 
     @property
     def tile_budget(self) -> str:

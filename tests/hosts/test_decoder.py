@@ -23,7 +23,7 @@ from llava_consensus.reduction.method import Place
 
 MAJOR = int(transformers.__version__.split(".")[0])
 DECODER = [name for name, method in METHODS.items() if method.place is Place.DECODER]
-VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DECODER]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DECODER if METHODS[name].attention != "none"]
 VARIANTS += [("fastv", {"positions": "renumber", "layer": 3}), ("dart", {"exact": False})]
 VARIANTS += [("sparsevlm", {"version": "2.0"}), ("pyramiddrop", {"count": "eq"})]
 TOKENS = 6
@@ -325,7 +325,7 @@ def test_tiled_pictures_are_ranked_as_a_whole_and_keep_their_newlines(tower_fold
         with attach(model, name, tokens=20) as attached:
             model(ids, images=[tiles(5), tiles(3, 1)], image_sizes=sizes, attention_mask=mask)
         for one in attached.outcomes:
-            assert one.structural > 0 and one.entering[0] == one.before and one.after < one.before
+            assert one.structural > 0 and one.after < one.before
             assert one.entering == tuple(make(name).entering(Budget(20), one.before, 5))
 
 
@@ -346,7 +346,7 @@ def test_for_a_row_that_was_cut_away_the_last_one_before_it_asks() -> None:
     """A picture's row asks in prompts that end with a picture; a later cut may find it dropped."""
     origin = torch.tensor([[0, 1, 4, 6]])  # of seven places 2, 3 and 5 were dropped
     ones = torch.ones_like(origin)
-    rows = BatchRows(origin, origin, ones - 2, origin, ones.bool(), (4,), ones[:, :1], 7)
+    rows = BatchRows(origin, origin, ones - 2, origin, ones, ones.bool(), (4,), ones[:, :1], 7)
     seen: Any = [SimpleNamespace(row=0, text=[1, 3, 5, 6]), SimpleNamespace(row=0, text=[6])]
     places, now, asked = text_of(rows, seen, [0, 1])
     assert places.tolist() == [[1, 3, 5, 6], [6, 0, 0, 0]]

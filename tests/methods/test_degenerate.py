@@ -42,7 +42,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 ]
 VARIANTS = {name: [{}, *(options for one, options in MORE if one == name)] for name in AFTER_TOWER}
 CUTTING: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in METHODS if make(name).place is Place.DECODER),
+    *((name, {}) for name, one in METHODS.items() if one.place is Place.DECODER and one.attention != "none"),
     ("sparsevlm", {"version": "2.0"}),
     ("sparsevlm", {"version": "1.0", "scale": 1.0}),
 ]

@@ -64,6 +64,11 @@ def recycling(method: Any, shape: Shape, tokens: int) -> float:
     return total
 
 
+def calibrated(method: Any, shape: Shape, tokens: int) -> float:
+    """The decay of every pair of rows, which the host computes twice."""
+    return 2 * 4.0 * (tokens + shape.text) ** 2 * shape.head_width
+
+
 ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "consensusdrop": consensusdrop,
     "consensusdrop+": consensusdrop,
@@ -71,6 +76,7 @@ ELSEWHERE: dict[str, Callable[[Any, Shape, int], float]] = {
     "mfpruner": mfpruner,
     "otprune": otprune,
     "pyramiddrop": pyramiddrop,
+    "restore_calibrated": calibrated,
     "sparsevlm": recycling,
 }
 

@@ -184,8 +184,7 @@ class ClosedFrom(InDecoder):
 
     title: ClassVar[str] = "Positions closed up from a layer on"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ATTENTION})
-    asks: ClassVar[str] = "text"
-    attention: ClassVar[str] = "own"
+    attention: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,5 @@
 """Positions closed up from a layer on: the study's method beside those that act after the tower."""
 
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,62 +93,6 @@ def test_a_layer_the_model_does_not_have_is_refused(llava_model: Any, prompt: Si
         ClosedFrom(closed_from=1.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="for positions that are kept"):
         ClosedFrom(closed_from=1, calibrate=True)
-
-
-def decay(distance: int, theta: list[float]) -> float:
-    """D of RESTORE, as it is written."""
-    return sum(math.cos(distance * frequency) for frequency in theta) / len(theta)
-
-
-@needs_5
-@torch.no_grad()
-def test_calibrated_attention_is_restores_formula(llava_model: Any, prompt: SimpleNamespace) -> None:
-    """Against the language model on the same rows with a mask that is made here number by number, token by token."""
-    model, layers = llava_model, llava_model.model.layers
-    read: list[torch.Tensor] = []
-    with Attachment(view_of(model), ClosedFrom(calibrate=True), Budget(TOKENS)) as attached:
-        mask = torch.ones_like(prompt.ids)
-        tap = layers[0].register_forward_pre_hook(
-            lambda _, args, kwargs: read.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-        )
-        given = model.generate(
-            prompt.ids, images=prompt.images, attention_mask=mask, max_new_tokens=5, do_sample=False,
-            return_dict_in_generate=True, output_logits=True,
-        )  # fmt: skip
-        tap.remove()
-        (outcome,) = attached.outcomes
-    rows, kept = read[0], outcome.reductions[0][1].source[0].tolist()
-    before, width = outcome.before, rows.shape[1]
-    start = prompt.ids[0].tolist().index(-200)
-    places = [*range(start), *(start + one for one in kept)]
-    places += range(start + before, start + before + width - len(places))
-    theta = model.model.rotary_emb.inv_freq.tolist()
-    visual = range(start, start + TOKENS)
-
-    def added(layer: int, query: int, key: int, prefill: bool) -> float:
-        if key > query:
-            return torch.finfo(rows.dtype).min
-        size = before / TOKENS if layer == 0 and key in visual else 1.0
-        return math.log(size) + (math.log(2 - decay(places[query] - places[key], theta)) if prefill else 0.0)
-
-    def reader(layer: int) -> Any:
-        def change(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            count = len(places)
-            table = [[added(layer, row, column, row < width) for column in range(count)] for row in range(count)]
-            return args, {**kwargs, "attention_mask": torch.tensor(table)[None, None]}
-
-        return change
-
-    hooks = [layer.register_forward_pre_hook(reader(number), with_kwargs=True) for number, layer in enumerate(layers)]
-    for step, token in enumerate(given.sequences[0].tolist()):
-        found = model.lm_head(model.model(inputs_embeds=rows, position_ids=torch.tensor([places]), use_cache=False)[0])
-        assert torch.allclose(found[0, -1], given.logits[step][0], atol=1e-4)
-        rows = torch.cat((rows, model.model.embed_tokens(torch.tensor([[token]]))), dim=1)
-        places.append(places[-1] + 1)
-    for hook in hooks:
-        hook.remove()
-    with Attachment(view_of(model), ClosedFrom(), Budget(TOKENS)):
-        assert not torch.allclose(logits(model, prompt), given.logits[0][0], atol=1e-3), "it is another policy"
 
 
 @torch.no_grad()

@@ -1,0 +1,114 @@
+"""RESTORE's calibration of attention, alone and with its merging, against its formula on plain numbers in float64."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from models import tiny_llava
+
+from llava_consensus.hosts import view_of
+from llava_consensus.hosts.attachment import Attachment
+from llava_consensus.methods import make
+from llava_consensus.paper.study.methods import ClosedFrom
+from llava_consensus.reduction.budget import Budget
+
+TOKENS = 6
+WAYS = {
+    "kept tokens": ClosedFrom(calibrate=True),
+    "merged tokens": make("restore_calibrated", selector="divprune"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tower_folder: Path) -> Any:
+    return tiny_llava(tower_folder).double()
+
+
+@pytest.fixture
+def prompt(prompt: SimpleNamespace) -> SimpleNamespace:
+    return SimpleNamespace(ids=prompt.ids, images=prompt.images.double())
+
+
+def decay(distance: int, theta: list[float]) -> float:
+    """D of RESTORE, as it is written."""
+    return sum(math.cos(distance * frequency) for frequency in theta) / len(theta)
+
+
+def groups_of(visual: torch.Tensor, kept: list[int], count: int) -> list[list[int]]:
+    """The members of every token that is left, by the authors' rule, in the order of their lower medians."""
+    rest = [index for index in range(len(visual)) if index not in kept]
+    units = visual[rest] / visual[rest].norm(dim=-1, keepdim=True)
+    cosine = (units @ units.T).tolist()
+    sums = [sum(row) for row in cosine]
+    sparser = [[cosine[i][j] for j in range(len(rest)) if sums[j] < sums[i]] for i in range(len(rest))]
+    scores = [total * (1 - max(others, default=0.0)) for total, others in zip(sums, sparser, strict=True)]
+    anchors = sorted(sorted(range(len(rest)), key=lambda index: -scores[index])[:count])
+    groups: dict[int, list[int]] = {anchor: [] for anchor in anchors}
+    for index, row in enumerate(cosine):
+        groups[index if index in groups else max(anchors, key=lambda anchor: row[anchor])].append(rest[index])
+    return sorted([[one] for one in kept] + list(groups.values()), key=middle)
+
+
+def middle(members: list[int]) -> int:
+    return sorted(members)[(len(members) - 1) // 2]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", WAYS)
+def test_every_layer_and_step_adds_what_the_formula_says(model: Any, prompt: SimpleNamespace, way: str) -> None:
+    """A mask that is made here number by number gives the language model's own logits on the same rows."""
+    layers = model.model.layers
+    read: list[torch.Tensor] = []
+    full = model.prepare_inputs_labels_for_multimodal(prompt.ids, None, None, None, None, prompt.images)[4][0]
+    with Attachment(view_of(model), WAYS[way], Budget(TOKENS)) as attached:
+        tap = layers[0].register_forward_pre_hook(
+            lambda _, args, kwargs: read.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        given = model.generate(
+            prompt.ids, images=prompt.images, attention_mask=torch.ones_like(prompt.ids), max_new_tokens=5,
+            do_sample=False, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        tap.remove()
+        (outcome,) = attached.outcomes
+    reduction, before, start = outcome.reductions[0][1], outcome.before, prompt.ids[0].tolist().index(-200)
+    visual, kept = full[start : start + before], reduction.kept[0].tolist()
+    groups = groups_of(visual, kept, TOKENS - len(kept)) if way == "merged tokens" else [[one] for one in kept]
+    assert len(groups) == TOKENS and (way == "kept tokens" or max(map(len, groups)) > 2)
+    means = torch.stack([visual[members].mean(0) for members in groups])
+    rows = torch.cat((full[:start], means, full[start + before :]))[None]
+    assert torch.allclose(read[0], rows, atol=1e-7), "merged rows stand at their medians"
+    owner = [next((slot for slot, members in enumerate(groups) if one in members), -1) for one in range(before)]
+    assert reduction.owner[0].tolist() == owner
+    assert reduction.source[0].tolist() == [middle(members) for members in groups]
+
+    width, places = rows.shape[1], [*range(start), *(start + middle(members) for members in groups)]
+    places += range(start + before, start + before + width - len(places))
+    theta = model.model.rotary_emb.inv_freq.tolist()
+
+    def added(layer: int, query: int, key: int) -> float:
+        if key > query:
+            return torch.finfo(rows.dtype).min
+        slot = key - start
+        visual = 0 <= slot < TOKENS
+        size = 1.0 if not visual else before / TOKENS if layer == 0 else float(len(groups[slot]))
+        return math.log(size) + (math.log(2 - decay(places[query] - places[key], theta)) if query < width else 0.0)
+
+    def reader(layer: int) -> Any:
+        def change(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            count = len(places)
+            table = [[added(layer, row, column) for column in range(count)] for row in range(count)]
+            return args, {**kwargs, "attention_mask": torch.tensor(table, dtype=rows.dtype)[None, None]}
+
+        return change
+
+    hooks = [layer.register_forward_pre_hook(reader(number), with_kwargs=True) for number, layer in enumerate(layers)]
+    for step, token in enumerate(given.sequences[0].tolist()):
+        found = model.lm_head(model.model(inputs_embeds=rows, position_ids=torch.tensor([places]), use_cache=False)[0])
+        assert torch.allclose(found[0, -1], given.logits[step][0].double(), atol=1e-5)
+        rows = torch.cat((rows, model.model.embed_tokens(torch.tensor([[token]]))), dim=1)
+        places.append(places[-1] + 1)
+    for hook in hooks:
+        hook.remove()
