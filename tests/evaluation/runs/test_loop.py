@@ -10,9 +10,9 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,22 +250,18 @@ def test_a_sample_is_the_same_questions_for_every_run_and_a_smaller_one_is_in_it
     assert some != list(range(12)) and asked(sample=1000) == list(range(20))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_another_configuration_is_another_run(data: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {},
         {"tokens": 32},
         {"merged": 3},
         {"method": "random"},
         {"options": {"alpha": 0.5}},
-        {"limit": 19},
-        {"sample": 19},
-        {"dtype": "float32"},
-        {"conversation": "plain"},
-        {"max_new_tokens": 5},
-    ],
-)
-def test_another_configuration_is_another_run(data: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    assert go(data, tmp_path).path != go(data, tmp_path, **change).path
+    ]
+    changes += [{"limit": 19}, {"sample": 19}, {"dtype": "float32"}]
+    changes += [{"conversation": "plain"}, {"max_new_tokens": 5}]
+    names = {run_name(prepare(config(data, data / "model", **change)).description) for change in changes}
+    assert len(names) == len(changes)
 
 
 def test_changed_data_and_weights_are_another_run(data: Path, tmp_path: Path) -> None:
@@ -421,26 +417,25 @@ def test_a_damaged_neighbour_does_not_hide_a_result(
     assert "on 4 of 4 questions" in output.out and "another run is damaged" in output.err
 
 
+def _asks_slowly(data: Path, out: Path, said: Path) -> None:
+    """The command line around a run, as a process of its own."""
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  as a new process has it, not as pytest does
+    work = lambda _: iter([go(data, out, FakeHost(0.1), 2).path.name])  # noqa: E731
+    cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work))  # type: ignore[assignment]
+    sys.exit(cli.main([]))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_says_what_was_done(data: Path, tmp_path: Path, number: int) -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from pathlib import Path; from fakes import *; from llava_consensus import cli;"
-        "from llava_consensus.evaluation.runs import loop;"
-        "from llava_consensus.evaluation.runs.execution import Execution;"
-        "data, out = Path(sys.argv[2]), Path(sys.argv[3]);"
-        "work = lambda given: loop.run(config(data, data / 'model'), out, Execution(2, progress=False),"
-        " lambda *_: FakeHost(0.5)) and iter(());"
-        "from argparse import Namespace; cli.parser = lambda _: Namespace(parse_args=lambda _: Namespace(lines=work));"
-        "sys.exit(cli.main([]))"
-    )
-    place = [str(Path(__file__).parents[2]), str(data), str(tmp_path / "out")]
-    child = subprocess.Popen([sys.executable, "-c", code, *place], stderr=subprocess.PIPE, text=True)
+    child = FORK.Process(target=_asks_slowly, args=(data, tmp_path / "out", tmp_path / "said"))
+    child.start()
     limit = time.monotonic() + 60
-    while not any(path.stat().st_size for path in (tmp_path / "out").glob("*/answers.jsonl")):
-        assert time.monotonic() < limit and child.poll() is None
+    while not written(tmp_path / "out"):
+        assert time.monotonic() < limit and child.is_alive()
         time.sleep(0.02)
-    child.send_signal(number)
-    _, said = child.communicate(timeout=30)
-    assert child.returncode == 128 + number and "of 20 questions. The same command resumes" in said, said
+    os.kill(child.pid or 0, number)
+    child.join(30)
+    said = (tmp_path / "said").read_text()
+    assert child.exitcode == 128 + number and "of 20 questions. The same command resumes" in said, said
     assert "Traceback" not in said

@@ -84,21 +84,6 @@ def _slowly(data: Path, out: Path, seconds: float) -> None:
     go(data, out, 2, Loader(seconds=seconds))
 
 
-def test_killed_half_way_another_number_of_workers_goes_on(data: Path, tmp_path: Path) -> None:
-    alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
-    process = FORK.Process(target=_slowly, args=(data, out, 0.4))
-    process.start()
-    limit = time.monotonic() + 120
-    while not lines(out) and time.monotonic() < limit:
-        time.sleep(0.02)
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
-    finished = len(lines(out))
-    assert 0 < finished < 40
-    again = go(data, out, 3)
-    assert again.asked <= 40 - finished and content(again) == content(alone)
-
-
 def _workers_of(parent: int) -> set[str]:
     found = set()
     for one in Path("/proc").glob("[0-9]*"):
@@ -110,21 +95,24 @@ def _workers_of(parent: int) -> set[str]:
     return found
 
 
-def test_workers_end_at_once_when_their_parent_is_killed(data: Path, tmp_path: Path) -> None:
-    process = FORK.Process(target=_slowly, args=(data, tmp_path / "out", 30.0))
+def test_killed_half_way_the_workers_end_at_once_and_another_number_goes_on(data: Path, tmp_path: Path) -> None:
+    alone, out = go(data, tmp_path / "alone"), tmp_path / "out"
+    process = FORK.Process(target=_slowly, args=(data, out, 0.4))
     process.start()
-    limit = time.monotonic() + 60
-    children: set[str] = set()
-    while len(children) < 2 and time.monotonic() < limit:
-        children = _workers_of(process.pid or 0)
-        time.sleep(0.05)
-    time.sleep(3)  # they have begun their first shard, which takes half a minute
+    limit = time.monotonic() + 120
+    while not lines(out) and time.monotonic() < limit:
+        time.sleep(0.02)
+    children = _workers_of(process.pid or 0)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     limit = time.monotonic() + 5
     while any(Path("/proc", pid).exists() for pid in children) and time.monotonic() < limit:
         time.sleep(0.05)
-    assert children and not any(Path("/proc", pid).exists() for pid in children)
+    assert len(children) == 2 and not any(Path("/proc", pid).exists() for pid in children)
+    finished = len(lines(out))
+    assert 0 < finished < 40
+    again = go(data, out, 3)
+    assert again.asked <= 40 - finished and content(again) == content(alone)
 
 
 def test_a_signal_to_all_of_them_says_what_was_done(data: Path, tmp_path: Path) -> None:
