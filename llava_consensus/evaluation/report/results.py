@@ -45,8 +45,8 @@ NOTHING = "No results yet: `make tables` measures them."
 BENCH = "bench.json"
 AGAIN = "Measure again, or move it away"
 MARKS = (
-    "† differs from the full model, paired by question (McNemar's exact test, or swaps of pictures where several "
-    f"questions are about one; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
+    "† differs from the full model, paired by picture (exact sign flips, McNemar's test where each has one question; "
+    f"random swaps for F1; p < 0.05), ‡ also after Holm's correction over all cells; from fewer than {LEAST} "
     "pictures no test."
 )
 NAME = Column("method", lambda line: line.label)

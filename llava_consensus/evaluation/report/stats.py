@@ -13,12 +13,14 @@ statistic is one function of sums and one line in STATISTICS. The run adds `pict
 Questions about one picture go right and wrong together, so pictures are what is drawn and swapped; a row that names no
 picture is its own. The bootstrap draws them with replacement (Efron and Tibshirani 1993, chapters 6, 13 and 16), within
 groups where the statistic has a term per group. Two runs are compared by swapping their answers picture by picture
-(Edgington 1969), which is exactly McNemar's test where each picture has one question. Pictures with equal sums are
-interchangeable, so a draw is one multinomial over the distinct ones: exact, and 100,000 questions cost what 1,000 do.
+(Edgington 1969): all swaps at once, exactly, where the score is a sum over pictures (McNemar's test where each has one
+question), and SWAPS random ones for F1 and for means of benchmarks. Pictures with equal sums are interchangeable, so a
+draw is one multinomial over the distinct ones: exact, and 100,000 questions cost what 1,000 do.
 
 From fewer than LEAST pictures there is a score, and no interval, no test and no mark.
 """
 
+import functools
 import math
 import sys
 import zlib
@@ -32,6 +34,7 @@ import numpy as np
 TOLERANCE = 1e-6  # how exactly the rows must make up the score, relative
 RESAMPLES = 2000
 SWAPS = 9999  # so no p by swapping is below 0.0001, and one of 400 in a table can stand after Holm's correction
+WORK = 2e9  # additions that all swaps at once may cost: seconds
 LEAST = 10  # pictures
 LEVEL = 95.0  # percent
 SEED = 20260
@@ -109,6 +112,9 @@ def _mme(sums: np.ndarray) -> np.ndarray:
     """Sum over tasks of accuracy and of the share of pictures with both questions right, each in percent."""
     right, rows, right_pictures, pictures = (sums[..., offset::4] for offset in range(4))
     return 100 * (right / rows + right_pictures / pictures).sum(axis=-1)
+
+
+SUMS = (_mean, _mme)  # scores that are sums over pictures, where the numbers of questions are given
 
 
 STATISTICS = {
@@ -194,6 +200,8 @@ def _named(row: Answer, name: str, *keys: str) -> Hashable:
 def pooled(samples: Sequence[Sample]) -> Sample:
     """The mean score of runs that asked the same questions, of several seeds for example."""
     width, first = samples[0].sums.shape[1], samples[0]
+    if first.score in SUMS and all(np.array_equal(one.sums[:, 1::2], first.sums[:, 1::2]) for one in samples):
+        return first._replace(sums=np.mean([one.sums for one in samples], axis=0))
 
     def mean(sums: np.ndarray) -> np.ndarray:
         parts = [sums[..., start : start + width] for start in range(0, sums.shape[-1], width)]
@@ -288,33 +296,30 @@ class Comparison:
         return interval(shift, self.first.reach) if self.enough else None
 
     @cached_property
-    def _steps(self) -> np.ndarray | None:
-        """Difference of each picture's sum, where the scores are means over the same numbers of questions."""
-        alike = self.first.score is _mean and self.second.score is _mean
-        return self.first.sums[:, 0] - self.second.sums[:, 0] if alike else None
+    def _exact(self) -> float | None:
+        """p of all swaps; None where the score is no sum over pictures or they are too many."""
+        one, other = self.first, self.second
+        if one.score is not other.score or one.score not in SUMS or (one.sums - other.sums)[:, 1::2].any():
+            return None
+        total = one.sums.sum(axis=0)
+        return sign_flips(one.score(total) - one.score(total - one.sums + other.sums))
 
     @property
     def test(self) -> str:
         """The name of the test that `p` comes from."""
         if not self.enough:
             return f"fewer than {LEAST} pictures, no test"
-        if not self._is_sign_test:
+        if self._exact is None:
             return "swaps of pictures"
-        return "exact McNemar" if self.first.sums[:, 1].max() == 1 else "exact sign test over pictures"
-
-    @cached_property
-    def _is_sign_test(self) -> bool:
-        steps = self._steps
-        return steps is not None and len(np.unique(np.abs(steps[steps != 0]))) < 2
+        alone = self.first.score is _mean and self.first.sums[:, 1].max() == 1
+        return "exact McNemar" if alone else "exact sign flips of pictures"
 
     @cached_property
     def p(self) -> float | None:
         """Two-sided, of no difference; None from too few pictures."""
         if not self.enough:
             return None
-        if self._steps is not None and self._is_sign_test:
-            return mcnemar(int((self._steps > 0).sum()), int((self._steps < 0).sum()))
-        return swap_p(self.swapped, self.difference)
+        return swap_p(self.swapped, self.difference) if self._exact is None else self._exact
 
 
 def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> Comparison | None:
@@ -337,14 +342,38 @@ def paired(first: Report, second: Report, name: str, count: int = RESAMPLES) -> 
     return Comparison(one, other, name, count) if alike and one is not None and other is not None else None
 
 
-def mcnemar(first_only: int, second_only: int) -> float:
-    """Two-sided exact McNemar test: the binomial probability of discordant pairs as uneven as these (McNemar 1947)."""
-    total, few = first_only + second_only, min(first_only, second_only)
-    tail = term = 1
-    for taken in range(few):
-        term = term * (total - taken) // (taken + 1)  # comb(total, taken + 1)
-        tail += term
-    return max(min(1.0, 2 * tail / 2**total), sys.float_info.min)
+def sign_flips(steps: np.ndarray) -> float | None:
+    """Two-sided p of no difference: the share of all 2 ** P ways to swap pictures that differ as much.
+
+    Args:
+        steps: [P] what each picture adds to the difference, whole multiples of some number.
+    Returns:
+        None where that number is so small that the sums would be too many to count.
+    """
+    sizes, counts = np.unique(np.round(np.abs(steps[steps != 0]), 12), return_counts=True)
+    if not len(sizes):
+        return 1.0
+    unit = functools.reduce(lambda one, other: _measure(one, other, 1e-9 * sizes[-1]), sizes)
+    whole = np.rint(sizes / unit).astype(np.int64)
+    reach = int(whole @ counts)
+    if reach * float(counts.sum()) > WORK:
+        return None
+    shares = np.ones(1)  # of the ways whose swapped pictures add up to 0, 1, 2, ... units
+    for size, count in zip(whole.tolist(), counts.tolist(), strict=True):
+        longer = np.zeros(len(shares) + size * count)
+        for swapped in range(count + 1):
+            ways = math.lgamma(count + 1) - math.lgamma(swapped + 1) - math.lgamma(count - swapped + 1)
+            longer[swapped * size : swapped * size + len(shares)] += math.exp(ways - count * math.log(2)) * shares
+        shares = longer
+    as_far = np.abs(2 * np.arange(reach + 1) - reach) >= abs(round(steps.sum() / unit))
+    return max(min(1.0, float(shares[as_far].sum())), sys.float_info.min)
+
+
+def _measure(one: float, other: float, least: float) -> float:
+    """The greatest common measure of two lengths; what is shorter than `least` is rounding."""
+    while other > least:
+        one, other = other, abs(one - other * round(one / other))
+    return one
 
 
 def swap_p(swapped: np.ndarray, observed: float) -> float:
