@@ -86,17 +86,10 @@ def test_unreadable_pictures_are_counted(asked: list[str], tmp_path: Path, capsy
     ("arguments", "code", "why"),
     [
         (["--tokens", "0"], 2, "tokens=0"),
-        (["--tokens", "-3"], 2, "tokens=-3"),
-        (["--merged", "99"], 2, "merged=99"),
-        (["--method", "randon"], 2, "Did you mean 'random'"),
         (["--option", "alpha"], 2, "KEY=VALUE"),
-        (["--option", "alpha=3"], 2, "alpha=3"),
         (["--option", "alhpa=0.5"], 2, "Did you mean 'alpha'"),
-        (["--limit", "0"], 2, "limit=0"),
         (["--batch", "0"], 2, "batch=0"),
-        (["--device", "tpu"], 2, "device"),
         (["--model", "./nowhere"], 3, "no such folder"),
-        (["--data", "nowhere"], 3, "questions.jsonl"),
     ],
 )
 def test_eval_with_bad_arguments(

@@ -6,11 +6,9 @@ A few seconds in CI; `make fuzz` (or `FUZZ=5000 pytest tests/evaluation/test_fuz
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import resource
 import shutil
-import signal
 import tempfile
 import warnings
 import zipfile
@@ -277,46 +275,6 @@ def test_conversations_to_train_on(data: st.DataObject) -> None:
         damage(data.draw, data.draw(st.sampled_from((folder / "c.json", folder / "c.json", folder / "a.png"))))
         with contextlib.suppress(ConsensusError):
             read(folder / "c.json", folder)
-
-
-class Killed(FakeHost):
-    """Is killed at the question with a number."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at = at
-
-    def answer(self, encoded: Any, prompts: Any) -> Any:
-        if len(self.asked) >= self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().answer(encoded, prompts)
-
-
-@cache
-def undisturbed() -> tuple[Path, dict[str, bytes]]:
-    folder = make_place(Path(tempfile.mkdtemp(prefix="fuzz-")), pictures=2, each=4)
-    return folder, asked(folder, folder / "out", 3, FakeHost())
-
-
-def asked(folder: Path, out: Path, batch: int, host: Any) -> dict[str, bytes]:
-    path = loop.run(config(folder, folder / "model"), out, Execution(batch, progress=False), lambda *_: host).path
-    return {name: (path / name).read_bytes() for name in ("answers.jsonl", "errors.jsonl", "scores.jsonl")}
-
-
-@fuzzed
-@given(data=st.data())
-def test_kills(data: st.DataObject) -> None:
-    """However often a run is killed, wherever: it ends as an undisturbed one."""
-    folder, expected = undisturbed()
-    kills = data.draw(st.lists(st.tuples(st.integers(0, 8), st.sampled_from((1, 3, 9))), min_size=1, max_size=3))
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as out:
-        for at, batch in kills:
-            process = multiprocessing.get_context("fork").Process(
-                target=asked, args=(folder, Path(out), batch, Killed(at))
-            )
-            process.start()
-            process.join()
-        assert asked(folder, Path(out), 3, FakeHost()) == expected
 
 
 @cache
